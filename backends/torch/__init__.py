@@ -98,9 +98,10 @@ class TorchBackend:
 
             return AsyncSession(task, job, model, data)
         if task.placed.role == "ps":
+            from .asynchronous.flat_rule import FlatRule
             from .asynchronous.server import ShardServer
 
-            return ShardServer(task, job, model)
+            return ShardServer(task, job, model, FlatRule)
         from .asynchronous.worker import Worker
 
         return Worker(task, job, model, data, device)

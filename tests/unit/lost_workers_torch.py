@@ -18,6 +18,7 @@ from processes import free_ports
 from crosstrain.backends.base import Plan
 from crosstrain.backends.torch import BACKEND
 from crosstrain.backends.torch.asynchronous import tickets as ticket_module
+from crosstrain.backends.torch.asynchronous.flat_rule import FlatRule
 from crosstrain.backends.torch.asynchronous.server import ShardServer, shard_bounds
 from crosstrain.backends.torch.asynchronous.session import AsyncSession
 from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, decode
@@ -212,7 +213,7 @@ def each_update_is_applied_once(ps, fates):
     model, cluster = build(data.info), None
     cluster = cluster_of(job)
     errors, found, over, stop = [], {}, threading.Event(), threading.Event()
-    servers = [ShardServer(task_of(cluster, f"ps-{number}"), job, model) for number in range(1, ps)]
+    servers = [ShardServer(task_of(cluster, f"ps-{number}"), job, model, FlatRule) for number in range(1, ps)]
     serving = [threading.Thread(target=server.serve, args=(stop,)) for server in servers]
     opening = threading.Thread(target=lambda: found.update(session=AsyncSession(task_of(cluster, "chief-0"), job, model, data)))
     working = [threading.Thread(target=lives, args=(cluster, model, job, place, fates[place], errors, over)) for place in range(WORKERS)]

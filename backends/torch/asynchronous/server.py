@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
@@ -19,7 +18,7 @@ from ....exchange.parameter_server.authentication import Hello, admit
 from ....exchange.parameter_server.leases import Lease, Leases
 from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind
 from ....models.base import ModelSpec
-from .shards import Shard, bytes_of
+from .shards import MakeRule, Shard, Vector, bytes_of
 
 __all__ = ["Listener", "ShardServer", "initial_shard", "pushed_step", "shard_bounds", "warm_rule"]
 
@@ -36,7 +35,7 @@ def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
     return split_evenly(model.size + model.buffers_size, shards)
 
 
-def initial_shard(job: Job, model: ModelSpec, index: int) -> Shard:
+def initial_shard(job: Job, model: ModelSpec, index: int, make_rule: MakeRule) -> Shard:
     """Return shard `index` at the model's initial values."""
     start, stop = shard_bounds(model, job.ps)[index]
     parameters, buffers = model.initial(job.seed), model.initial_buffers()
@@ -47,14 +46,14 @@ def initial_shard(job: Job, model: ModelSpec, index: int) -> Shard:
         if first < last:
             flat[first - start : last - start] = values[spec.name].ravel()[first - position : last - position]
         position += spec.size
-    return Shard(flat, max(0, min(stop, model.size) - start), job)
+    return Shard(flat, max(0, min(stop, model.size) - start), job, make_rule)
 
 
-def warm_rule(shard: Shard, job: Job) -> None:
+def warm_rule(shard: Shard, job: Job, make_rule: MakeRule) -> None:
     """Run the update's kernels once on throw-away values."""
     elements = min(shard.elements, WARM_ELEMENTS)
-    scratch = Shard(np.zeros(elements, dtype=np.float32), elements, job)
-    scratch.update(torch.zeros(elements), job.lr, 0, torch.empty(elements), step=None)
+    scratch = Shard(np.zeros(elements, np.float32), elements, job, make_rule)
+    scratch.update(np.zeros(elements, np.float32), job.lr, 0, np.empty(elements, np.float32), step=None)
 
 
 def pushed_step(frame: Frame) -> int | None:
@@ -109,9 +108,9 @@ class Listener:
 class ShardServer:
     """The task of a parameter server beyond the first: holds one shard; workers push to it, the chief reads and replaces its state."""
 
-    def __init__(self, task: Task, job: Job, model: ModelSpec) -> None:
-        self._shard = initial_shard(job, model, task.placed.index)
-        warm_rule(self._shard, job)
+    def __init__(self, task: Task, job: Job, model: ModelSpec, make_rule: MakeRule) -> None:
+        self._shard = initial_shard(job, model, task.placed.index, make_rule)
+        warm_rule(self._shard, job, make_rule)
         self._leases = Leases()
         self._ended = threading.Event()
         self._failure: Exception | None = None
@@ -136,7 +135,7 @@ class ShardServer:
 
     def _serve_worker(self, link: Connection, worker: int) -> None:
         lease: Lease | None = None
-        gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
+        gradient, values = (np.empty(self._shard.elements, np.float32) for _ in range(2))
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
         while (frame := link.receive(incoming)).kind != Kind.END:
             if frame.kind == Kind.ECHO:
@@ -146,7 +145,7 @@ class ShardServer:
                 lease = self._leases.begin(worker, frame.version)
             link.send(Kind.PARAMETERS, outgoing, version=self._answer(frame, lease, gradient, values))
 
-    def _answer(self, frame: Frame, lease: Lease | None, gradient: torch.Tensor, values: torch.Tensor) -> int:
+    def _answer(self, frame: Frame, lease: Lease | None, gradient: Vector, values: Vector) -> int:
         """Carry out a JOIN, a PUSH or a PULL: leave the newest values in `values` and return their version."""
         if frame.kind == Kind.PUSH and lease is not None:
             with lease:
@@ -158,7 +157,7 @@ class ShardServer:
         raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
 
     def _serve_chief(self, link: Connection) -> None:
-        def send(pieces: list[torch.Tensor], version: int) -> None:
+        def send(pieces: Sequence[Vector], version: int) -> None:
             link.send(Kind.STATE, version=version)
             link.send_buffers([bytes_of(piece) for piece in pieces])
 

@@ -35,9 +35,10 @@ from ...loss_scaling import ChiefLossScale
 from ...translating import Translating
 from ..model import Model, evaluation_batch
 from ..state import StateMemory, each_value
+from .flat_rule import FlatRule
 from .server import Listener, initial_shard, pushed_step, shard_bounds, warm_rule
 from .shard_links import ShardLinks
-from .shards import bytes_of
+from .shards import Vector, bytes_of
 from .ticket_progress import TicketProgress
 from .ticket_queue import EvalSums, TicketQueue
 from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
@@ -68,14 +69,14 @@ class AsyncSession:
         self._decoded_model: Model | None = None
         self._translating: Translating | None = None
         self._sampler = make_sampler(job, data, model.objective.weight)
-        self._shard = initial_shard(job, model, 0)
+        self._shard = initial_shard(job, model, 0, FlatRule)
         self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
         self._tickets = TicketQueue()
         self._links = WorkerLinks(self._tickets.dismiss, self._tickets.readmit)
         self._given_up: set[int] = set()
         self._memory: StateMemory | None = None
         self._open, self._calibrated, self._training_seconds = True, False, 0.0
-        warm_rule(self._shard, job)
+        warm_rule(self._shard, job, FlatRule)
         deadline = time.monotonic() + job.start_timeout
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
         self._servers = ShardLinks([self._connect(task, placed, deadline) for placed in task.cluster.of_role("ps")])
@@ -132,7 +133,7 @@ class AsyncSession:
 
     def _serve_worker(self, link: Connection, worker: int, generation: int, progress: TicketProgress) -> None:
         """Answer one worker's requests until there are no more tickets."""
-        gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
+        gradient, values = (np.empty(self._shard.elements, np.float32) for _ in range(2))
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
         calibrating = averaged = False
         scale = 0.0
@@ -289,16 +290,17 @@ class AsyncSession:
             self._memory = StateMemory(self._spec, self._slots)
         return self._memory
 
+    def _pieces(self, memory: StateMemory) -> list[list[Vector]]:
+        """Return each shard's pieces of a copy of the state."""
+        bounds = shard_bounds(self._spec, self._job.ps)
+        return [[piece.numpy() for piece in memory.shard(start, stop)] for start, stop in bounds]
+
     def state(self) -> State:
         """Return a copy of the state, collected from every parameter server; see `Session.state`."""
         self._require_quiet("state")
         memory = self._state_memory()
-        own, *others = [memory.shard(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
-
-        def copy(pieces: list[torch.Tensor], _version: int) -> None:
-            torch._foreach_copy_(own, pieces)
-
-        self._shard.export(copy)
+        own, *others = self._pieces(memory)
+        self._shard.export(lambda pieces, _version: _copy(pieces, own))
         self._servers.fetch(others)
         return memory.state(self._shard.version, None if self._loss_scale is None else self._loss_scale.scalars)
 
@@ -313,8 +315,8 @@ class AsyncSession:
             raise ValueError("load: the chief was given no state")
         memory = self._state_memory()
         memory.fill(state)
-        own, *others = [memory.shard(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
-        self._shard.replace(lambda pieces: torch._foreach_copy_(pieces, own), state.updates)
+        own, *others = self._pieces(memory)
+        self._shard.replace(lambda pieces: _copy(own, pieces), state.updates)
         self._servers.store(others, state.updates)
         if self._loss_scale is not None:
             self._loss_scale.restore(state.scalars)
@@ -337,3 +339,8 @@ class AsyncSession:
         self._tickets.end()
         self._listener.close(CLOSE_SECONDS)
         self._servers.close(CLOSE_SECONDS)
+
+
+def _copy(pieces: Sequence[Vector], into: Sequence[Vector]) -> None:
+    for piece, kept in zip(pieces, into, strict=True):
+        np.copyto(kept, piece)

@@ -6,10 +6,8 @@ import logging
 import threading
 from collections.abc import Sequence
 
-import torch
-
 from ....exchange.parameter_server.wire_protocol import NO_STEP, Connection, Kind
-from .shards import bytes_of
+from .shards import Vector, bytes_of
 
 __all__ = ["ShardLinks"]
 
@@ -23,7 +21,7 @@ class ShardLinks:
         self._links = links
         self._lock = threading.Lock()
 
-    def fetch(self, into: Sequence[Sequence[torch.Tensor]]) -> None:
+    def fetch(self, into: Sequence[Sequence[Vector]]) -> None:
         """Copy each server's state into its pieces."""
         with self._lock:
             for link in self._links:
@@ -32,7 +30,7 @@ class ShardLinks:
                 link.receive()
                 link.receive_buffers([bytes_of(piece) for piece in shard])
 
-    def store(self, shards: Sequence[Sequence[torch.Tensor]], updates: int) -> None:
+    def store(self, shards: Sequence[Sequence[Vector]], updates: int) -> None:
         """Replace each server's state by its pieces."""
         with self._lock:
             for link, shard in zip(self._links, shards, strict=True):

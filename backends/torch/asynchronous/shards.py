@@ -7,18 +7,38 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from ....core.job import Job
 from ....core.update_rules import slot_names, weights_to_evaluate
 from ....exchange.parameter_server.applied_steps import AppliedSteps
-from ....models.base import Array
-from ..optimizers import make_rule
 
-__all__ = ["Shard", "bytes_of"]
+__all__ = ["MakeRule", "Shard", "UpdateRule", "Vector", "bytes_of"]
+
+Vector = NDArray[np.float32]
+
+
+class UpdateRule(Protocol):
+    """A job's update rule, bound to a vector of parameters, as a framework computes it. `slots` are vectors too, by slot name."""
+
+    updates: int
+
+    @property
+    def slots(self) -> Mapping[str, Vector]:
+        """What the rule keeps besides, in memory that stays where it is."""
+        ...
+
+    def step(self, gradient: Vector, lr: float) -> None:
+        """Apply one update, and count it. The gradient may be overwritten."""
+        ...
+
+
+MakeRule = Callable[[Job, Vector], UpdateRule]
+"""Binds a job's rule to a vector, which it updates in place, with slots as before the first update."""
 
 
 class Shard:
@@ -28,10 +48,10 @@ class Shard:
     the steps that it has applied since its state was replaced, and applies none twice.
     """
 
-    def __init__(self, values: Array, trained: int, job: Job) -> None:
-        self._values = torch.from_numpy(np.array(values, dtype=np.float32))
+    def __init__(self, values: Vector, trained: int, job: Job, make_rule: MakeRule) -> None:
+        self._values = np.array(values, dtype=np.float32)
         self._trained, self._tail = self._values[:trained], self._values[trained:]
-        self._rule = make_rule(job, [self._trained])
+        self._rule = make_rule(job, self._trained)
         self._slots = slot_names(job)
         self._lock = threading.Lock()
         self._applied = AppliedSteps()
@@ -40,7 +60,7 @@ class Shard:
     @property
     def elements(self) -> int:
         """Number of values in the shard."""
-        return int(self._values.numel())
+        return self._values.size
 
     @property
     def version(self) -> int:
@@ -52,9 +72,7 @@ class Shard:
         with self._lock:
             return step in self._applied
 
-    def update(
-        self, gradient: torch.Tensor, lr: float, read: int, out: torch.Tensor, *, step: int | None, skip: bool = False
-    ) -> tuple[int, int]:
+    def update(self, gradient: Vector, lr: float, read: int, out: Vector, *, step: int | None, skip: bool = False) -> tuple[int, int]:
         """Apply one update and copy the new values to `out`, all in one critical section. `skip`: it is counted, but changes nothing.
 
         One whose `step` has been applied before is passed over, and not counted again; None: it is no step of the training. `read` is the
@@ -69,34 +87,33 @@ class Shard:
             elif skip:
                 self._rule.updates += 1
             elif len(self._tail):
-                self._rule.step([gradient[: len(self._trained)]], lr)
+                self._rule.step(gradient[: len(self._trained)], lr)
                 self._tail -= gradient[len(self._trained) :]
             else:
-                self._rule.step([gradient], lr)
-            out.copy_(self._values)
+                self._rule.step(gradient, lr)
+            np.copyto(out, self._values)
             self.busy_seconds += time.perf_counter() - began
             return staleness, self._rule.updates
 
-    def read(self, out: torch.Tensor, *, averaged: bool = False) -> int:
+    def read(self, out: Vector, *, averaged: bool = False) -> int:
         """Copy the values to `out` and return their version. `averaged`: of parameters their moving averages, where the job keeps them."""
         with self._lock:
-            out.copy_(self._values)
+            np.copyto(out, self._values)
             if averaged:
-                (weights,) = weights_to_evaluate([self._trained], self._rule.slots)
-                out[: len(self._trained)].copy_(weights)
+                np.copyto(out[: len(self._trained)], weights_to_evaluate(self._trained, self._rule.slots))
             return self._rule.updates
 
-    def _pieces(self) -> list[torch.Tensor]:
-        """Return parameters, each slot, and buffers: what `StateMemory.shard` has for the shard, empty ones left out alike."""
-        pieces = [self._trained, *(self._rule.slots[slot][0] for slot in self._slots), self._tail]
+    def _pieces(self) -> list[Vector]:
+        """Return parameters, each slot, and buffers, empty ones left out."""
+        pieces = [self._trained, *(self._rule.slots[slot] for slot in self._slots), self._tail]
         return [piece for piece in pieces if len(piece)]
 
-    def export(self, send: Callable[[list[torch.Tensor], int], None]) -> None:
+    def export(self, send: Callable[[Sequence[Vector], int], None]) -> None:
         """Have the state's pieces and the version sent on, or copied, while nothing changes them."""
         with self._lock:
             send(self._pieces(), self._rule.updates)
 
-    def replace(self, receive: Callable[[list[torch.Tensor]], None], version: int) -> None:
+    def replace(self, receive: Callable[[Sequence[Vector]], None], version: int) -> None:
         """Have the state's pieces overwritten, while nobody reads them."""
         with self._lock:
             receive(self._pieces())
@@ -104,6 +121,6 @@ class Shard:
             self._applied.clear()
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return a contiguous CPU tensor's memory as bytes, shared."""
-    return memoryview(tensor.numpy()).cast("B")
+def bytes_of(vector: Vector) -> memoryview:
+    """Return a contiguous array's memory as bytes, shared."""
+    return memoryview(vector).cast("B")

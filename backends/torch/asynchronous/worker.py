@@ -107,7 +107,7 @@ class Worker:
         """Connect to every shard, the chief's first."""
         deadline = time.monotonic() + self._job.start_timeout
         holders: list[TaskSpec] = [*task.cluster.of_role("chief"), *task.cluster.of_role("ps")]
-        values, gradient = bytes_of(self._values), bytes_of(self._gradient)
+        values, gradient = bytes_of(self._values.numpy()), bytes_of(self._gradient.numpy())
         remotes = []
         for placed, (start, stop) in zip(holders, shard_bounds(model, self._job.ps), strict=True):
             hello = Hello("worker", task.placed.index, stop - start)
