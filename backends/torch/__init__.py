@@ -98,8 +98,8 @@ class TorchBackend:
 
             return AsyncSession(task, job, model, data)
         if task.placed.role == "ps":
+            from ...exchange.parameter_server.server import ShardServer
             from .asynchronous.flat_rule import FlatRule
-            from .asynchronous.server import ShardServer
 
             return ShardServer(task, job, model, FlatRule)
         from .asynchronous.worker import Worker

@@ -15,7 +15,6 @@ from torch_tasks import make_cluster, task_of
 
 from crosstrain.backends.base import Plan
 from crosstrain.backends.torch import BACKEND
-from crosstrain.backends.torch.asynchronous.server import Listener
 from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, encode
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
@@ -23,6 +22,7 @@ from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.text import END
 from crosstrain.exchange.parameter_server.authentication import Hello, connect
+from crosstrain.exchange.parameter_server.server import Listener
 from crosstrain.exchange.parameter_server.wire_protocol import OVERFLOWED, Kind
 from crosstrain.models.build import build_model
 from crosstrain.models.decoding.settings import Decoding

@@ -19,7 +19,6 @@ from crosstrain.backends.base import Plan
 from crosstrain.backends.torch import BACKEND
 from crosstrain.backends.torch.asynchronous import tickets as ticket_module
 from crosstrain.backends.torch.asynchronous.flat_rule import FlatRule
-from crosstrain.backends.torch.asynchronous.server import ShardServer, shard_bounds
 from crosstrain.backends.torch.asynchronous.session import AsyncSession
 from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, decode
 from crosstrain.core.cluster import Cluster, Task
@@ -27,6 +26,7 @@ from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
 from crosstrain.data.columns import Column
 from crosstrain.exchange.parameter_server.authentication import Hello, connect
+from crosstrain.exchange.parameter_server.server import ShardServer, shard_bounds
 from crosstrain.exchange.parameter_server.wire_protocol import REFRESH_SHARDS, Kind
 from crosstrain.models.logreg import build
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from ....core.job import Job
+from ....exchange.parameter_server.shards import Vector
 from ..optimizers import make_rule
-from .shards import Vector
 
 __all__ = ["FlatRule"]
 

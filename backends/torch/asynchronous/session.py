@@ -27,6 +27,9 @@ from ....core.job import Job
 from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
 from ....exchange.parameter_server.authentication import Hello, connect
+from ....exchange.parameter_server.server import Listener, initial_shard, pushed_step, shard_bounds, warm_rule
+from ....exchange.parameter_server.shard_links import ShardLinks
+from ....exchange.parameter_server.shards import Vector, bytes_of
 from ....exchange.parameter_server.wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
 from ....exchange.parameter_server.worker_links import WorkerLinks
 from ....models.base import Array, ModelSpec
@@ -36,9 +39,6 @@ from ...translating import Translating
 from ..model import Model, evaluation_batch
 from ..state import StateMemory, each_value
 from .flat_rule import FlatRule
-from .server import Listener, initial_shard, pushed_step, shard_bounds, warm_rule
-from .shard_links import ShardLinks
-from .shards import Vector, bytes_of
 from .ticket_progress import TicketProgress
 from .ticket_queue import EvalSums, TicketQueue
 from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode

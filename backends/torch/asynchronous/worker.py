@@ -23,6 +23,8 @@ from ....core.liveness.startup_watchdog import startup_phase
 from ....data.base import Dataset
 from ....data.sampler import Batches
 from ....exchange.parameter_server.authentication import Hello, connect
+from ....exchange.parameter_server.server import shard_bounds
+from ....exchange.parameter_server.shards import bytes_of
 from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
 from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
@@ -35,8 +37,6 @@ from ..precision import precision_used, unscaled
 from ..profiler import make_tracer
 from ..runtime import keep_steps_memory, kind_of
 from ..state import cut
-from .server import shard_bounds
-from .shards import bytes_of
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
 
 __all__ = ["Worker"]

@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ....core.job import Job
-from ....core.update_rules import slot_names, weights_to_evaluate
-from ....exchange.parameter_server.applied_steps import AppliedSteps
+from ...core.job import Job
+from ...core.update_rules import slot_names, weights_to_evaluate
+from .applied_steps import AppliedSteps
 
 __all__ = ["MakeRule", "Shard", "UpdateRule", "Vector", "bytes_of"]
 

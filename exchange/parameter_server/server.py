@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ....core.cluster import Task, split_evenly
-from ....core.errors import RunFailedError
-from ....core.job import Job
-from ....core.untrusted.listener import AuthenticatingListener, Exchange
-from ....exchange.authentication import tune
-from ....exchange.parameter_server.authentication import Hello, admit
-from ....exchange.parameter_server.leases import Lease, Leases
-from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind
-from ....models.base import ModelSpec
+from ...core.cluster import Task, split_evenly
+from ...core.errors import RunFailedError
+from ...core.job import Job
+from ...core.untrusted.listener import AuthenticatingListener, Exchange
+from ...models.base import ModelSpec
+from ..authentication import tune
+from .authentication import Hello, admit
+from .leases import Lease, Leases
 from .shards import MakeRule, Shard, Vector, bytes_of
+from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind
 
 __all__ = ["Listener", "ShardServer", "initial_shard", "pushed_step", "shard_bounds", "warm_rule"]
 

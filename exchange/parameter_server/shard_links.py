@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from ....exchange.parameter_server.wire_protocol import NO_STEP, Connection, Kind
 from .shards import Vector, bytes_of
+from .wire_protocol import NO_STEP, Connection, Kind
 
 __all__ = ["ShardLinks"]
 
