@@ -9,7 +9,7 @@ from typing import Literal
 from ..core.cluster import Role
 from ..core.errors import UsageError
 from ..core.job import Job
-from ..exchange.limits import refuse_gpu, refuse_too_many
+from ..exchange.limits import gpu_error, refuse_too_many
 
 __all__ = ["Capabilities", "Device", "Exchange", "ExportFormat", "Mode", "Precision", "refuse_unsupported", "unused_precision"]
 
@@ -90,7 +90,7 @@ def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> No
     if job.exchange == "direct":
         refuse_too_many(job.workers)
         if job.device == "gpu":
-            raise refuse_gpu()
+            raise gpu_error()
 
 
 def unused_precision(precision: str, model: str, backend: str) -> UsageError:

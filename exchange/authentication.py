@@ -17,7 +17,7 @@ from typing import TypeVar
 from ..core.errors import RunFailedError
 from ..core.untrusted.listener import Exchange
 
-__all__ = ["RefusedError", "admit_client", "connect", "greet", "tune"]
+__all__ = ["RefusedError", "accept", "admit_client", "connect", "greet", "tune"]
 
 _NONCE_BYTES, _MAC_BYTES = 32, 32
 _ACCEPTED, _REFUSED = b"\x01", b"\x00"
@@ -49,7 +49,7 @@ def greet(exchange: Exchange, secret: str, hello: bytes) -> None:
 def admit_client(
     exchange: Exchange, secret: str, hello_bytes: int, read: Callable[[bytes], Hello], check: Callable[[Hello], None]
 ) -> Hello:
-    """Return the hello of a client that has proved itself; its nonce and MAC are all that is read besides.
+    """Return the hello of a client that has proved itself, to which `accept` tells so; its nonce and MAC are all that is read besides.
 
     `read` raises ConnectionError for a hello of another protocol, and hears everybody's; `check` for one that asks for what is not here,
     and hears that of clients who know the secret. Raises OSError, with the reason, for a client that must not join.
@@ -66,8 +66,20 @@ def admit_client(
     except ConnectionError:
         exchange.send(_REFUSED)
         raise
-    exchange.send(_ACCEPTED)
     return hello
+
+
+def accept(connection: socket.socket) -> bool:
+    """Tell a client that it has joined, and return True; close the connection of one that has gone meanwhile, and return False.
+
+    To be called when the door has let it through (`AuthenticatingListener`), so that no client believes it which is shut there.
+    """
+    try:
+        connection.sendall(_ACCEPTED)
+    except OSError:
+        connection.close()
+        return False
+    return True
 
 
 def connect(endpoint: tuple[str, int], secret: str, hello: bytes, deadline: float, name: str) -> socket.socket:

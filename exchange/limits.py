@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.errors import UsageError
 
-__all__ = ["MOST_RANKS", "refuse_gpu", "refuse_too_many"]
+__all__ = ["MOST_RANKS", "gpu_error", "refuse_too_many"]
 
 MOST_RANKS = 64
 """Each rank has two connections to each other one, and sends small vectors to all of them."""
@@ -19,7 +19,7 @@ def refuse_too_many(ranks: int) -> None:
         )
 
 
-def refuse_gpu() -> UsageError:
+def gpu_error() -> UsageError:
     """Return the error about gradients that lie in the memory of a GPU."""
     return UsageError(
         "exchange: got 'direct', which adds up gradients in the host's memory; on GPUs native is better (nccl). "

@@ -32,7 +32,7 @@ class BucketSums:
         self._todo.put(vector)
 
     def wait(self) -> None:
-        """Wait for all that has been submitted. Raises what came of the first that failed."""
+        """Wait for all that has been submitted. Raises what came of the first that failed, after which every later one fails too."""
         failure = None
         while self._outstanding:
             failure = failure or self._done.get()

@@ -1,7 +1,7 @@
 """How the mesh comes about: each rank listens on its own port, and connects to every rank before it, by two connections.
 
-One carries vectors, the other signs of life. Whoever is connected waits for the other's word that it has all of its connections; without
-one it connects anew, as its first connection may have ended at a crowded door.
+One carries vectors, the other signs of life. Whoever has all of its connections gives each other rank the word, and goes on when it has
+the word of all: so nobody is taken for silent that is still being joined by others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import NamedTuple
 from ...core.cluster import Task
 from ...core.errors import RunFailedError
 from ...core.untrusted.listener import AuthenticatingListener, Exchange
-from ..authentication import admit_client, connect, tune
+from ..authentication import accept, admit_client, connect, tune
 from ..limits import MOST_RANKS
+from .peers import PeerLostError, names_of
 
 __all__ = ["Channel", "Connections", "join"]
 
@@ -30,7 +31,7 @@ PROTOCOL = 1
 
 _LAYOUT = struct.Struct("<4sHBxII")
 _MAGIC = b"ctmx"
-_GO = b"g"
+_WORD = b"w"
 
 
 class Channel(IntEnum):
@@ -62,28 +63,26 @@ Connections = Mapping[Channel, Mapping[int, socket.socket]]
 """The connections by purpose and by the other side's rank."""
 
 Place = tuple[int, Channel]
+Arrivals = queue.Queue[tuple[Place, socket.socket]]
 
 
 def join(task: Task, seconds: float) -> Connections:
-    """Return the connections to all other ranks. The caller closes them.
+    """Return the connections to all other ranks, when all ranks have theirs. The caller closes them.
 
-    Raises RunFailedError where a rank does not come within `seconds`, OSError with errno EADDRINUSE where our port was taken.
+    Raises RunFailedError where a rank does not come within `seconds`, PeerLostError where one goes meanwhile, OSError with errno EADDRINUSE
+    where our port was taken.
     """
     deadline = time.monotonic() + seconds
-    ranks = task.cluster.workers
+    ranks = range(task.cluster.workers)
     connected: dict[Place, socket.socket] = {}
-    arrivals: queue.Queue[tuple[Place, socket.socket]] = queue.Queue()
+    arrivals: Arrivals = queue.Queue()
     listening = socket.create_server((task.address, task.port), backlog=2 * MOST_RANKS)
     try:
-        with AuthenticatingListener(listening, partial(_prove, task), lambda arrival, _host: arrivals.put(arrival), log.warning):
+        with AuthenticatingListener(listening, partial(_prove, task), partial(_arrive, arrivals), log.warning):
             for place in ((peer, channel) for peer in range(task.rank) for channel in Channel):
                 connected[place] = _connect(task, place, deadline)
-            awaited = {(peer, channel) for peer in range(task.rank + 1, ranks) for channel in Channel}
-            _await(task, awaited, arrivals, connected, deadline)
-            for place in awaited:
-                connected[place].sendall(_GO)
-            for place in ((peer, channel) for peer in range(task.rank) for channel in Channel):
-                _await_word(task, place, connected, deadline)
+            _await(task, {(peer, channel) for peer in ranks[task.rank + 1 :] for channel in Channel}, arrivals, connected, deadline)
+        _exchange_words(task, connected, deadline)
     except BaseException:
         for connection in connected.values():
             connection.close()
@@ -93,7 +92,7 @@ def join(task: Task, seconds: float) -> Connections:
             arrivals.get()[1].close()
     for connection in connected.values():
         tune(connection)
-    return {channel: {peer: connected[peer, channel] for peer in range(ranks) if peer != task.rank} for channel in Channel}
+    return {channel: {peer: connected[peer, channel] for peer in ranks if peer != task.rank} for channel in Channel}
 
 
 def _prove(task: Task, exchange: Exchange) -> tuple[Place, socket.socket]:
@@ -108,13 +107,12 @@ def _prove(task: Task, exchange: Exchange) -> tuple[Place, socket.socket]:
     return (hello.rank, hello.channel), exchange.connection
 
 
-def _await(
-    task: Task,
-    awaited: set[Place],
-    arrivals: queue.Queue[tuple[Place, socket.socket]],
-    connected: dict[Place, socket.socket],
-    deadline: float,
-) -> None:
+def _arrive(arrivals: Arrivals, arrival: tuple[Place, socket.socket], _host: str) -> None:
+    if accept(arrival[1]):
+        arrivals.put(arrival)
+
+
+def _await(task: Task, awaited: set[Place], arrivals: Arrivals, connected: dict[Place, socket.socket], deadline: float) -> None:
     """Wait until every rank after ours has both connections; of two that claim to be the same, the later one is."""
     while missing := awaited - connected.keys():
         try:
@@ -135,18 +133,20 @@ def _connect(task: Task, place: Place, deadline: float) -> socket.socket:
     return connect(task.cluster.endpoint(placed), task.cluster.secret, hello.packed(), deadline, placed.name)
 
 
-def _await_word(task: Task, place: Place, connected: dict[Place, socket.socket], deadline: float) -> None:
-    """Wait for the word of a rank before ours that it has all connections, on a new one where the first has ended without it."""
-    while True:
-        try:
-            word = Exchange(connected[place], deadline).receive(1)
-        except TimeoutError as error:
-            name = task.cluster.of_role("worker")[place[0]].name
-            raise RunFailedError(f"start_timeout: {task.name} still waits for {name}, or one that it waits for.") from error
-        except ConnectionError:
-            connected[place].close()
-            connected[place] = _connect(task, place, deadline)
-            continue
-        if word != _GO:
-            raise ConnectionError("a peer of the direct exchange sent what was not agreed")
-        return
+def _exchange_words(task: Task, connected: Mapping[Place, socket.socket], deadline: float) -> None:
+    """Tell all other ranks that this one has all of its connections, and wait until they have told the same."""
+    names = names_of(task)
+    for step in (lambda exchange: exchange.send(_WORD), lambda exchange: _hear_word(exchange)):
+        for (peer, _channel), connection in connected.items():
+            try:
+                step(Exchange(connection, deadline))
+            except TimeoutError as error:
+                waits = f"start_timeout: {task.name} still waits for {names[peer]}, or for one that it waits for."
+                raise (RunFailedError(waits) if time.monotonic() >= deadline else PeerLostError(names[peer], error)) from error
+            except OSError as error:
+                raise PeerLostError(names[peer], error) from error
+
+
+def _hear_word(exchange: Exchange) -> None:
+    if exchange.receive(1) != _WORD:
+        raise ConnectionError("it sent what was not agreed")

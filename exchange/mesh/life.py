@@ -1,6 +1,7 @@
-"""Signs of life between ranks: each gives every other one a byte a second, on connections of their own, whatever it computes meanwhile.
+"""Signs of life between ranks: each gives every other one a byte a second, on connections of their own, while it computes.
 
-So a rank that computes for long is told from one that is frozen or cut off, also where the system still answers for it.
+So a rank that computes for long is told from one that is frozen or cut off, also where the system still answers for it. Only code that
+holds the interpreter's lock for as long would be taken for frozen.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_BYTES = 4096
 class LifeSigns:
     """Gives and hears signs of life in a thread of its own until `close`; `silent` is whom nothing has been heard of for the limit.
 
-    A rank whose connection has ended is silent no longer: its other connection tells how it ended.
+    A rank whose connection has ended counts as silent from then on: where it has left, its other connection tells so sooner.
     """
 
     def __init__(self, connections: Mapping[int, socket.socket], limit_seconds: float) -> None:
@@ -53,7 +54,6 @@ class LifeSigns:
                         heard[key.data] += 1
                     else:
                         selector.unregister(key.fileobj)
-                        del heard[key.data]
                 if (now := time.monotonic()) >= next_sign:
                     next_sign = now + INTERVAL_SECONDS
                     for peer in heard:
@@ -63,8 +63,6 @@ class LifeSigns:
 
     def close(self) -> None:
         """End the thread and the connections; a second call does nothing."""
-        if not self._thread.is_alive():
-            return
         self._wake.close()
         self._thread.join()
         self._woken.close()

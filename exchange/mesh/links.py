@@ -1,23 +1,20 @@
-"""The connections that carry vectors: frames, and waiting for them without using a core."""
+"""The connections that carry vectors: frames, and what can go wrong with whoever is at the other end."""
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from ...core.cluster import Task
+from ...core.errors import RunFailedError
 from .life import LifeSigns
+from .peers import PeerLostError, names_of
 
-__all__ = ["Head", "Links", "PeerLostError"]
+__all__ = ["Head", "Links"]
 
 _LAYOUT = struct.Struct("<QQQ")
-
-
-class PeerLostError(ConnectionError):
-    """Another rank has gone, or cannot be heard any more; the message names it."""
 
 
 class Head:
@@ -41,18 +38,14 @@ class Head:
 class Links:
     """The connections of a rank to all others, by rank. Used by one thread at a time."""
 
-    WAIT_MILLISECONDS = 500
+    WAIT_SECONDS = 0.5
     """How long a call waits for bytes before it looks whether those that it waits for still give signs of life."""
 
     def __init__(self, task: Task, connections: Mapping[int, socket.socket], life: LifeSigns) -> None:
         self.rank, self.ranks = task.rank, task.cluster.workers
         self.sockets = dict(connections)
-        self._places = {
-            placed.index: f"{placed.name} on node {placed.node} ({task.cluster.addresses[placed.node]})"
-            for placed in task.cluster.of_role("worker")
-        }
-        self._life = life
-        wait = struct.pack("ll", *divmod(self.WAIT_MILLISECONDS * 1000, 1_000_000))
+        self._names, self._life = names_of(task), life
+        wait = struct.pack("ll", *divmod(round(self.WAIT_SECONDS * 1e6), 1_000_000))
         for connection in self.sockets.values():
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
         self.head = Head(task.cluster.secret)
@@ -62,29 +55,17 @@ class Links:
         silent = self._life.silent
         for peer in awaited:
             if peer in silent:
-                raise PeerLostError(
-                    f"lost {self._places[peer]}: it has not been heard of for {self._life.limit_seconds:g} s (--node-timeout)"
-                )
+                raise self.lost(peer, f"it has not been heard of for {self._life.limit_seconds:g} s (--node-timeout)")
 
-    @contextlib.contextmanager
-    def talking_to(self, peer: int) -> Iterator[None]:
-        """Turn the system's errors about a rank's connection into PeerLostError."""
-        try:
-            yield
-        except PeerLostError:
-            raise
-        except OSError as error:
-            raise PeerLostError(f"lost {self._places[peer]}: {error}") from error
+    def lost(self, peer: int, why: object) -> PeerLostError:
+        """Return the error about a rank that is lost."""
+        return PeerLostError(self._names[peer], why)
 
-    def closed(self, peer: int) -> PeerLostError:
-        """Return the error about a rank that has closed its connection."""
-        return PeerLostError(f"lost {self._places[peer]}: it closed the connection")
-
-    def check_head(self, peer: int, found: bytes | bytearray | memoryview, expected: bytes) -> None:
-        """Raise ConnectionError where a rank has sent another frame than the one that is due."""
+    def check_head(self, peer: int, found: memoryview, expected: bytes) -> None:
+        """Raise RunFailedError where a rank has sent another frame than the one that is due: it is not where this one is."""
         if bytes(found) != expected:
             got, due = _LAYOUT.unpack(found), _LAYOUT.unpack(expected)
             what = (
                 "of another attempt" if got[0] != due[0] else f"number {got[1]} of {got[2]} bytes, and number {due[1]} of {due[2]} was due"
             )
-            raise ConnectionError(f"{self._places[peer]} sent a frame {what}")
+            raise RunFailedError(f"exchange: {self._names[peer]} sent a frame {what}; the workers are out of step")

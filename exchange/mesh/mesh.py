@@ -24,7 +24,7 @@ class Mesh:
     """One rank's part of the mesh. Every rank calls the same methods in the same order, from one thread at a time.
 
     All but `close` raise PeerLostError, which names the rank, where one is lost: at once where its process has ended, after the time given
-    where it gives no sign of life.
+    where it gives no sign of life. Ranks that do not add up the same things in the same order raise RunFailedError.
     """
 
     def __init__(self, task: Task, start_seconds: float, silence_seconds: float) -> None:
@@ -32,13 +32,15 @@ class Mesh:
         self.rank, self.ranks = task.rank, task.cluster.workers
         refuse_too_many(self.ranks)
         connections = join(task, start_seconds)
-        for connection in connections[Channel.VECTORS].values():
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(2000 * silence_seconds))
-        self._life = LifeSigns(connections[Channel.LIFE], silence_seconds)
-        self._links = Links(task, connections[Channel.VECTORS], self._life)
         self._sums: dict[tuple[int, np.dtype[Any]], RankSum] = {}
         self._background: BucketSums | None = None
-        self.barrier()
+        try:
+            self._life = LifeSigns(connections[Channel.LIFE], silence_seconds)
+            self._links = Links(task, connections[Channel.VECTORS], self._life)
+        except BaseException:
+            for connection in (each for of_channel in connections.values() for each in of_channel.values()):
+                connection.close()
+            raise
 
     def sum_of(self, elements: int, kind: Any = np.float32) -> RankSum:
         """Return what adds up vectors of so many elements, with memory that is kept for it."""

@@ -1,6 +1,7 @@
 """Sums of vectors over all ranks, in place, in the order of the ranks: small vectors whole, large ones in shares.
 
-Small: each rank sends all of its vector to each other one, and adds up. Large: rank k adds up the k-th share of all vectors, and sends the
+Small, and between two ranks always: each rank sends all of its vector to each other one, and adds up. Large: rank k adds up the k-th
+share of all vectors, and sends the
 sums to the others while further pieces arrive (a reduce-scatter and an all-gather): 2 (n − 1) / n times the bytes of the vector leave each
 rank, which is the least that is possible (Patarasuk and Yuan 2009).
 """
@@ -17,18 +18,13 @@ from .links import Head, Links
 from .rank_order import add_in_rank_order
 from .transfer import Stream, transfer
 
-__all__ = ["RankSum", "sent_bytes"]
+__all__ = ["RankSum"]
 
 MOST_FURTHER_BYTES = 32 << 10
 """What a rank may send more by sending whole vectors: a message less is worth that."""
 
 PIECE_BYTES = 256 << 10
 """Shares are added up in pieces: small enough for a core's cache, with the same piece of each other rank."""
-
-
-def sent_bytes(size: int, ranks: int) -> int:
-    """Return how many bytes each rank sends to add up vectors of `size` bytes, heads left out."""
-    return (ranks - 1) * size if _whole(size, ranks) else round(2 * (ranks - 1) / ranks * size)
 
 
 def _whole(size: int, ranks: int) -> bool:
@@ -77,24 +73,25 @@ class RankSum:
             ready = Head.SIZE + len(theirs)
             into = [self._heads[peer], _bytes(self._received[peer]), theirs]
             streams[peer] = Stream([memoryview(head), theirs, _bytes(own)], into, ready)
-        added = 0
+        added, checked = 0, False
 
         def advance() -> None:
-            nonlocal added
+            nonlocal added, checked
             arrived = min(stream.received for stream in streams.values()) - Head.SIZE
             if arrived < 0:
                 return
+            if not checked:
+                self._check_heads(head)
+                checked = True
             here = min(arrived // vector.itemsize, len(own))
             while here - added >= self._piece or added < here == len(own):
                 last = min(added + self._piece, here)
-                self._check_heads(head)
                 self._add(own, slice(added, last))
                 for stream in streams.values():
                     stream.ready += (last - added) * vector.itemsize
                 added = last
 
         transfer(self._links, streams, advance)
-        self._check_heads(head)
 
     def _check_heads(self, head: bytes) -> None:
         for peer in self._peers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from .links import Links
@@ -63,28 +64,45 @@ def transfer(links: Links, streams: Mapping[int, Stream], advance: Callable[[], 
     Raises PeerLostError where a rank has gone, or is waited for and gives no sign of life.
     """
     for peer, stream in streams.items():
-        with links.talking_to(peer):
-            stream.send(links.sockets[peer])
+        _send(links, peer, stream)
     if advance is None and all(stream.sent == stream.to_send for stream in streams.values()):
         _receive_in_turn(links, streams)
     if advance is not None or any(stream.waits_to_receive or stream.waits_to_send for stream in streams.values()):
         _move_side_by_side(links, streams, advance)
 
 
+def _send(links: Links, peer: int, stream: Stream) -> None:
+    try:
+        stream.send(links.sockets[peer])
+    except OSError as error:
+        raise links.lost(peer, error) from error
+
+
+def _receive(links: Links, peer: int, stream: Stream, flags: int) -> None:
+    try:
+        open_still = stream.receive(links.sockets[peer], flags)
+    except OSError as error:
+        raise links.lost(peer, error) from error
+    if not open_still:
+        raise links.lost(peer, "it closed the connection")
+
+
 def _receive_in_turn(links: Links, streams: Mapping[int, Stream]) -> None:
     """Receive where nothing is left to send: with one call for each rank, as long as none keeps the others waiting."""
+    until = time.monotonic() + links.WAIT_SECONDS
     for peer, stream in streams.items():
-        with links.talking_to(peer):
-            if not stream.receive(links.sockets[peer], socket.MSG_WAITALL):
-                raise links.closed(peer)
-        if stream.waits_to_receive:
+        _receive(links, peer, stream, socket.MSG_WAITALL)
+        if stream.waits_to_receive or time.monotonic() > until:
             return
 
 
 def _move_side_by_side(links: Links, streams: Mapping[int, Stream], advance: Callable[[], None] | None) -> None:
+    """Send and receive wherever that is possible; now and then look whether those of whom nothing comes still live."""
     poll = select.poll()
     peers = {links.sockets[peer].fileno(): peer for peer in streams}
     masks = dict.fromkeys(peers, 0)
+    heard: set[int] = set()
+    look_at = time.monotonic() + links.WAIT_SECONDS
     while True:
         for descriptor, peer in peers.items():
             stream = streams[peer]
@@ -94,17 +112,18 @@ def _move_side_by_side(links: Links, streams: Mapping[int, Stream], advance: Cal
                 masks[descriptor] = mask
         if not any(masks.values()):
             return
-        happened = poll.poll(links.WAIT_MILLISECONDS)
-        if not happened:
-            links.check_life([peer for descriptor, peer in peers.items() if masks[descriptor]])
-        for descriptor, events in happened:
+        for descriptor, events in poll.poll(1000 * links.WAIT_SECONDS):
             peer = peers[descriptor]
-            stream, connection = streams[peer], links.sockets[peer]
-            with links.talking_to(peer):
-                if stream.waits_to_send and events & ~select.POLLIN:
-                    stream.send(connection)
-                if stream.waits_to_receive and events & ~select.POLLOUT and not stream.receive(connection):
-                    raise links.closed(peer)
+            stream = streams[peer]
+            heard.add(peer)
+            if stream.waits_to_send and events & ~select.POLLIN:
+                _send(links, peer, stream)
+            if stream.waits_to_receive and events & ~select.POLLOUT:
+                _receive(links, peer, stream, _NOW)
+        if (now := time.monotonic()) > look_at:
+            links.check_life(peer for descriptor, peer in peers.items() if masks[descriptor] and peer not in heard)
+            heard.clear()
+            look_at = now + links.WAIT_SECONDS
         if advance is not None:
             advance()
 

@@ -14,7 +14,7 @@ from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...core.untrusted.listener import AuthenticatingListener, Exchange
 from ...models.base import ModelSpec
-from ..authentication import tune
+from ..authentication import accept, tune
 from .authentication import Hello, admit
 from .leases import Lease, Leases
 from .shards import MakeRule, Shard, Vector, bytes_of
@@ -81,6 +81,8 @@ class Listener:
 
     def _admit(self, peer: tuple[socket.socket, Hello, float], _host: str) -> None:
         connection, hello, arrival = peer
+        if not accept(connection):
+            return
         link = Connection(connection)
         with self._changed:
             self._links.add(link)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....core.cluster import Task
 from ....core.job import Job
-from ....exchange.limits import refuse_gpu
+from ....exchange.limits import gpu_error
 from .collectives import Collectives, MultiWorker, SingleProcess
 from .direct import DirectRanks
 
@@ -20,6 +20,6 @@ def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
         return SingleProcess(device, sequential=sequential)
     if job.exchange == "direct":
         if device.startswith("GPU"):
-            raise refuse_gpu()
+            raise gpu_error()
         return DirectRanks(task, job, device, sequential=sequential)
     return MultiWorker(task, job, device)

@@ -32,7 +32,8 @@ class DirectRanks:
 
     def spread(self, tensor: torch.Tensor) -> None:
         """Take over the first rank's values."""
-        tensor.copy_(torch.from_numpy(self.mesh.spread(tensor.detach().numpy() if self.mesh.rank == 0 else None, tuple(tensor.shape))))
+        own = tensor.detach().numpy()
+        tensor.copy_(torch.from_numpy(self.mesh.spread(own if self.mesh.rank == 0 else None, own.shape, own.dtype)))
 
     def barrier(self) -> None:
         """Wait until all are here."""

@@ -9,7 +9,7 @@ import torch
 
 from ....core.cluster import Task
 from ....core.job import Job
-from ....exchange.limits import refuse_gpu
+from ....exchange.limits import gpu_error
 from ..calibration import Exchange
 from ..model import DistributedLoss, Model
 from ..precision import LossScale
@@ -43,7 +43,7 @@ def join(task: Task, job: Job, model: Model, loss_scale: LossScale | None, devic
         return Joined(SingleProcess(), OneRank(model, loss_scale, slices=False), None, None)
     if job.exchange == "direct":
         if device.type != "cpu":
-            raise refuse_gpu()
+            raise gpu_error()
         mesh = DirectRanks(task, job)
         direct = DirectGradients(model, loss_scale, mesh)
         return Joined(mesh, direct, lambda: direct, None)
