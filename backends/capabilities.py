@@ -87,7 +87,7 @@ def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> No
         if asked not in supported:
             listed = ", ".join(supported) or "nothing"
             raise UsageError(f"{name}: got {asked!r}, which backend {backend} does not support; supported there: {listed}.")
-    if job.exchange == "direct":
+    if job.exchange == "direct" and job.mode == "sync" and job.wrapped:
         refuse_too_many(job.workers)
         if job.device == "gpu":
             raise gpu_error()

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 
-from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
+from ...core.liveness.silence import TICK_SECONDS, SilenceCounter
+from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import Message, ProtocolError
 from ...engine.protocol.nonblocking import Incoming, Outgoing
 from ..launchers.base import NodeChannel

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 from ...backends.base import State
 from ...core.cluster import Role, Task, TaskSpec
 from ...core.errors import RunFailedError, StalledRunError, TrainerError
+from ...core.liveness.silence import TICK_SECONDS
 from ...core.liveness.startup_watchdog import REPORT_SECONDS
-from ...engine.protocol.heartbeat import TICK_SECONDS
 from ...engine.protocol.messages import Message, PreparedJson
 from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields

@@ -12,10 +12,10 @@ from typing import Any
 
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
+from ...core.liveness.silence import TICK_SECONDS, SilenceCounter
 from ...core.process import InterruptsIgnored, interrupts_answered
 from ...core.untrusted.console import note
 from ...core.untrusted.listener import PROOF_SECONDS
-from ...engine.protocol.heartbeat import TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
 from ..environments.base import Membership

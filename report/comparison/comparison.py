@@ -37,7 +37,7 @@ _MEANT = {
 _SWITCHES = frozenset({"on", "off", "true", "false", "none"})
 _CONTEXT = ("backend", "mode", "nodes", "workers", "ps", "global_batch_size", "batch_size")
 _GROW_WITH_NODES = frozenset({"workers", "global_batch_size", "batch_size"})
-_FOLLOW_NODES = frozenset({"threads", "sharing", "network", "bandwidth", "link", "distributed"})
+_FOLLOW_NODES = frozenset({"threads", "sharing", "network", "bandwidth", "link", "distributed", "exchange"})
 
 
 @dataclass(frozen=True, slots=True)

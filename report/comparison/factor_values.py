@@ -26,6 +26,7 @@ __all__ = [
     "dataset",
     "device",
     "evaluated",
+    "exchange",
     "framework",
     "gpus",
     "host",
@@ -263,6 +264,13 @@ def budget(run: Run) -> tuple[str, int]:
 def single_process(run: Run) -> bool:
     """Return whether a single process did it all."""
     return bool(run.summary["workers"] == 1 and run.summary["mode"] == "sync")
+
+
+def exchange(run: Run) -> str | None:
+    """Read how sync workers added up their gradients; None where there was nothing to add up, and for async ones."""
+    if run.summary["mode"] != "sync" or run.summary["workers"] == 1:
+        return None
+    return str(run.job.get("exchange") or "native")
 
 
 def network(run: Run) -> str | None:

@@ -234,7 +234,7 @@ _MACHINE = (
     Factor(
         "exchange",
         "exchange of gradients",
-        read.job_field_or("exchange", "native"),
+        read.exchange,
         WORK,
         "frameworks' collectives take longer for small messages",
     ),

@@ -63,6 +63,12 @@ def fit(runs: Sequence[Observed]) -> Fitted:
                 f"run: {first.name!r} and {other.name!r} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes."
             )
     sync = [run for run in runs if run.mode == "sync" and run.communicates]
+    for other in sync[1:]:
+        if other.exchange != sync[0].exchange:
+            raise UsageError(
+                f"run: {sync[0].name!r} and {other.name!r} add up their gradients in different ways: exchange is {sync[0].exchange} and "
+                f"{other.exchange}, whose costs are not those of one all-reduce."
+            )
     by_ps = [run for run in runs if run.mode == "async" and run.communicates]
     compute = fit_compute(runs)
     ring, server = fit_ring(sync, compute) if sync else None, fit_server(by_ps) if by_ps else None

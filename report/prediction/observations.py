@@ -50,7 +50,7 @@ class Observed:
 
     `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
     and received over theirs; None where that was not counted, or is not theirs alone. `server_cores` are those of node 0, which has one.
-    `reported_examples_per_second` is the summary's, with the time between steps.
+    `reported_examples_per_second` is the summary's, with the time between steps. `exchange` is how sync workers add up their gradients.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Observed:
     served_bytes: tuple[int, int] | None
     workers: tuple[Worker, ...]
     reported_examples_per_second: float | None = None
+    exchange: str = "native"
 
     @property
     def communicates(self) -> bool:
@@ -175,6 +176,7 @@ def observe(run: Run) -> Observed:
             for figures in calibration["workers"]
         ),
         reported_examples_per_second=summary["examples_per_second"],
+        exchange=job.get("exchange") or "native",
     )
 
 

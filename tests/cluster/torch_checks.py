@@ -20,6 +20,7 @@ from crosstrain.backends.torch.model import DistributedLoss, Model, apart, micro
 from crosstrain.backends.torch.optimizers import make_rule
 from crosstrain.backends.torch.preprocessing import Normaliser, change, gather_changed
 from crosstrain.backends.torch.sync.deferred_compiler import data_parallel
+from crosstrain.backends.torch.sync.gradients import DataParallel, OneRank
 from crosstrain.backends.torch.sync.update import Updater
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
@@ -257,7 +258,7 @@ def test_scaled_gradients_are_clipped_as_they_are_without_the_scale(name):
     for scaled in (False, True):
         model = Model.initial(job, spec, 0, CPU)
         rule, loss_scale = make_rule(job, model.values), precision.LossScale() if scaled else None
-        updater = Updater(job, model, rule, loss_scale, None)
+        updater = Updater(job, rule, loss_scale, OneRank(model, loss_scale, slices=False))
         updater.update(*split.span(0, 12), 1 / 12, 1.0, model.passes.training(0, one, 0))
         found.append([*model.values, *rule.slots["ema"]])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -317,7 +318,8 @@ def test_ranks_add_up_micro_batches_of_parameters_that_share_their_gradients():
         for ranks, parts in ((False, 1), (False, 3), (True, 3)):
             model = Model.initial(job, spec, 0, CPU)
             wrapped = data_parallel(DistributedLoss(model), None) if ranks else None
-            updater = Updater(job, model, make_rule(job, model.values), None, wrapped)
+            source = DataParallel(model, None, wrapped, 1) if ranks else OneRank(model, None, slices=False)
+            updater = Updater(job, make_rule(job, model.values), None, source)
             updater.accumulate(micro_batches_of(model, x, y, Batches.single(12), parts), parts, 1 / 12, 1.0)
             found.append(torch.cat([value.flatten() for value in model.values]))
     finally:

@@ -18,15 +18,15 @@ from crosstrain.core.plugins import find
 TOY = Path(__file__).parent.parent / "toy"
 
 MODES, PRECISIONS, DEVICES = ("sync", "async"), ("fp32", "bf16", "fp16"), ("auto", "cpu", "gpu")
-AUGMENTS, PROFILES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100)
+AUGMENTS, PROFILES, EXCHANGES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100), ("native", "direct")
 
-FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile", "accumulate", "clip_norm", "ema_decay")
+FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile", "exchange", "accumulate", "clip_norm", "ema_decay")
 TRAINING = ((1, 0.0, 0.0), (4, 0.0, 0.0), (1, 0.5, 0.0), (1, 0.0, 0.99), (4, 0.5, 0.99))
 
 EVERY_JOB = [
     dict(zip(FIELDS, (*values, *training), strict=True))
-    for *values, training in itertools.product(MODES, PRECISIONS, DEVICES, AUGMENTS, (False, True), PROFILES, TRAINING)
-    if values[0] == "sync" or not values[4]
+    for *values, training in itertools.product(MODES, PRECISIONS, DEVICES, AUGMENTS, (False, True), PROFILES, EXCHANGES, TRAINING)
+    if (values[0] == "sync" or not values[4]) and not (values[6] == "direct" and values[2] == "gpu")
 ]
 
 declarations = st.builds(
@@ -34,6 +34,7 @@ declarations = st.builds(
     modes=st.frozensets(st.sampled_from(MODES)),
     precisions=st.frozensets(st.sampled_from(PRECISIONS)),
     devices=st.frozensets(st.sampled_from(DEVICES[1:])),
+    exchanges=st.frozensets(st.sampled_from(EXCHANGES)),
     augmentation=st.booleans(),
     deterministic=st.booleans(),
     profiling=st.booleans(),
@@ -58,6 +59,8 @@ def beyond(job, can):
         found.add("deterministic")
     if job["profile"] and not can.profiling:
         found.add("profile")
+    if job["exchange"] not in can.exchanges:
+        found.add("exchange")
     if job["accumulate"] > 1 and not can.accumulation:
         found.add("accumulate")
     if job["clip_norm"] and not can.clipping:

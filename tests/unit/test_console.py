@@ -39,9 +39,19 @@ def evil(value):
 def runs(tmp_path_factory):
     """Two runs like those that tests of reports have, all of whose strings are evil, and one that failed; names of folders too."""
     out = tmp_path_factory.mktemp("evil")
-    choices = {"mode", "distributed", "optimizer", "schedule", "scale_lr", "augment", "precision", "device", "launcher", "network"} | {
-        "on_nan"
-    }
+    choices = {
+        "mode",
+        "distributed",
+        "exchange",
+        "optimizer",
+        "schedule",
+        "scale_lr",
+        "augment",
+        "precision",
+        "device",
+        "launcher",
+        "network",
+    } | {"on_nan"}
     for name, state in (("one", "succeeded"), ("two", "failed")):
         path = make_run(out, name, state=state, calibrated=True, steps=40)
         save_model(path, "logreg", (1, 8, 8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -27,13 +28,24 @@ VALUES = {
     "sample_interval": "0.7",
     "min_nodes": "1",
     "spare_processes": "true",
+    "exchange": "direct",
 }
-WITHOUT = {"sample_interval": {"monitor": "false"}}
+WITHOUT = {"sample_interval": {"monitor": "false"}, "exchange": {"mode": "async"}}
 """What makes a setting idle that is not by default."""
 
 
 WITH = {"schedule_coefficient": {"warmup_steps": "4"}}
 """What the other setting needs in its turn."""
+
+
+def json_value(text):
+    """A value as a file of settings has it."""
+    return text == "true" if text in ("true", "false") else text
+
+
+def options_of(fields):
+    """What is typed for the values of settings."""
+    return [f"--no-{name}" if value == "false" else f"{flag_name(name)}={value}" for name, value in fields.items()]
 
 
 def value_of(field):
@@ -55,7 +67,7 @@ def enabling(field):
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
 def test_typed_it_is_refused_with_what_would_make_it_do_something(field, capsys):
-    others = ["--no-monitor"] if field in WITHOUT else []
+    others = options_of(WITHOUT.get(field, {}))
     typed, shown = ([flag_name(field)], "True") if is_boolean(field) else ([flag_name(field), value_of(field)], value_of(field))
     assert invoke(["run", "--print-config", *typed, *others]) == 2
     said = capsys.readouterr()
@@ -76,7 +88,9 @@ def test_it_is_taken_where_it_does_something(field):
 def test_from_a_file_or_a_variable_it_is_told(field, tmp_path):
     path = tmp_path / "job.toml"
     text = value_of(field)
-    path.write_text(f"{field} = {text if text[0].isdigit() else repr(text)}\n{'monitor = false' if field in WITHOUT else ''}\n")
+    path.write_text(
+        f"{field} = {text if text[0].isdigit() else repr(text)}\n{''.join(f'{name} = {json.dumps(json_value(value))}' for name, value in WITHOUT.get(field, {}).items())}\n"
+    )
     for environ, config, key in (({environment_name(field): text}, None, environment_name(field)), ({}, path, field)):
         resolved = resolve({}, {"TRAINER_BACKEND": "torch", **WITHOUT_ENVIRON.get(field, {}), **environ}, config)
         resolved.refuse_idle_flags()
@@ -85,7 +99,7 @@ def test_from_a_file_or_a_variable_it_is_told(field, tmp_path):
         assert (str(path) in told) == (config is not None)
 
 
-WITHOUT_ENVIRON = {"sample_interval": {"TRAINER_MONITOR": "false"}}
+WITHOUT_ENVIRON = {field: {environment_name(name): value for name, value in needed.items()} for field, needed in WITHOUT.items()}
 
 
 def test_what_a_run_goes_on_with_is_neither_refused_nor_told():

@@ -16,12 +16,13 @@ from processes import free_ports, wait_until
 from strangers import Strangers, dripping, listens
 
 from crosstrain.backends.tf.sync.rendezvous import meet
-from crosstrain.backends.torch.asynchronous import authentication
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
+from crosstrain.core.errors import RunFailedError
 from crosstrain.core.untrusted import listener as module
 from crosstrain.core.untrusted.listener import MOST_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretError, accept, connect
+from crosstrain.exchange.parameter_server import authentication
 
 pytestmark = pytest.mark.alone  # how soon strangers are sent away, and others served
 
@@ -148,7 +149,7 @@ def test_who_has_another_secret_learns_it_and_does_not_try_again():
     with opened(as_driver) as (address, admitted, reports):
         with pytest.raises(WrongSecretError):
             connect(address, b"the secret of another run")
-        with opened(as_shard) as (shard, *_), pytest.raises(authentication.RunFailedError, match="secret"):
+        with opened(as_shard) as (shard, *_), pytest.raises(RunFailedError, match="secret"):
             authentication.connect(shard, "ab" * 32, HELLO, time.monotonic() + 20.0)
         assert admitted.empty()
         wait_until(lambda: any("secret" in text for text in reports), 2, "the report")
@@ -157,7 +158,7 @@ def test_who_has_another_secret_learns_it_and_does_not_try_again():
 def test_a_shard_that_refuses_says_so_at_once():
     with opened(as_shard) as (address, _, reports):
         began = time.monotonic()
-        with pytest.raises(authentication.RunFailedError, match="refused"):
+        with pytest.raises(RunFailedError, match="refused"):
             authentication.connect(address, SECRET, HELLO._replace(elements=7), time.monotonic() + 20.0)
         assert time.monotonic() - began < 2.0
         wait_until(lambda: any("7 elements" in text for text in reports), 2, "the report")
@@ -219,7 +220,7 @@ def test_strangers_do_not_hold_up_the_ranks_that_start_tensorflow():
 def test_random_bytes_get_nobody_in(doors, prove, join, pieces, right_start, hangs_up):
     """Whatever is sent, nobody is let in, no thread dies of it, and whoever has the secret is heard afterwards."""
     address, admitted, _ = doors[prove]
-    head = authentication._HELLO.pack(b"ctps", authentication.PROTOCOL, 1, 3, 1000) if right_start else b""
+    head = HELLO.packed() if right_start else b""
     with socket.create_connection(address) as stranger:
         try:
             for piece in [head, *pieces]:

@@ -66,11 +66,6 @@ class Replica:
         else:
             self.loss_scale.guarded(gradients, update)
 
-    @property
-    def size(self) -> int:
-        """Number of trained numbers."""
-        return self._spec.size
-
     def zeros(self) -> list[tf.Tensor]:
         """In ops: return zeros in the shapes of the gradients."""
         return [tf.zeros(variable.shape) for variable in self._parameters]

@@ -85,6 +85,12 @@ class DirectGradients:
         self.whole()
         return self._buckets.views
 
+    def exchange_alone(self) -> DirectGradients:
+        """Return itself as the exchange of a step, to be repeated: of zeros, whose sums stay what they are."""
+        for flat in self._buckets.flat:
+            flat.zero_()
+        return self
+
     def whole(self) -> None:
         """Exchange what lies in the buckets."""
         if self._backward is None:

@@ -46,7 +46,7 @@ def join(task: Task, job: Job, model: Model, loss_scale: LossScale | None, devic
             raise gpu_error()
         mesh = DirectRanks(task, job)
         direct = DirectGradients(model, loss_scale, mesh)
-        return Joined(mesh, direct, lambda: direct, None)
+        return Joined(mesh, direct, direct.exchange_alone, None)
     group = ProcessGroup(task, job, device)
     wrapped = data_parallel(DistributedLoss(model), [device] if device.type == "cuda" else None)
     leaves, ranks = model.leaves, task.cluster.workers
