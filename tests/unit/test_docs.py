@@ -45,7 +45,10 @@ def arguments(function) -> str:
     return ", ".join(name if one.default is one.empty else f"{name}={one.default}" for name, one in zip(names, taken, strict=True))
 
 
-FOLDERS = "core|metrics|monitor|records|benchmarks|data|models|checkpoint|backends|exchange|engine|launch|report|conformance|cli|configs|tests|docs"
+FOLDERS = (
+    "core|metrics|monitor|records|benchmarks|data|models|checkpoint|exchange|backends|engine|launch|report|conformance|cli|configs"
+    "|tests|docs"
+)
 OPTIONS_OF_OTHERS = {
     "--batch",
     "--build-arg",

@@ -88,9 +88,8 @@ def test_it_is_taken_where_it_does_something(field):
 def test_from_a_file_or_a_variable_it_is_told(field, tmp_path):
     path = tmp_path / "job.toml"
     text = value_of(field)
-    path.write_text(
-        f"{field} = {text if text[0].isdigit() else repr(text)}\n{''.join(f'{name} = {json.dumps(json_value(value))}' for name, value in WITHOUT.get(field, {}).items())}\n"
-    )
+    needed = [f"{name} = {json.dumps(json_value(value))}" for name, value in WITHOUT.get(field, {}).items()]
+    path.write_text("\n".join([f"{field} = {text if text[0].isdigit() else repr(text)}", *needed]) + "\n")
     for environ, config, key in (({environment_name(field): text}, None, environment_name(field)), ({}, path, field)):
         resolved = resolve({}, {"TRAINER_BACKEND": "torch", **WITHOUT_ENVIRON.get(field, {}), **environ}, config)
         resolved.refuse_idle_flags()

@@ -171,7 +171,7 @@ def test_ranks_that_are_out_of_step_fail():
 
         def work(mesh):
             with pytest.raises(
-                RunFailedError, match="sent a frame number 1 of .* bytes, and number 1 of .* was due; the workers are out of"
+                RunFailedError, match=r"sent a frame number 1 of .* bytes, and number 1 of .* was due; the workers are out of"
             ):
                 mesh.add_up(np.zeros(4 + mesh.rank))
 
@@ -235,7 +235,7 @@ def test_a_rank_of_another_number_of_ranks_is_refused():
     other = tasks_of(3, tasks[0].port, tasks[0].cluster.secret)[2]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(Mesh, tasks[0], 2.0, 5.0)
-        with pytest.raises(RunFailedError, match="worker-0 at .* it refused the connection"):
+        with pytest.raises(RunFailedError, match=r"worker-0 at .* it refused the connection"):
             Mesh(other, 2.0, 5.0)
         with pytest.raises(RunFailedError, match="still waits for worker-1"):
             first.result()
