@@ -38,7 +38,7 @@ def test_it_equals_the_reference(backend, workers, batch, tmp_path):
     assert relative_difference(found.losses, expected.losses) <= 1e-5
     assert norm_wise_difference(found.weights, expected.weights) <= 1e-4
     assert found.summary["updates_applied"] == 200
-    assert json.loads((found.path / "job.json").read_text())["job"]["exchange"] == "direct"
+    assert json.loads((found.path / "job.json").read_text())["exchange"] == "direct"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
