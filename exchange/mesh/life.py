@@ -50,7 +50,7 @@ class LifeSigns:
                 for key, _ in selector.select(TICK_SECONDS):
                     if key.data is None:
                         return
-                    if _hears(key.fileobj):
+                    if _hears(self._connections[key.data]):
                         heard[key.data] += 1
                     else:
                         selector.unregister(key.fileobj)

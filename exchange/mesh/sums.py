@@ -103,4 +103,4 @@ class RankSum:
 
 
 def _bytes(vector: NDArray[Any]) -> memoryview:
-    return memoryview(vector).cast("B") if vector.size else memoryview(b"")
+    return vector.data.cast("B") if vector.size else memoryview(b"")

@@ -123,4 +123,4 @@ class Shard:
 
 def bytes_of(vector: Vector) -> memoryview:
     """Return a contiguous array's memory as bytes, shared."""
-    return memoryview(vector).cast("B")
+    return vector.data.cast("B")

@@ -22,6 +22,7 @@ from crosstrain.core.untrusted import listener as module
 from crosstrain.core.untrusted.listener import MOST_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretError, accept, connect
+from crosstrain.exchange.authentication import accept as tell_accepted
 from crosstrain.exchange.parameter_server import authentication
 
 pytestmark = pytest.mark.alone  # how soon strangers are sent away, and others served
@@ -35,7 +36,8 @@ def as_driver(exchange):
 
 
 def as_shard(exchange):
-    return exchange.connection, authentication.admit(exchange, SECRET, 1000)
+    hello = authentication.admit(exchange, SECRET, 1000)
+    return exchange.connection, hello if tell_accepted(exchange.connection) else None
 
 
 def join_driver(address):
