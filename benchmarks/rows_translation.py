@@ -131,7 +131,9 @@ def _speed_rows(backend: Backend, size: str, precision: str, further: str = "") 
     for variant in BY_HAND[backend][1]:
         rows[key if variant == "by hand" else f"{key}-nn"] = Row(name, f"{name} {variant}", "target_tokens_per_second", 1.0)
     for trainer in _trainers(backend, further):
-        rows[f"{key}-{trainer.removesuffix('MT').lower()}"] = Row(name, f"{trainer} {size} {precision}", "target_tokens_per_second", 1.3)
+        rows[f"{key}-{trainer.removesuffix('MT').lower()}"] = Row(
+            name, f"{trainer} {size} {precision}{further}", "target_tokens_per_second", 1.3
+        )
     return rows
 
 

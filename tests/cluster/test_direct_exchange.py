@@ -1,15 +1,18 @@
 """``--exchange direct`` with real processes: it trains as the frameworks' own collectives do, and repeats to the bit."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
 
 from crosstrain.checkpoint import find_checkpoint
+from crosstrain.conformance.faults import kill_task_once
 from crosstrain.conformance.reference import train_logistic_regression
 from crosstrain.conformance.runs import norm_wise_difference, read_run, relative_difference, run_job, trainer
 from crosstrain.core.job import Job
 from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +33,7 @@ def run(out, backend, exchange, **job):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("workers", "batch"), [(2, 64), (3, 10), (3, 2)])
+@pytest.mark.parametrize(("workers", "batch"), [pytest.param(2, 64, marks=pytest.mark.slow), (3, 10), (3, 2)])
 def test_it_equals_the_reference(backend, workers, batch, tmp_path):
     job = {"nodes": workers, "global_batch_size": batch, "steps": 200, "lr": 0.05}
     found = run(tmp_path, backend, "direct", **job)
@@ -41,7 +44,7 @@ def test_it_equals_the_reference(backend, workers, batch, tmp_path):
     assert json.loads((found.path / "job.json").read_text())["exchange"] == "direct"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_a_large_model_is_trained_as_by_the_native_exchange(backend, tmp_path):
     native, direct = (run(tmp_path, backend, exchange, nodes=3, **LARGE) for exchange in ("native", "direct"))
     assert relative_difference(direct.losses, native.losses) <= 1e-4
@@ -93,3 +96,20 @@ def test_what_it_cannot_do_is_refused(options, told, tmp_path):
     done = trainer("run", "--backend", "torch", "--exchange", "direct", "--nodes", "2", *options, "--out", str(tmp_path))
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
+def test_after_the_kill_of_a_worker_it_comes_to_the_same_end(backend, tmp_path):
+    """The killed one is blamed, not those that lost it, and the attempt that follows joins a mesh of its own."""
+    job = {"nodes": 3, "global_batch_size": 10, "steps": 6000, "eval_every": "end", "checkpoint_every": "500steps", "deterministic": True}
+    undisturbed = run(tmp_path, backend, "direct", **job)
+    killer = threading.Thread(target=kill_task_once, args=(tmp_path / "run", "worker-1"))
+    killer.start()
+    found = run(tmp_path, backend, "direct", name="run", sample_interval=0.1, max_restarts=1, **job)
+    killer.join()
+    (failed,) = [event for event in RunReader(found.path).events() if event.event == "attempt_failed"]
+    assert "worker-1" in failed.detail["cause"]
+    assert "SIGKILL" in failed.detail["cause"]
+    np.testing.assert_array_equal(found.losses, undisturbed.losses)
+    assert norm_wise_difference(found.weights, undisturbed.weights) == 0
