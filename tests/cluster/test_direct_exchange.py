@@ -113,3 +113,9 @@ def test_after_the_kill_of_a_worker_it_comes_to_the_same_end(backend, tmp_path):
     assert "SIGKILL" in failed.detail["cause"]
     np.testing.assert_array_equal(found.losses, undisturbed.losses)
     assert norm_wise_difference(found.weights, undisturbed.weights) == 0
+
+
+def test_a_convolutional_network_is_trained_in_micro_batches_on_one_process(tmp_path):
+    """On TensorFlow its gradients' sums lie in a loop within a loop."""
+    whole, parts = (run(tmp_path, "tf", "native", accumulate=count, **LARGE) for count in (1, 3))
+    assert relative_difference(parts.losses, whole.losses) <= 1e-4

@@ -76,6 +76,8 @@ class SyncSession:
         self._calibrator: Calibrator | None = None
         self._closed = False
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
+        if job.accumulate > 1:  # the sums of gradients would become temporary variables, which clash in a loop within a loop
+            tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         layout = layout_for(job, spec, data.info)
         self._changing = layout.changing
         with tf.device(device):
