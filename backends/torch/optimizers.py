@@ -17,7 +17,7 @@ import torch
 from ...core.job import Job
 from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 
-__all__ = ["Rule", "clipped", "make_rule", "overwrites_gradients", "reset_slots"]
+__all__ = ["Rule", "Wrapping", "clipped", "make_rule", "overwrites_gradients", "reset_slots"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -143,12 +143,10 @@ class Adam:
         self.updates = t
 
 
-class Averaging:
-    """A rule that also keeps a moving average of its parameters; `core.update_rules` has the formula."""
+class Wrapping:
+    """What counts updates as the rule that it wraps."""
 
-    def __init__(self, rule: Rule, parameters: Tensors, decay: float) -> None:
-        self._rule, self._parameters, self._decay = rule, list(parameters), decay
-        self.slots = rule.slots
+    _rule: Rule
 
     @property
     def updates(self) -> int:
@@ -158,6 +156,14 @@ class Averaging:
     @updates.setter
     def updates(self, count: int) -> None:
         self._rule.updates = count
+
+
+class Averaging(Wrapping):
+    """A rule that also keeps a moving average of its parameters; `core.update_rules` has the formula."""
+
+    def __init__(self, rule: Rule, parameters: Tensors, decay: float) -> None:
+        self._rule, self._parameters, self._decay = rule, list(parameters), decay
+        self.slots = rule.slots
 
     def step(self, gradients: Tensors, lr: float) -> None:
         """Apply one update."""

@@ -1,9 +1,8 @@
 """Sums of vectors over all ranks, in place, in the order of the ranks: small vectors whole, large ones in shares.
 
 Small, and between two ranks always: each rank sends all of its vector to each other one, and adds up. Large: rank k adds up the k-th
-share of all vectors, and sends the
-sums to the others while further pieces arrive (a reduce-scatter and an all-gather): 2 (n − 1) / n times the bytes of the vector leave each
-rank, which is the least that is possible (Patarasuk and Yuan 2009).
+share of all vectors, and sends the sums to the others while further pieces arrive (a reduce-scatter and an all-gather): 2 (n − 1) / n
+times the bytes of the vector leave each rank, which is the least that is possible (Patarasuk and Yuan 2009).
 """
 
 from __future__ import annotations

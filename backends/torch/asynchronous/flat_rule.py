@@ -8,26 +8,17 @@ import torch
 
 from ....core.job import Job
 from ....exchange.parameter_server.shards import Vector
-from ..optimizers import make_rule
+from ..optimizers import Wrapping, make_rule
 
 __all__ = ["FlatRule"]
 
 
-class FlatRule:
+class FlatRule(Wrapping):
     """The rule with the vector's memory; an `UpdateRule`."""
 
     def __init__(self, job: Job, parameters: Vector) -> None:
         self._rule = make_rule(job, [torch.from_numpy(parameters)])
         self.slots: Mapping[str, Vector] = {name: tensor.numpy() for name, (tensor,) in self._rule.slots.items()}
-
-    @property
-    def updates(self) -> int:
-        """How many updates have been applied."""
-        return self._rule.updates
-
-    @updates.setter
-    def updates(self, count: int) -> None:
-        self._rule.updates = count
 
     def step(self, gradient: Vector, lr: float) -> None:
         """Apply one update; see `UpdateRule`."""
