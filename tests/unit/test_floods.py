@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -140,8 +141,9 @@ def test_tasks_that_are_started_anew_may_say_as_much_again():
 
 
 @pytest.mark.parametrize("size", [0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 2 * FILE_PIECE_BYTES + 5])
-def test_a_log_of_any_size_travels_in_pieces_once(tmp_path, size):
+def test_a_log_of_any_size_travels_in_pieces_once(tmp_path, monkeypatch, size):
     sent = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the agent's own folder, which it removes at the end of `serve` only
     agent = Agent(SimpleNamespace(send=sent.append), 1)
     agent._logs, agent._ships_logs, text = tmp_path, True, os.urandom(size)
     (tmp_path / "worker-1.log").write_bytes(text)
