@@ -18,13 +18,14 @@ from ..checkpoint import Meta, read_checkpoint
 from ..checkpoint.compatibility import rebuilt_model
 from ..checkpoint.safetensors_file import header
 from ..checkpoint.selection import ChosenWeights
+from ..checkpoint.trained_vocabulary import trained_vocabulary
 from ..core.errors import TrainerError, UsageError
 from ..core.process import die_with_parent
 from ..models.base import Array, ModelSpec
 from ..records.store.run_vocabulary import VOCABULARY
 from .capabilities import ExportFormat
 from .loading import load_backend
-from .text_export import run_vocabulary, text_description, text_readme, translation_signature
+from .text_export import text_description, text_readme, translation_signature
 
 __all__ = ["PLAIN", "PLAIN_FORMATS", "Export", "Exporter", "main"]
 
@@ -90,7 +91,7 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
     if "columns" in meta.data and not translates:
         read = ", ".join(column["name"] for column in meta.data["columns"])
         raise UsageError(f"--format: only models of images and of translations are exported, and {meta.job['model']!r} reads {read}.")
-    vocabulary = run_vocabulary(chosen.path, meta) if translates else None
+    vocabulary = trained_vocabulary(chosen.path, meta) if translates else None
     request = Export(
         format=export_format,
         folder=folder,

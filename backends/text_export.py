@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..checkpoint import Meta
 from ..checkpoint.selection import ChosenWeights
-from ..core.errors import UsageError
-from ..core.untrusted.bounded_json import UnreadableError
-from ..data.sources.translation.tokenizer import Vocabulary
 from ..models.decoding.settings import GREEDY
 from ..records.store.run_directory import RunReader
-from ..records.store.run_vocabulary import VOCABULARY, read_vocabulary
+from ..records.store.run_vocabulary import VOCABULARY
 from .capabilities import ExportFormat
 
-__all__ = ["run_vocabulary", "text_description", "text_readme", "translation_signature"]
-
-
-def run_vocabulary(checkpoint: Path, meta: Meta) -> bytes:
-    """Return the vocabulary of a checkpoint's run, for an export. Raises UsageError where the run has none, or another than its model."""
-    run = checkpoint.parent.parent
-    try:
-        found = read_vocabulary(run)
-    except UnreadableError as error:
-        raise UsageError(f"run: {str(run)!r}: {error}; it cannot be exported.") from error
-    if found is None:
-        raise UsageError(
-            f"checkpoint: {str(checkpoint)!r} lies in no run with a {VOCABULARY}, without which nobody could make pieces of a text."
-            " Export from the run directory."
-        )
-    try:
-        vocabulary = Vocabulary(found)
-    except ValueError as error:
-        raise UsageError(f"run: {str(run / VOCABULARY)!r} is {error}; it cannot be exported.") from error
-    sizes, pieces = set(meta.data["vocabulary_sizes"].values()), meta.data.get("pieces_sha256")
-    if sizes != {vocabulary.size} or pieces not in (None, vocabulary.pieces_sha256):
-        raise UsageError(f"run: {str(run / VOCABULARY)!r} is not the vocabulary that the model was trained with; it cannot be exported.")
-    return found
+__all__ = ["text_description", "text_readme", "translation_signature"]
 
 
 def text_description(meta: Meta) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,12 @@ def _known_dir(meta: Meta, data: str | None) -> str | None:
     return known
 
 
-def trained_weights(source: Path, selection: Selection, typed: Mapping[str, Any], *, trusted: bool) -> ChosenWeights:
+def trained_weights(
+    source: Path, selection: Selection, typed: Mapping[str, Any], *, trusted: bool, reads_data: Callable[[Path], bool] = lambda _: True
+) -> ChosenWeights:
     """Return the weights that are asked for, and tell of damaged checkpoints that others are taken for.
 
+    `reads_data` says, given the path of the checkpoint, whether the command needs the run's data, which are nothing to trust otherwise.
     `typed` has the settings that the command has options for, by field, None where they are not typed. Raises UsageError where what is not
     typed would be taken from a run of somebody else's that is not `trusted`.
     """
@@ -44,7 +47,10 @@ def trained_weights(source: Path, selection: Selection, typed: Mapping[str, Any]
     name_settings({field: "flag" if value is not None else f"checkpoint {chosen.path.name}" for field, value in typed.items()})
     model, data, data_dir = (typed.get(field) for field in ("model", "data", "data_dir"))
     check_typed_model(model, chosen.meta.job["model"])
-    refuse_foreign(_taken_settings(chosen.meta, model, data, data_dir), chosen.path, typed, trusted=trusted)
+    taken = _taken_settings(chosen.meta, model, data, data_dir)
+    if not reads_data(chosen.path):
+        taken = {field: value for field, value in taken.items() if field == "model"}
+    refuse_foreign(taken, chosen.path, typed, trusted=trusted)
     return chosen
 
 
@@ -69,8 +75,13 @@ def trained_job(
     device: str | None,
     beam: int | None = None,
     length_penalty: float | None = None,
+    *,
+    reads_data: bool = True,
 ) -> Job:
-    """Return the job of the one task that works with a checkpoint's state; what is None is as the run had it."""
+    """Return the job of the one task that works with a checkpoint's state; what is None is as the run had it.
+
+    Not `reads_data`: the data are named as the run had them, and nothing is looked for.
+    """
     for field, given in (("precision", precision), ("device", device)):
         if given is not None and given not in choices(field):
             raise UsageError.of(f"--{field}", given, ", ".join(choices(field)), choices(field))
@@ -87,7 +98,7 @@ def trained_job(
         monitor=False,
         tensorboard=False,
     )
-    return written_out(job)
+    return written_out(job) if reads_data else job
 
 
 def _backend(meta: Meta, asked: str | None) -> str:

@@ -22,12 +22,15 @@ from typing import Any, NoReturn
 
 from ..backends.base import Server, Session, State, StepResult
 from ..backends.loading import install_hint, load_backend
+from ..checkpoint import data_info
 from ..core.cluster import Cluster, Task, TaskSpec
 from ..core.errors import MissingPackageError, RunFailedError
 from ..core.job import Job
 from ..core.liveness.stack_dump import write_stacks_on_signal
 from ..core.liveness.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
 from ..core.process import die_with_parent, ignore_interrupts
+from ..data.base import Dataset
+from ..data.placeholder import PlaceholderText
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
 from .peer_loss import caused_by_peer_loss
@@ -258,12 +261,17 @@ def open_session(task: Task, opened: Message) -> Session | Server:
     """Put together what the backend needs and have it join its cluster and warm up."""
     job = Job.model_validate(opened["job"])
     startup_phase("opening the dataset and the model")
-    data = open_dataset(job.data, job.data_dir)
-    if opened.get("normalisation") is not None:
-        data = data.normalised_as(*opened["normalisation"])
+    data = _open_data(job, opened)
     model = build_model(job.model, data.info)
     startup_phase("joining the cluster", for_others=True)
     return load_backend(job.backend).open(task, job, model, data)
+
+
+def _open_data(job: Job, opened: Message) -> Dataset:
+    if opened.get("placeholder") is not None:
+        return PlaceholderText.of(data_info(opened["placeholder"]))
+    data = open_dataset(job.data, job.data_dir)
+    return data if opened.get("normalisation") is None else data.normalised_as(*opened["normalisation"])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,6 +12,7 @@ import click
 from ...backends.base import State
 from ...checkpoint.compatibility import rebuilt_model
 from ...checkpoint.selection import Selection
+from ...checkpoint.trained_vocabulary import trained_vocabulary
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.console import json_text, note, raw_stream
 from ...data.sources.translation.tokenizer import Vocabulary
@@ -21,6 +22,7 @@ from ...models.decoding.search import Hypothesis
 from ...models.decoding.settings import Decoding
 from ...models.decoding.translation import VOCABULARY
 from ...records.store.jsonl import finite_json
+from ...records.store.run_vocabulary import has_vocabulary
 from ..checkpoint_options import checkpoint_options
 from ..input_lines import LONGEST_LINE_BYTES, arriving_lines
 from ..options import GivenPath, decoding_options, model_option, trust_option
@@ -48,7 +50,9 @@ class _Line:
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @checkpoint_options
 @model_option
-@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@click.option(
+    "--data-dir", type=GivenPath(), help="Folder with the original files of a dataset whose vocabulary is to be taken, not the run's."
+)
 @click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
 @click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of matrix products [default: the run's].")
 @click.option("--device", metavar="auto|cpu|gpu", help="Where to compute [default: as the run was asked to].")
@@ -79,21 +83,25 @@ def translate(
     model's output for it is not finite) too, which standard error tells and the exit code 1 at the end.
     """
     options = {"model": model, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
-    chosen = trained_weights(source, selection, options, trusted=trust_run)
+
+    def reads_data(checkpoint: Path) -> bool:
+        return data_dir is not None or not has_vocabulary(checkpoint.parent.parent)
+
+    chosen = trained_weights(source, selection, options, trusted=trust_run, reads_data=reads_data)
     meta = chosen.meta
     spec = rebuilt_model(meta)
     if spec.objective.translation is None:
         raise UsageError(f"translate: {meta.job['model']!r}, trained on {meta.data['name']!r}, translates nothing.")
-    job = trained_job(meta, None, data_dir, backend, precision, device, beam, length_penalty)
+    from_data = reads_data(chosen.path)
+    job = trained_job(meta, None, data_dir, backend, precision, device, beam, length_penalty, reads_data=from_data)
     decoding = Decoding(job.beam, job.length_penalty)
     if n_best is not None and n_best > decoding.beam:
         raise UsageError(f"--n-best: got {n_best}; allowed: 1 to {decoding.beam}, the beam. Give a wider one with --beam.")
     if sys.stdin is None:
         raise UsageError("translate: standard input is closed; give it lines to translate.")
-    dataset = fitting_data(meta, job)
-    vocabulary = Vocabulary(dataset.attachment(VOCABULARY))
+    vocabulary = Vocabulary(fitting_data(meta, job).attachment(VOCABULARY) if from_data else trained_vocabulary(chosen.path, meta))
     writer = _Writer(vocabulary, n_best, as_json=as_json)
-    with StandaloneTask(job, spec, dataset, note) as task:
+    with StandaloneTask(job, spec, note, placeholder=None if from_data else meta.data) as task:
         task.start(State(chosen.parameters(), {}, meta.step, chosen.buffers()))
         if sys.stdin.isatty():
             note("Type a sentence a line; Ctrl-D ends.")

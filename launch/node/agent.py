@@ -295,7 +295,8 @@ class Agent:
         elif (pid := self._supervisor.pid_of(name)) is not None:
             self._watch(name, pid)
         profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
-        common = {"job": message["job"], "start_deadline": start_deadline, "normalisation": message.get("normalisation")}
+        common = {"job": message["job"], "start_deadline": start_deadline}
+        common |= {field: message.get(field) for field in ("normalisation", "placeholder")}
         self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
         return environment
 

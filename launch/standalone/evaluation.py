@@ -50,7 +50,7 @@ class Evaluator:
 
     def __init__(self, job: Job, model: ModelSpec, data: StoredDataset, warn: Callable[[str], None]) -> None:
         self._job, self._model, self._data = job, model, data
-        self._task = StandaloneTask(job, model, data, warn)
+        self._task = StandaloneTask(job, model, warn, normalisation=data.info.normalisation)
 
     def evaluate(self, state: State, split: Split, *, logits: bool) -> Evaluated:
         """Evaluate on every example of a split. Every process is ended when this returns or raises, whatever happened.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -13,7 +13,6 @@ from ...backends.capabilities import refuse_unsupported
 from ...backends.loading import load_backend
 from ...core.errors import InterruptedRunError, TrainerError
 from ...core.job import Job
-from ...data.store.stored_dataset import StoredDataset
 from ...engine.protocol.messages import Message
 from ...models.base import ModelSpec
 from ..driver.cluster_setup import infer_isolation, make_cluster, make_tasks, threads_per_task
@@ -32,13 +31,23 @@ CLOSE_GRACE_SECONDS = 10.0
 class StandaloneTask:
     """The task of a job of a single sync worker, which says on which backend, data and device; to be used as a context.
 
-    It opens the job's data itself; `data` is the same store, perhaps normalised by other numbers than its own. Every process is ended with
-    the context, whatever happened. Raises UsageError where the job asks for what its backend does not declare, RunFailedError where the
-    task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP (unless ignored), SIGUSR1 or SIGUSR2.
+    It opens the job's data itself; `normalisation` has the (mean, std) of images, where they are not the data's own. With `placeholder`,
+    what a checkpoint says of a text (`described_data`), it has one made-up example in the place of the data (`PlaceholderText`).
+    Every process is ended with the context, whatever happened. Raises UsageError where the job asks for what its backend does
+    not declare, RunFailedError where the task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP (unless ignored), SIGUSR1 or SIGUSR2.
     """
 
-    def __init__(self, job: Job, model: ModelSpec, data: StoredDataset, warn: Callable[[str], None]) -> None:
-        self._job, self._model, self._data = job, model, data
+    def __init__(
+        self,
+        job: Job,
+        model: ModelSpec,
+        warn: Callable[[str], None],
+        *,
+        normalisation: tuple[Sequence[float], Sequence[float]] | None = None,
+        placeholder: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._job, self._model = job, model
+        self._normalisation, self._placeholder = normalisation, placeholder
         self._backend = load_backend(job.backend)
         refuse_unsupported(job, job.backend, self._backend.capabilities)
         self._launcher = LocalLauncher(job, warn)
@@ -88,7 +97,8 @@ class StandaloneTask:
             "cores_available": channels[0].cores,
             "gpu_of_task": gpus.on_node(0, placed),
             "start_seconds": deadline - time.monotonic(),
-            "normalisation": self._data.info.normalisation,
+            "normalisation": self._normalisation,
+            "placeholder": self._placeholder,
         }
         tasks.start_tasks(make_tasks(cluster, threads), lambda node: request)
         ready = tasks.await_ready(deadline - time.monotonic())

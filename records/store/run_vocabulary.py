@@ -8,7 +8,7 @@ from pathlib import Path
 from ...core.errors import writing
 from ...core.untrusted.bounded_json import UnreadableError, open_regular
 
-__all__ = ["VOCABULARY", "read_vocabulary", "write_vocabulary"]
+__all__ = ["VOCABULARY", "has_vocabulary", "read_vocabulary", "write_vocabulary"]
 
 VOCABULARY = "vocabulary.model"
 MOST_BYTES = 64 << 20
@@ -20,6 +20,11 @@ def write_vocabulary(run: Path, model: bytes) -> None:
     with writing(run):
         draft.write_bytes(model)
         os.replace(draft, run / VOCABULARY)
+
+
+def has_vocabulary(run: Path) -> bool:
+    """Whether there is something of its name in a run's directory."""
+    return os.path.lexists(run / VOCABULARY)
 
 
 def read_vocabulary(run: Path) -> bytes | None:

@@ -15,6 +15,7 @@ import pytest
 from digit_pairs import DIGITS, NUMBERS, lines, text
 
 from crosstrain.conformance.runs import environment_of_runs, run_job
+from crosstrain.data.store.location import CACHE_VARIABLE
 
 pytestmark = pytest.mark.cluster
 
@@ -33,16 +34,18 @@ def run(tmp_path_factory):
     )  # fmt: skip
 
 
-def command(*arguments, given="", code=0):
+def command(*arguments, given="", code=0, **environment):
     done = subprocess.run(
-        [*TRAINER, *map(str, arguments)], input=given, capture_output=True, text=True, timeout=500, env=environment_of_runs()
+        [*TRAINER, *map(str, arguments)], input=given, capture_output=True, text=True, timeout=500, env=environment_of_runs() | environment
     )
     assert done.returncode == code, done.stderr
     return done
 
 
 def translations(run, numbers, *options):
-    done = command("translate", run.path, "--json", "--trust-run", *options, given=text(lines("en", numbers)))
+    nowhere = run.path.parent / "no data are read"
+    done = command("translate", run.path, "--json", *options, given=text(lines("en", numbers)), **{CACHE_VARIABLE: str(nowhere)})
+    assert not nowhere.exists()
     return [json.loads(line)["translations"] for line in done.stdout.splitlines()]
 
 
@@ -114,7 +117,7 @@ def alone_and_together(run, numbers, *options):
     """What `alone` gives, and then translations of all of them at once, by the same process."""
     given, found = lines("en", numbers), []
     with subprocess.Popen(
-        [*TRAINER, "translate", str(run.path), "--json", "--trust-run", *map(str, options)],
+        [*TRAINER, "translate", str(run.path), "--json", *map(str, options)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         for part in (*([line] for line in given), given):
@@ -128,7 +131,7 @@ def alone_and_together(run, numbers, *options):
 @pytest.mark.slow
 def test_lines_that_cannot_be_translated_keep_their_place(run):
     given = b"one two\n\n\xff\n" + b"seven " * 40_000 + b"\nthree four five six\r\nnine"
-    done = subprocess.run([*TRAINER, "translate", str(run.path), "--trust-run"], input=given, capture_output=True, timeout=200)
+    done = subprocess.run([*TRAINER, "translate", str(run.path)], input=given, capture_output=True, timeout=200)
     assert done.returncode == 1
     found = done.stdout.decode().split("\n")
     assert [bool(line) for line in found] == [True, False, False, False, True, True, False]
@@ -140,7 +143,7 @@ def test_lines_that_cannot_be_translated_keep_their_place(run):
 
 def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
     process = subprocess.Popen(
-        [*TRAINER, "translate", str(run.path), "--trust-run", "--n-best", "2"],
+        [*TRAINER, "translate", str(run.path), "--n-best", "2"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
     )  # fmt: skip
     process.stdin.write("one two three four\n")
@@ -158,7 +161,7 @@ def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
 @pytest.mark.slow
 def test_an_interrupt_ends_a_translation_that_waits_for_a_line(run):
     process = subprocess.Popen(
-        [*TRAINER, "translate", str(run.path), "--trust-run"],
+        [*TRAINER, "translate", str(run.path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
     )  # fmt: skip
     process.stdin.write("one two three four\n")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crosstrain.backends.text_export import run_vocabulary
+from crosstrain.checkpoint.trained_vocabulary import trained_vocabulary
 from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.debian import archive
 from crosstrain.data.sources.debian.catalogues import read_mo, read_po
@@ -112,21 +112,21 @@ def test_an_export_takes_no_vocabulary_but_the_models(tmp_path, model):
     pieces = Vocabulary(model).pieces_sha256
     meta = SimpleNamespace(data={"vocabulary_sizes": {"source": 330, "target": 330}, "pieces_sha256": pieces})
     (run / VOCABULARY).write_bytes(model)
-    assert run_vocabulary(checkpoint, meta) == model
+    assert trained_vocabulary(checkpoint, meta) == model
     other = train_vocabulary([line.upper() for line in LINES], 330, bytes_too=True)
     for wrong, message in ((b"rubbish", "not a model of sentencepiece"), (other, "is not the vocabulary that the model was trained with")):
         (run / VOCABULARY).write_bytes(wrong)
         with pytest.raises(UsageError, match=message):
-            run_vocabulary(checkpoint, meta)
+            trained_vocabulary(checkpoint, meta)
     (run / VOCABULARY).unlink()
     for target in ("/etc/hostname", "checkpoints"):
         (run / VOCABULARY).symlink_to(target)
         with pytest.raises(UsageError, match="is a link, not a file"):
-            run_vocabulary(checkpoint, meta)
+            trained_vocabulary(checkpoint, meta)
         (run / VOCABULARY).unlink()
     os.mkfifo(run / VOCABULARY)
     with pytest.raises(UsageError, match="is a pipe, not a file"):
-        run_vocabulary(checkpoint, meta)
+        trained_vocabulary(checkpoint, meta)
 
 
 def mo(messages):

@@ -1,0 +1,42 @@
+"""The made-up example that stands in the place of text: it fits the columns of the data that a model was trained on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import UsageError
+from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.columns import DTYPES, ColumnSpec
+from crosstrain.data.placeholder import PlaceholderText
+
+SHAPES = st.tuples(st.none() | st.integers(1, 4)) | st.just(()) | st.tuples(st.none() | st.integers(1, 3), st.integers(1, 3))
+COLUMNS = st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES), min_size=1, max_size=4)
+
+
+@given(COLUMNS, st.integers(2, 10**9))
+def test_every_column_has_one_example_of_its_kind(columns, size):
+    specs = tuple(ColumnSpec(f"column{number}", dtype, shape) for number, (dtype, shape) in enumerate(columns))
+    data = PlaceholderText.of(DataInfo("some", {"train": size, "test": size}, specs, TextFeatures({})))
+    for split in ("train", "test"):
+        assert data.info.sizes[split] == 1
+        assert data.weights(split, "examples").tolist() == [1]
+        for spec in specs:
+            column = data.column(split, spec.name)
+            assert (len(column), column.wrong_with(spec)) == (1, None)
+            if spec.varies:
+                assert data.weights(split, f"{spec.name}_tokens").tolist() == column.lengths.tolist()
+
+
+def test_what_is_not_there_is_said():
+    spec = ColumnSpec("source", "uint16", (None,))
+    data = PlaceholderText.of(DataInfo("some", {"train": 3, "test": 3}, (spec,), TextFeatures({"source": 9})))
+    assert data.attachments == ()
+    for refused in (lambda: data.attachment("vocabulary.model"), lambda: data.weights("test", "target_tokens"), lambda: data.images("test"),
+                    lambda: data.labels("test"), lambda: data.inputs("test"), lambda: data.column("test", "target")):  # fmt: skip
+        with pytest.raises(UsageError, match="'some'"):
+            refused()
+
+
+def test_images_have_no_placeholder():
+    with pytest.raises(UsageError, match="is no text"):
+        PlaceholderText.of(DataInfo.of_images("digits", (1, 8, 8), 10, {"train": 1, "test": 1}, (0.0,), (1.0,)))
