@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from processes import free_ports
 
 from crosstrain.backends.base import Plan
+from crosstrain.backends.parameter_server import tickets as ticket_module
+from crosstrain.backends.parameter_server.tickets import TrainTicket, decode
 from crosstrain.backends.torch import BACKEND
-from crosstrain.backends.torch.asynchronous import tickets as ticket_module
 from crosstrain.backends.torch.asynchronous.flat_rule import FlatRule
 from crosstrain.backends.torch.asynchronous.session import AsyncSession
-from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, decode
 from crosstrain.core.cluster import Cluster, Task
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo

@@ -35,13 +35,13 @@ from ....exchange.parameter_server.worker_links import WorkerLinks
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
 from ...loss_scaling import ChiefLossScale
+from ...parameter_server.ticket_progress import TicketProgress
+from ...parameter_server.ticket_queue import EvalSums, TicketQueue
+from ...parameter_server.tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
 from ...translating import Translating
 from ..model import Model, evaluation_batch
 from ..state import StateMemory, each_value
 from .flat_rule import FlatRule
-from .ticket_progress import TicketProgress
-from .ticket_queue import EvalSums, TicketQueue
-from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
 
 __all__ = ["AsyncSession"]
 

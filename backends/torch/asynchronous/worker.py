@@ -29,6 +29,7 @@ from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERF
 from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
 from ...loss_scaling import FIRST_SCALE
+from ...parameter_server.tickets import EvalTicket, Ticket, TrainTicket, decode
 from ..calibration import Calibrator
 from ..data import ColumnTensors, resident_splits
 from ..model import Context, MicroBatch, Model, micro_batches_of
@@ -37,7 +38,6 @@ from ..precision import precision_used, unscaled
 from ..profiler import make_tracer
 from ..runtime import keep_steps_memory, kind_of
 from ..state import cut
-from .tickets import EvalTicket, Ticket, TrainTicket, decode
 
 __all__ = ["Worker"]
 
