@@ -10,6 +10,7 @@ from ...data.base import Dataset, Split
 from ...data.sampler import Batches, Sampler
 from ...models.base import ModelSpec
 from ..parameter_server.computation import Computed
+from ..parameter_server.tickets import cut_evaluation
 from ..timing import Calibrator, Exchange
 from ..vectors.evaluation_batches import evaluation_batch
 from ..vectors.flat_values import FlatValues
@@ -33,7 +34,9 @@ class ArrayComputation:
         self.device_used = model.device_used
         startup_phase("warming up")
         epoch = sampler.whole(0, 0, sampler.steps_per_epoch)
-        self._passes.warm_up(epoch, self._values, self._gradient, [(0, min(evaluation_batch(spec), data.info.sizes["test"]))])
+        tickets = cut_evaluation("test", data.info.sizes["test"], job.workers, evaluation_batch(spec))
+        pieces = {ticket.stop - ticket.start: (ticket.start, ticket.stop) for ticket in tickets}
+        self._passes.warm_up(epoch, self._values, self._gradient, list(pieces.values()))
 
     def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
         """Compute one update after another; see `Computation.gradients`."""
