@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -21,9 +20,6 @@ BLOCK_ELEMENTS = 2**16
 class VectorRule:
     """The rule with the vector's memory; an `UpdateRule` of the parameter server, and of `backends.arrays`."""
 
-    arrays: Any = np
-    """The module of arrays that computes."""
-
     def __init__(self, job: Job, parameters: Vector) -> None:
         self.updates = 0
         self._formulas, self._parameters = UpdateFormulas(job), parameters
@@ -37,7 +33,7 @@ class VectorRule:
         for start in range(0, len(self._parameters), BLOCK_ELEMENTS):
             part = slice(start, start + BLOCK_ELEMENTS)
             slots = {name: vector[part] for name, vector in self.slots.items()}
-            weights, found = self._formulas.updated(self.arrays, self._parameters[part], gradient[part], slots, factors)
+            weights, found = self._formulas.updated(np, self._parameters[part], gradient[part], slots, factors)
             np.copyto(self._parameters[part], weights)
             for name, vector in slots.items():
                 np.copyto(vector, found[name])
