@@ -1,13 +1,18 @@
-"""Carrying out an order to calibrate by the clock of the host: for any framework, and for none."""
+"""Carrying out orders to calibrate by the clock of the host: for any framework, and for none; see `Session.calibrate`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
 
+from ..data.sampler import Batches
 from .base import CalibrationOrder
 
-__all__ = ["repeat"]
+__all__ = ["Calibrator", "Exchange", "repeat"]
+
+Step = Callable[[], object]
 
 
 def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple[int, float]:
@@ -25,3 +30,76 @@ def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple
         left = order.seconds - elapsed
         wanted = 0 if left <= 0 else max(1, min(done, int(left * done / elapsed)))
     return done, elapsed
+
+
+class Exchange(Protocol):
+    """What a step exchanges with other tasks."""
+
+    def whole(self) -> None:
+        """Exchange it once."""
+        ...
+
+    def small(self) -> None:
+        """Exchange a few bytes in place of each message."""
+        ...
+
+
+class Calibrator:
+    """Carries out orders, on a sync rank and on an async worker.
+
+    `batches` are those to gather, and the first of them is the one to compute on. `gather` yields batches as training reads them;
+    `compute` computes on one that was gathered, which is also given as the only one of some batches. `exchange` is None where there is
+    nobody to exchange with. `settle` waits until the device has done everything.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        gather: Callable[[Batches], Iterable[Any]],
+        compute: Callable[[Any, Batches], object],
+        exchange: Exchange | None,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._batches, self._gather, self._compute, self._settle = batches, gather, compute, settle
+        self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
+
+    def run(self, order: CalibrationOrder) -> tuple[int, float]:
+        """Return how often the component was repeated and the seconds that it took. Raises ValueError for one that does not exist here."""
+        step = self._step(order.component)
+
+        def carry_out(times: int) -> None:
+            for _ in range(times):
+                step()
+            self._settle()
+
+        if order.component in self._exchanges:
+            step()  # whoever is early waits here, before the clock starts
+        self._settle()
+        return repeat(order, carry_out)
+
+    def _step(self, name: str) -> Step:
+        if name == "data":
+            return self._gathering().__next__
+        if name in ("compute", "half"):
+            return self._computing(self._first(half=name == "half"))
+        if name not in self._exchanges:
+            raise ValueError(f"there is no component {name!r} of a step here")
+        return self._exchanges[name]
+
+    def _gathering(self) -> Iterator[Any]:
+        """Yield batch after batch without an end."""
+        while True:
+            yield from self._gather(self._batches)
+
+    def _first(self, *, half: bool) -> Batches:
+        first = self._batches.slice(0, 1)
+        if not half:
+            return first
+        start, stop = first.offsets.tolist()
+        offsets = first.offsets.copy()
+        offsets[1] = start + (stop - start) // 2
+        return replace(first, offsets=offsets)
+
+    def _computing(self, batch: Batches) -> Step:
+        (gathered,) = self._gather(batch)
+        return lambda: self._compute(gathered, batch)

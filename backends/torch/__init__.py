@@ -13,7 +13,7 @@ from ...core.job import Job
 from ...core.plugins import find
 from ...data.base import Dataset
 from ...models.base import ModelSpec
-from ..base import Availability, Server, Session
+from ..base import Availability, Server, Session, make_sampler
 from ..capabilities import Capabilities, ExportFormat
 from ..export import Export
 from ..placement import parameter_server_placement, ranks_placement
@@ -82,7 +82,8 @@ class TorchBackend:
         if job.mode == "sync":
             from .sync import session  # noqa: F401
         else:
-            from .asynchronous import worker  # noqa: F401
+            from ..parameter_server import worker  # noqa: F401
+            from .asynchronous import computation  # noqa: F401
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
         """Join the cluster and warm up; the task's role decides what comes back."""
@@ -93,18 +94,22 @@ class TorchBackend:
             from .sync.session import SyncSession
 
             return SyncSession(task, job, model, data, device)
-        if task.placed.role == "chief":
-            from .asynchronous.session import AsyncSession
+        from .asynchronous.flat_rule import FlatRule
 
-            return AsyncSession(task, job, model, data)
+        if task.placed.role == "chief":
+            from ..parameter_server.session import AsyncSession
+            from .asynchronous.translating import ChiefTranslating
+
+            return AsyncSession(task, job, model, data, FlatRule, ChiefTranslating(job, model, data))
         if task.placed.role == "ps":
             from ...exchange.parameter_server.server import ShardServer
-            from .asynchronous.flat_rule import FlatRule
 
             return ShardServer(task, job, model, FlatRule)
-        from .asynchronous.worker import Worker
+        from ..parameter_server.worker import Worker
+        from .asynchronous.computation import TorchComputation
 
-        return Worker(task, job, model, data, device)
+        sampler = make_sampler(job, data, model.objective.weight)
+        return Worker(task, job, model, sampler, TorchComputation(task, job, model, data, sampler, device))
 
     def tensor_functions(self) -> TensorFunctions:
         """Import torch, and return what makes tensors of arrays and arrays of tensors; see `HasTensors`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,6 +17,7 @@ from ...data.sampler import Batches
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
 from ..decoding_functions import DecodingFunctions
+from ..vectors.evaluation_batches import evaluation_batch, examples_at_once
 from .data import ColumnTensors, ResidentSplit, part_of
 from .decoding import TorchStepper
 from .forward_context import ForwardContexts
@@ -25,17 +25,7 @@ from .optimizers import overwrites_gradients
 from .precision import low_format, watched
 from .state import cut
 
-__all__ = ["DistributedLoss", "MicroBatch", "Model", "apart", "evaluation_batch", "micro_batches_of"]
-
-EVALUATION_BATCH = 1024
-"""Examples per forward pass of an evaluation, at most."""
-
-EVALUATION_LOGITS_BYTES = 2**27
-"""Bytes of logits per forward pass of an evaluation of sequences, padding included; the softmax of them takes as much again."""
-
-EVALUATION_BYTES = 2**25
-"""Bytes of images per forward pass of an evaluation. What a convolutional network computes from them takes some ten times as much:
-for AlexNet with images of 224 × 224 (55 at once) less than training on 64 needs."""
+__all__ = ["DistributedLoss", "MicroBatch", "Model", "apart", "micro_batches_of"]
 
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
@@ -44,16 +34,6 @@ MicroBatch = tuple[ColumnTensors, ColumnTensors, Context]
 
 Losses = Callable[[torch.Tensor, ColumnTensors, Context], torch.Tensor]
 """From a forward function's result, the target and the context to what each example adds, [batch]."""
-
-
-def evaluation_batch(spec: ModelSpec) -> int:
-    """Return how many examples an evaluation takes at once, at most; of sequences `examples_at_once` may take fewer."""
-    return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
-
-
-def examples_at_once(spec: ModelSpec, longest: int, most: int) -> int:
-    """Return how many of `most` examples, of which the longest has `longest` elements, an evaluation takes at once: at least one."""
-    return max(1, min(most, EVALUATION_LOGITS_BYTES // max(1, 4 * spec.logits_per_position * longest)))
 
 
 class Model:

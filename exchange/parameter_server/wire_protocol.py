@@ -1,4 +1,4 @@
-"""Frames on a TCP connection: a header of fixed size, then raw float32 bytes, straight from and into the buffers that torch computes on.
+"""Frames on a TCP connection: a header of fixed size, then raw float32 bytes, straight from and into the buffers that are computed on.
 
 No lengths are taken from the peer to allocate by: both sides know the size of a shard, and the trailer of a header is bounded.
 Every exchange is one request and one reply, and each of them one system call where the kernel takes it whole.

@@ -16,8 +16,8 @@ from processes import free_ports, script_process
 from strangers import Strangers, dripping
 
 from crosstrain.backends.base import CalibrationOrder, Plan, make_sampler
+from crosstrain.backends.parameter_server.tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, decode, encode
 from crosstrain.backends.torch import BACKEND
-from crosstrain.backends.torch.asynchronous.tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, decode, encode
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.exchange.parameter_server.authentication import Hello, connect

@@ -14,8 +14,8 @@ from torch_image_tasks import Pictures, opened
 from torch_tasks import make_cluster, task_of
 
 from crosstrain.backends.base import Plan
+from crosstrain.backends.parameter_server.tickets import TrainTicket, encode
 from crosstrain.backends.torch import BACKEND
-from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, encode
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo, TextFeatures

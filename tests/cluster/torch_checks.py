@@ -163,7 +163,7 @@ def test_lower_precision_is_near_and_named():
 
 
 def test_logits_are_those_that_are_evaluated(monkeypatch):
-    monkeypatch.setattr("crosstrain.backends.torch.model.EVALUATION_BATCH", 8)
+    monkeypatch.setattr("crosstrain.backends.vectors.evaluation_batches.EVALUATION_BATCH", 8)
     session, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8}, 32, free_ports(1))
     list(session.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
     logits = np.concatenate([session.predict("test", 0, 11), session.predict("test", 11, 11), session.predict("test", 11, 30)])

@@ -69,10 +69,10 @@ def codes(pods, without=()):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "steps", "tolerance"),
-    [("toy", 5000, 1e-4), ("torch", 1500, 0)],  # the toy's sums are of float64, its checkpoints are not
+    ("backend", "steps"),
+    [("toy", 5000), ("torch", 1500)],
 )
-def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of, tmp_path, backend, steps, tolerance):
+def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of, tmp_path, backend, steps):
     job = ["--backend", backend, "--steps", str(steps)]
     pods = pods_of(*job, "--checkpoint-every", f"{steps // 5}steps")
     first = pods.start()
@@ -101,7 +101,7 @@ def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of
         assert undisturbed.wait(60) == 0, undisturbed.stderr()
     found = losses(pods.run)
     assert len(found) == steps
-    np.testing.assert_allclose(found, losses(tmp_path / "alone"), rtol=tolerance)
+    np.testing.assert_array_equal(found, losses(tmp_path / "alone"))
 
 
 @pytest.mark.parametrize("evicted", [[2], pytest.param([0, 1, 2], marks=pytest.mark.slow)])

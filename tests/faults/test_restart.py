@@ -57,8 +57,8 @@ def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, 
     assert failure.cause.startswith("task worker-1 on node 1 was killed by SIGKILL")
     status = json.loads((path / "status.json").read_text())
     assert (status["state"], status["exit_code"], summary["steps"]) == ("succeeded", 0, 3000)
-    # The toy keeps its parameters in float64 and a checkpoint in float32.
-    np.testing.assert_allclose(losses(path), losses(undisturbed), rtol=1e-4 if saves else 0)
+    # The toy adds up in the order of its ranks: it repeats to the bit.
+    np.testing.assert_array_equal(losses(path), losses(undisturbed))
     assert [record.step for record in RunReader(path).evals()] == [1000, 2000, 3000]
     events = {event.event: event for event in RunReader(path).events()}
     assert events["attempt_failed"].detail == {"cause": failure.cause}

@@ -6,28 +6,24 @@ With GPU_TOY_SEES it says that it computes on what that names, as a framework th
 import os
 from dataclasses import replace
 
-from crosstrain_toy import ToyBackend, ToySession
+from crosstrain_toy import ToyBackend
 
 from crosstrain.core.errors import UsageError
-
-
-class GpuToySession(ToySession):
-    def __init__(self, task, job, model, data):
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        print(f"{task.name} sees {visible} in order {os.environ.get('CUDA_DEVICE_ORDER')}", flush=True)
-        found = os.environ.get("GPU_TOY_SEES") or ("cpu" if visible in (None, "", "-1") else "gpu")
-        if job.device == "gpu" and found == "cpu":
-            raise UsageError("device: got 'gpu', but gpu-toy finds no GPU here")
-        self.device_used = found
-        super().__init__(task, job, model, data)
 
 
 class GpuToyBackend(ToyBackend):
     name = "gpu-toy"
     capabilities = replace(ToyBackend.capabilities, devices=frozenset({"cpu", "gpu"}), gpu_install="build it for GPUs")
 
-    def open(self, task, job, model, data):
-        return GpuToySession(task, job, model, data)
+    def model(self, task, job, spec):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        print(f"{task.name} sees {visible} in order {os.environ.get('CUDA_DEVICE_ORDER')}", flush=True)
+        found = os.environ.get("GPU_TOY_SEES") or ("cpu" if visible in (None, "", "-1") else "gpu")
+        if job.device == "gpu" and found == "cpu":
+            raise UsageError("device: got 'gpu', but gpu-toy finds no GPU here")
+        model = super().model(task, job, spec)
+        model.device_used = found
+        return model
 
 
 BACKEND = GpuToyBackend()

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from processes import free_ports
 
 from crosstrain.backends.base import Plan
+from crosstrain.backends.parameter_server import tickets as ticket_module
+from crosstrain.backends.parameter_server.session import AsyncSession
+from crosstrain.backends.parameter_server.tickets import TrainTicket, decode
 from crosstrain.backends.torch import BACKEND
-from crosstrain.backends.torch.asynchronous import tickets as ticket_module
 from crosstrain.backends.torch.asynchronous.flat_rule import FlatRule
-from crosstrain.backends.torch.asynchronous.session import AsyncSession
-from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, decode
 from crosstrain.core.cluster import Cluster, Task
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
@@ -215,7 +215,7 @@ def each_update_is_applied_once(ps, fates):
     errors, found, over, stop = [], {}, threading.Event(), threading.Event()
     servers = [ShardServer(task_of(cluster, f"ps-{number}"), job, model, FlatRule) for number in range(1, ps)]
     serving = [threading.Thread(target=server.serve, args=(stop,)) for server in servers]
-    opening = threading.Thread(target=lambda: found.update(session=AsyncSession(task_of(cluster, "chief-0"), job, model, data)))
+    opening = threading.Thread(target=lambda: found.update(session=AsyncSession(task_of(cluster, "chief-0"), job, model, data, FlatRule)))
     working = [threading.Thread(target=lives, args=(cluster, model, job, place, fates[place], errors, over)) for place in range(WORKERS)]
     for thread in (*serving, opening, *working):
         thread.start()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstrain.backends.base import Plan
-from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, cut_plan, decode, encode
+from crosstrain.backends.parameter_server.tickets import TrainTicket, cut_plan, decode, encode
 from crosstrain.core.job import Job
 from crosstrain.data.batching import BucketedTokens, FixedCount, batch_rule
 from crosstrain.data.bucketing import Buckets, bucket_edges, longer_than, padded_positions

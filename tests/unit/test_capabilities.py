@@ -15,7 +15,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find
 
-TOY = Path(__file__).parent.parent / "toy"
+TESTS = Path(__file__).parent.parent
 
 MODES, PRECISIONS, DEVICES = ("sync", "async"), ("fp32", "bf16", "fp16"), ("auto", "cpu", "gpu")
 AUGMENTS, PROFILES, EXCHANGES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100), ("native", "direct")
@@ -88,14 +88,15 @@ def test_exactly_what_is_not_declared_is_refused(fields, can):
     check(fields, can)
 
 
-@pytest.mark.parametrize("backend", ["tf", "torch", "toy"])
+@pytest.mark.parametrize("backend", ["tf", "torch", "least-toy"])
 def test_every_job_on_every_backend(backend, monkeypatch):
-    monkeypatch.syspath_prepend(str(TOY))
+    for folder in ("toy", "least_toy"):
+        monkeypatch.syspath_prepend(str(TESTS / folder))
     can = declared_capabilities(find("backend", backend))
     for fields in EVERY_JOB:
         check(fields, can)
     refused = {field for fields in EVERY_JOB for field in beyond(fields, can)}
-    assert refused == (set(FIELDS) if backend == "toy" else set())
+    assert refused == (set(FIELDS) if backend == "least-toy" else set())
 
 
 def test_the_default_is_the_least():

@@ -17,7 +17,7 @@ from crosstrain.core.settings.given_names import named
 from crosstrain.core.settings.job_fields import environment_name, flag_name, is_boolean, schema
 from crosstrain.core.settings.sources import resolve
 
-TOY = Path(__file__).parent.parent / "toy"
+TOYS = [str(Path(__file__).parent.parent / folder) for folder in ("toy", "least_toy")]
 
 INVALID = {
     "data_dir": "/no/such/folder",
@@ -44,8 +44,9 @@ def invalid(field):
 
 @pytest.fixture(autouse=True)
 def _toy_alone(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(TOY))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    for folder in TOYS:
+        monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*TOYS, *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.startswith("TRAINER_") and name != "TRAINER_DATA_CACHE":
@@ -102,23 +103,23 @@ def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
     ("field", "settings", "words"),
     [
         ("name", {"name": "taken"}, "'taken' is taken in 'runs'"),
-        ("model", {"model": "json.decoder"}, "has no forward function on backend 'toy'"),
+        ("model", {"model": "json.decoder"}, "has no forward function on backend 'least-toy'"),
         ("data", {"data": "digits:5"}, "'digits' takes no arguments"),
         ("data_dir", {"data_dir": "/tmp"}, "comes with scikit-learn"),
         ("augment", {"augment": "flip"}, "must not be mirrored"),
         ("cores_per_node", {"cores_per_node": "4000"}, "cores for a node, which is what this machine has"),
         ("momentum", {"momentum": 0.5, "optimizer": "adam"}, "belongs to optimizer sgd"),
-        ("mode", {"mode": "async"}, "got 'async', which backend toy does not support; supported there: sync."),
-        ("precision", {"precision": "bf16"}, "got 'bf16', which backend toy does not support; supported there: fp32."),
-        ("device", {"device": "gpu"}, "got 'gpu', which backend toy does not support; supported there: auto, cpu."),
-        ("augment", {"augment": "crop"}, "got 'crop', which backend toy does not support; supported there: none."),
-        ("deterministic", {"deterministic": True}, "got 'true', which backend toy does not support; supported there: false."),
-        ("profile", {"profile": 5}, "got '5', which backend toy does not support; supported there: 0."),
+        ("mode", {"mode": "async"}, "got 'async', which backend least-toy does not support; supported there: sync."),
+        ("precision", {"precision": "bf16"}, "got 'bf16', which backend least-toy does not support; supported there: fp32."),
+        ("device", {"device": "gpu"}, "got 'gpu', which backend least-toy does not support; supported there: auto, cpu."),
+        ("augment", {"augment": "crop"}, "got 'crop', which backend least-toy does not support; supported there: none."),
+        ("deterministic", {"deterministic": True}, "got 'true', which backend least-toy does not support; supported there: false."),
+        ("profile", {"profile": 5}, "got '5', which backend least-toy does not support; supported there: 0."),
     ],
 )
 def test_what_is_found_out_later(capsys, monkeypatch, source, field, settings, words):
     Path("runs/taken").mkdir(parents=True)
-    err = said(capsys, monkeypatch, source, settings, "--backend", "toy")
+    err = said(capsys, monkeypatch, source, settings, "--backend", "least-toy")
     start, has = begins(source, field)
     assert err.startswith(start)
     assert has in err

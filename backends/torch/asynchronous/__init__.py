@@ -1,1 +1,1 @@
-"""How do torch's workers train without waiting for each other? A parameter server on plain TCP."""
+"""What does torch compute for workers that do not wait for each other, and for their parameter servers?"""

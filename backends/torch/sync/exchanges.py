@@ -10,7 +10,7 @@ import torch
 from ....core.cluster import Task
 from ....core.job import Job
 from ....exchange.limits import gpu_error
-from ..calibration import Exchange
+from ...timing import Exchange
 from ..model import DistributedLoss, Model
 from ..precision import LossScale
 from .calibration import AllReduce

@@ -24,8 +24,9 @@ from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ...timing import Calibrator
 from ...translating import Translating
-from ..calibration import Calibrator
+from ..calibration import make_calibrator
 from ..data import ColumnTensors, resident_splits
 from ..model import MicroBatch, Model, micro_batches_of
 from ..optimizers import make_rule, reset_slots
@@ -294,7 +295,7 @@ class SyncSession:
             micro_batches = micro_batches_of(self._model, x, y, batch, self._job.accumulate)
             alone.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance alone
 
-        return Calibrator(self._splits["train"], batches, compute, exchange, self._device)
+        return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 
     def close(self) -> None:
         """Leave together with the other ranks (at once where this one failed); a second call does nothing."""

@@ -13,10 +13,10 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ....core.cluster import split_evenly
-from ....data.base import Split
-from ....data.batching import Arranged
-from ...base import CalibrationOrder, Plan, StepComponent
+from ...core.cluster import split_evenly
+from ...data.base import Split
+from ...data.batching import Arranged
+from ..base import CalibrationOrder, Plan, StepComponent
 
 __all__ = ["MAX_COUNT", "EvalTicket", "Ticket", "TrainTicket", "cut_evaluation", "cut_plan", "decode", "encode"]
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ...base import CalibrationResult, StepResult
+from ..base import CalibrationResult, StepResult
 from .tickets import EvalTicket, Ticket, TrainTicket
 
 __all__ = ["EvalSums", "TicketQueue"]

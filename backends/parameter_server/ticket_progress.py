@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...base import StepResult
+from ..base import StepResult
 from .tickets import TrainTicket
 
 __all__ = ["TicketProgress"]

@@ -19,31 +19,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
-from ....core.cluster import Task, TaskSpec
-from ....core.errors import RunFailedError, StalledRunError
-from ....core.job import Job
-from ....core.update_rules import slot_names
-from ....data.base import Dataset, Split
-from ....exchange.parameter_server.authentication import Hello, connect
-from ....exchange.parameter_server.server import Listener, initial_shard, pushed_step, shard_bounds, warm_rule
-from ....exchange.parameter_server.shard_links import ShardLinks
-from ....exchange.parameter_server.shards import Vector, bytes_of
-from ....exchange.parameter_server.wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
-from ....exchange.parameter_server.worker_links import WorkerLinks
-from ....models.base import Array, ModelSpec
-from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
-from ...loss_scaling import ChiefLossScale
-from ...translating import Translating
-from ..model import Model, evaluation_batch
-from ..state import StateMemory, each_value
-from .flat_rule import FlatRule
+from ...core.cluster import Task, TaskSpec
+from ...core.errors import RunFailedError, StalledRunError
+from ...core.job import Job
+from ...core.update_rules import slot_names
+from ...data.base import Dataset, Split
+from ...exchange.parameter_server.authentication import Hello, connect
+from ...exchange.parameter_server.server import Listener, initial_shard, pushed_step, shard_bounds, warm_rule
+from ...exchange.parameter_server.shard_links import ShardLinks
+from ...exchange.parameter_server.shards import MakeRule, Vector, bytes_of
+from ...exchange.parameter_server.wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
+from ...exchange.parameter_server.worker_links import WorkerLinks
+from ...models.base import Array, ModelSpec
+from ..base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
+from ..loss_scaling import ChiefLossScale
+from ..translating import Translating
+from ..vectors.evaluation_batches import evaluation_batch
+from ..vectors.state_memory import StateMemory
 from .ticket_progress import TicketProgress
 from .ticket_queue import EvalSums, TicketQueue
 from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
 
-__all__ = ["AsyncSession"]
+__all__ = ["AsyncSession", "Translate"]
 
 log = logging.getLogger(__name__)
 
@@ -57,26 +55,31 @@ TICKETS_AHEAD = 2
 """`train` asks for the next plan when no more than this many tickets a worker are left to hand out: a quarter of a plan."""
 
 
+Translate = Callable[[State], Translating]
+"""Returns what translates with the weights and buffers of a state on the chief; asked again before each use."""
+
+
 class AsyncSession:
     """The only leading task of an asynchronous run; a `ReplacesWorkers`."""
 
     on_stalled_worker: Callable[[int], None] | None = None
 
-    def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> None:
+    def __init__(
+        self, task: Task, job: Job, model: ModelSpec, data: Dataset, make_rule: MakeRule, translate: Translate | None = None
+    ) -> None:
+        """Join the cluster. `make_rule` makes the rule of the chief's own shard; `translate` is needed for a model that translates."""
         self._spec, self._job = model, job
         self._slots = slot_names(job)
-        self._data, self._sizes = data, dict(data.info.sizes)
-        self._decoded_model: Model | None = None
-        self._translating: Translating | None = None
+        self._sizes, self._translate = dict(data.info.sizes), translate
         self._sampler = make_sampler(job, data, model.objective.weight)
-        self._shard = initial_shard(job, model, 0, FlatRule)
+        self._shard = initial_shard(job, model, 0, make_rule)
         self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
         self._tickets = TicketQueue()
         self._links = WorkerLinks(self._tickets.dismiss, self._tickets.readmit)
         self._given_up: set[int] = set()
         self._memory: StateMemory | None = None
         self._open, self._calibrated, self._training_seconds = True, False, 0.0
-        warm_rule(self._shard, job, FlatRule)
+        warm_rule(self._shard, job, make_rule)
         deadline = time.monotonic() + job.start_timeout
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
         self._servers = ShardLinks([self._connect(task, placed, deadline) for placed in task.cluster.of_role("ps")])
@@ -264,16 +267,13 @@ class AsyncSession:
         return EvalResult.of(self._spec.objective, split, size, sums, time.perf_counter() - began, self._shard.version)
 
     def translating(self) -> Translating:
-        """Return what translates with a copy of the parameters on the chief's CPU, as they are now; see `Session.translating`."""
-        if self._decoded_model is None or self._translating is None:
-            job = self._job if self._loss_scale is None else self._job.model_copy(update={"precision": "fp32"})  # fp16 takes a GPU
-            self._decoded_model = Model.initial(job, self._spec, 0, torch.device("cpu"))
-            self._translating = Translating(self._data, self._spec.objective, self._decoded_model.stepper(), 0, 1)
-        own = self._decoded_model
-        for tensor, value in zip([*own.values, *own.buffers], each_value(self._spec, (), self.state().to_evaluate()), strict=True):
-            if value is not None:
-                tensor.copy_(value)
-        return self._translating
+        """Return what translates on the chief with the parameters as they are now; see `Session.translating`.
+
+        Raises RuntimeError where the backend translates nothing.
+        """
+        if self._translate is None:
+            raise RuntimeError(f"this backend does not translate with {self._spec.name!r}")
+        return self._translate(self.state().to_evaluate())
 
     def _received_sums(self, trailer: bytes) -> EvalSums:
         """Return the sums in a frame's trailer. Raises ConnectionError where they are not those of the objective."""
@@ -293,7 +293,7 @@ class AsyncSession:
     def _pieces(self, memory: StateMemory) -> list[list[Vector]]:
         """Return each shard's pieces of a copy of the state."""
         bounds = shard_bounds(self._spec, self._job.ps)
-        return [[piece.numpy() for piece in memory.shard(start, stop)] for start, stop in bounds]
+        return [memory.shard(start, stop) for start, stop in bounds]
 
     def state(self) -> State:
         """Return a copy of the state, collected from every parameter server; see `Session.state`."""

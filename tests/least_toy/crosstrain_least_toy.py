@@ -1,0 +1,13 @@
+"""The toy backend, which declares the least that a backend can: sync training in fp32 on the CPU."""
+
+from crosstrain_toy import ToyBackend
+
+from crosstrain.backends.capabilities import Capabilities
+
+
+class LeastToyBackend(ToyBackend):
+    name = "least-toy"
+    capabilities = Capabilities(packages={"numpy": ["numpy"]})
+
+
+BACKEND = LeastToyBackend()

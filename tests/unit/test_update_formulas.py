@@ -1,0 +1,90 @@
+"""The update rules over arrays are those of the float64 reference, whatever the job, and however the vector is cut."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.backends.vectors import vector_rule
+from crosstrain.backends.vectors.update_formulas import UpdateFormulas, clip
+from crosstrain.backends.vectors.vector_rule import VectorRule
+from crosstrain.conformance.reference import _Optimizer
+from crosstrain.core.job import Job
+from crosstrain.core.update_rules import EMA, slot_names
+
+DESCENTS = st.fixed_dictionaries(
+    {
+        "optimizer": st.just("sgd"),
+        "momentum": st.sampled_from([0.0, 0.5, 0.9]),
+        "weight_decay": st.sampled_from([0.0, 1e-2]),
+        "ema_decay": st.sampled_from([0.0, 0.9, 0.999]),
+    }
+).flatmap(lambda job: st.sampled_from([job, {**job, "nesterov": True}]) if job["momentum"] else st.just(job))
+ADAMS = st.fixed_dictionaries(
+    {
+        "optimizer": st.sampled_from(["adam", "adamw"]),
+        "beta1": st.sampled_from([0.0, 0.9]),
+        "beta2": st.sampled_from([0.9, 0.999]),
+        "weight_decay": st.sampled_from([0.0, 1e-2]),
+        "ema_decay": st.sampled_from([0.0, 0.99]),
+    }
+)
+JOBS = st.one_of(DESCENTS, ADAMS).map(Job.model_validate)
+
+
+@given(job=JOBS, size=st.integers(0, 20), block=st.sampled_from([1, 3, 64]), seed=st.integers(0, 2**32 - 1))
+def test_updates_are_the_references(job, size, block, seed):
+    draw = np.random.default_rng(seed)
+    weights = draw.normal(size=size).astype(np.float32)
+    expected, average = {"w": weights.astype(np.float64)}, weights.astype(np.float64)
+    reference = _Optimizer(job, expected)
+    with patch.object(vector_rule, "BLOCK_ELEMENTS", block):
+        rule = VectorRule(job, weights)
+        for update in range(1, 8):
+            gradient, lr = draw.normal(size=size).astype(np.float32), float(draw.uniform(1e-3, 0.1))
+            rule.step(gradient, lr)
+            reference.apply({"w": gradient.astype(np.float64)}, lr)
+            decay = min(job.ema_decay, (1 + update) / (10 + update))
+            average = decay * average + (1 - decay) * expected["w"]
+    assert rule.updates == 7
+    assert tuple(rule.slots) == slot_names(job)
+    np.testing.assert_allclose(weights, expected["w"], rtol=2e-4, atol=2e-5)
+    if job.ema_decay:
+        np.testing.assert_allclose(rule.slots[EMA], average, rtol=2e-4, atol=2e-5)
+
+
+@given(job=JOBS, seed=st.integers(0, 2**32 - 1))
+def test_nothing_is_written_to_and_numbers_stay_float32(job, seed):
+    draw = np.random.default_rng(seed)
+    formulas = UpdateFormulas(job)
+    given_arrays = {name: np.abs(draw.normal(size=(2, 3))).astype(np.float32) for name in ("weights", "gradient", *formulas.slots)}
+    kept = {name: value.copy() for name, value in given_arrays.items()}
+    slots = {name: given_arrays[name] for name in formulas.slots}
+    weights, found = formulas.updated(np, given_arrays["weights"], given_arrays["gradient"], slots, formulas.factors(0.1, 3))
+    assert all(np.array_equal(value, kept[name]) for name, value in given_arrays.items())
+    assert set(found) == set(formulas.slots)
+    assert {value.dtype for value in (weights, *found.values())} == {np.dtype(np.float32)}
+    assert {value.shape for value in (weights, *found.values())} == {(2, 3)}
+
+
+@given(values=st.lists(st.floats(-100, 100, width=32), max_size=9), limit=st.sampled_from([0.5, 3.0, 1000.0]))
+def test_a_gradient_is_clipped_by_its_norm(values, limit):
+    gradient = np.array(values, np.float32)
+    before, norm = gradient.astype(np.float64), np.linalg.norm(np.array(values, np.float64))
+    clip(gradient, limit)
+    if norm < limit - 1e-3:
+        np.testing.assert_array_equal(gradient, before.astype(np.float32))
+    assert np.linalg.norm(gradient.astype(np.float64)) <= limit * (1 + 1e-5) or norm <= limit
+    np.testing.assert_allclose(gradient, before * min(1.0, limit / (norm + 1e-6)), rtol=1e-5, atol=1e-30)
+
+
+def test_a_gradient_that_is_not_finite_stays_so():
+    gradient = np.array([1.0, np.nan], np.float32)
+    clip(gradient, 0.1)
+    assert np.isnan(gradient).any()
+    with pytest.raises(KeyError):
+        UpdateFormulas(Job(momentum=0.9)).updated(np, gradient, gradient, {}, UpdateFormulas(Job()).factors(0.1, 1))
