@@ -46,16 +46,20 @@ class Calibrator:
         self._data, self._batches, self._compute, self._device = data, batches, compute, device
         self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
 
-    def run(self, order: CalibrationOrder) -> tuple[int, float]:
-        """Return how often the component was repeated and the seconds that it took. Raises ValueError for one that does not exist here."""
-        step = self._step(order.component)
+    def run(self, order: CalibrationOrder, component: str | None = None) -> tuple[int, float]:
+        """Return how often the component was repeated and the seconds that it took. Raises ValueError for one that does not exist here.
+
+        `component` is what the order's is called here, where that is another name: also ``step``, which gathers a batch and computes.
+        """
+        component = component or order.component
+        step = self._step(component)
 
         def carry_out(times: int) -> None:
             for _ in range(times):
                 step()
             self._settle()
 
-        if order.component in self._exchanges:
+        if component in self._exchanges or component == "step":
             step()  # whoever is early waits here, before the clock starts
         self._settle()
         return repeat(order, carry_out)
@@ -70,6 +74,9 @@ class Calibrator:
             return self._gather()
         if name in ("compute", "half"):
             return self._computing(self._first(half=name == "half"))
+        if name == "step":
+            gather, compute = self._gather(), self._computing(self._first(half=False))
+            return lambda: (gather(), compute())
         if name not in self._exchanges:
             raise ValueError(f"there is no component {name!r} of a step here")
         return self._exchanges[name]
