@@ -13,9 +13,9 @@ from typing import Any
 
 from ..backends.base import CalibrationOrder, CalibrationResult, StepComponent
 from ..backends.capabilities import Exchange
+from ..core.direct_exchange import MOST_RANKS
 from ..core.errors import RunFailedError
 from ..core.job import Job
-from ..exchange.limits import MOST_RANKS
 from ..models.base import ModelSpec
 from .loop_interfaces import TaskGroup
 from .protocol.codec import calibrated_from_message, calibration_to_message

@@ -17,10 +17,10 @@ from functools import partial
 from typing import NamedTuple
 
 from ...core.cluster import Task
+from ...core.direct_exchange import MOST_RANKS
 from ...core.errors import RunFailedError
 from ...core.untrusted.listener import AuthenticatingListener, Exchange
 from ..authentication import accept, admit_client, connect, tune
-from ..limits import MOST_RANKS
 from .peers import PeerLostError, names_of
 
 __all__ = ["Channel", "Connections", "join"]

@@ -22,11 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import free_ports, wait_until
 
+from crosstrain.core import direct_exchange
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
+from crosstrain.core.direct_exchange import MOST_RANKS
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.untrusted import listener
-from crosstrain.exchange.limits import MOST_RANKS, refuse_too_many
-from crosstrain.exchange.mesh import sums
+from crosstrain.exchange.limits import refuse_too_many
 from crosstrain.exchange.mesh.beside import open_beside
 from crosstrain.exchange.mesh.mesh import Mesh
 from crosstrain.exchange.mesh.peers import PeerLostError
@@ -109,7 +110,7 @@ def test_whole_vectors_and_shares_give_the_same_sums(monkeypatch):
     vectors = vectors_of(3, 5000, np.float32, 7)
     found = {}
     for name, most in (("whole", 1 << 40), ("shares", -1)):
-        monkeypatch.setattr(sums, "MOST_FURTHER_BYTES", most)
+        monkeypatch.setattr(direct_exchange, "MOST_FURTHER_BYTES", most)
         with meshes(tasks_of(3)) as (_, on_all):
             copies = [vector.copy() for vector in vectors]
             on_all(lambda mesh, copies=copies: mesh.add_up(copies[mesh.rank]))
