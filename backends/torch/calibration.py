@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from typing import Protocol
 
 import torch
@@ -49,7 +50,7 @@ class Calibrator:
     def run(self, order: CalibrationOrder, component: str | None = None) -> tuple[int, float]:
         """Return how often the component was repeated and the seconds that it took. Raises ValueError for one that does not exist here.
 
-        `component` is what the order's is called here, where that is another name: also ``step``, which gathers a batch and computes.
+        `component` is what the order's is called here, where that is another name: also ``step``, which computes on the next batch.
         """
         component = component or order.component
         step = self._step(component)
@@ -75,13 +76,12 @@ class Calibrator:
         if name in ("compute", "half"):
             return self._computing(self._first(half=name == "half"))
         if name == "step":
-            gather, compute = self._gather(), self._computing(self._first(half=False))
-            return lambda: (gather(), compute())
+            return self._whole()
         if name not in self._exchanges:
             raise ValueError(f"there is no component {name!r} of a step here")
         return self._exchanges[name]
 
-    def _gather(self) -> Step:
+    def _gather(self) -> Callable[[], Batch]:
         """Return what hands out the next batch, and gathers them in blocks as training does."""
 
         def batches() -> Iterator[Batch]:
@@ -90,6 +90,11 @@ class Calibrator:
                     yield from block
 
         return batches().__next__
+
+    def _whole(self) -> Step:
+        """Return what computes on the next batch, fresh from memory as in training."""
+        gather, each = self._gather(), cycle([self._batches.slice(place, 1) for place in range(len(self._batches))])
+        return lambda: self._compute(*gather(), next(each))
 
     def _first(self, *, half: bool) -> Batches:
         first = self._batches.slice(0, 1)

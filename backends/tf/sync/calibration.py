@@ -119,8 +119,12 @@ class RankComponents:
         return after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(own, *batch)]
 
     def _whole(self, done: tf.Tensor, state: State) -> State:
-        """Gather the next batch, compute on it, exchange and update: a step as training makes it."""
-        position = tf.math.floormod(done, self._count)
+        """Gather the next batch, compute on it, exchange and update: a step as training makes it.
+
+        Not before the step before is complete: a loop by count does not wait for what no op asks for.
+        """
+        with tf.control_dependencies(state):
+            position = tf.math.floormod(done, self._count)
         indices = tf.gather(self._indices_kb, position)
 
         def own(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
