@@ -121,7 +121,7 @@ class RankComponents:
     def _whole(self, done: tf.Tensor, state: State) -> State:
         """Gather the next batch, compute on it, exchange and update: a step as training makes it.
 
-        Not before the step before is complete: a loop by count does not wait for what no op asks for.
+        It waits for what was before it: TensorFlow carries out a loop that has variables without regard to an exchange traced before it.
         """
         with tf.control_dependencies(state):
             position = tf.math.floormod(done, self._count)
