@@ -47,6 +47,9 @@ MOST_TRIED_SECONDS = 1.0
 """The direct exchange is not tried where the native one takes longer: it saves messages, and such an exchange is one of many bytes. So
 trying it takes seconds at most."""
 
+TRIED_STEP_SECONDS = 1.0
+"""How long steps with the direct exchange are tried: an estimate rests on them alone, and a tenth of a second may be an unusual one."""
+
 DIRECT: tuple[StepComponent, ...] = ("direct", "direct_message", "direct_step")
 """What is calibrated of the direct exchange in a run that has trained with the native one."""
 
@@ -90,22 +93,22 @@ class CalibrationRun:
         self._sequence = 0
         self.native: dict[str, list[float]] = {}
 
-    def measure(self, component: StepComponent, *, lockstep: bool) -> ByWorker:
+    def measure(self, component: StepComponent, *, lockstep: bool, seconds: float | None = None) -> ByWorker:
         """Have a component repeated in two tries, and in two more, and two more again, while those in the middle are far apart.
 
         A first repetition only warms up; where it takes long it is a try. `lockstep`: workers meet in each repetition, and have to do it
-        equally often; else each repeats for the same time.
+        equally often; else each repeats for the same time. `seconds`: how long in all, where that is not the calibration's own.
         """
         self._order(CalibrationOrder(component, 0))
         first = self._order(CalibrationOrder(component, 1))
         longest = _longest(first)
         if longest > LONG_SECONDS:
             return _figures([first, self._order(CalibrationOrder(component, 1))])
-        repeat = self._for_equal_count if lockstep else self._for_equal_time
-        tries = repeat(component, longest)
+        repeat, wanted = self._for_equal_count if lockstep else self._for_equal_time, seconds or self._seconds
+        tries = repeat(component, longest, wanted)
         found = _figures(tries)
         while len(tries) < MOST_TRIES and any(spread(figures) > FAR_APART for figures in found.values()):
-            tries = [*tries, *repeat(component, _longest(tries[-1]))]
+            tries = [*tries, *repeat(component, _longest(tries[-1]), wanted)]
             found = _figures(tries)
         return found
 
@@ -114,19 +117,19 @@ class CalibrationRun:
         reasons = [one.refused for one in self._order(CalibrationOrder(component, 0)) if one.refused is not None]
         return next((reason for reason in reasons if reason), "it could not be opened") if reasons else None
 
-    def _for_equal_time(self, component: StepComponent, _guess: float) -> list[Sequence[CalibrationResult]]:
-        once = self._order(CalibrationOrder(component, 1, self._seconds / 2))
+    def _for_equal_time(self, component: StepComponent, _guess: float, seconds: float) -> list[Sequence[CalibrationResult]]:
+        once = self._order(CalibrationOrder(component, 1, seconds / 2))
         count = 1 if min(found.count for found in once) > 1 else 2
-        return [once, self._order(CalibrationOrder(component, count, self._seconds / 2))]
+        return [once, self._order(CalibrationOrder(component, count, seconds / 2))]
 
-    def _for_equal_count(self, component: StepComponent, guess: float) -> list[Sequence[CalibrationResult]]:
+    def _for_equal_count(self, component: StepComponent, guess: float, seconds: float) -> list[Sequence[CalibrationResult]]:
         """The guess comes from a repetition that was perhaps not warm, so that the first try may turn out short; it is made again then."""
         tries: list[Sequence[CalibrationResult]] = []
         while len(tries) < 2:
-            count = max(2, min(MOST_REPETITIONS, round(self._seconds / 2 / max(guess, 1e-9))))
+            count = max(2, min(MOST_REPETITIONS, round(seconds / 2 / max(guess, 1e-9))))
             found = self._order(CalibrationOrder(component, count))
             guess = _longest(found)
-            if tries or guess * count >= self._seconds / 8 or count == MOST_REPETITIONS:
+            if tries or guess * count >= seconds / 8 or count == MOST_REPETITIONS:
                 tries.append(found)
         return tries
 
@@ -209,7 +212,8 @@ def calibrate(
     if job.mode == "sync" and job.workers > 1 and job.exchange == "native":
         untried = _reason_not_to_try(job, exchanges, components["communicate"]) or conductor.refusal("direct")
         if untried is None:
-            components |= {component: conductor.measure(component, lockstep=True) for component in DIRECT}
+            components |= {component: conductor.measure(component, lockstep=True) for component in DIRECT[:-1]}
+            components[DIRECT[-1]] = conductor.measure(DIRECT[-1], lockstep=True, seconds=TRIED_STEP_SECONDS)
     workers = sorted(set.intersection(*(set(component) for component in components.values())))
     elements = model.size + (model.buffers_size if job.mode == "async" else 0)
     return {
