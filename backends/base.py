@@ -152,13 +152,15 @@ class State:
         return State(weights_to_evaluate(self.parameters, self.slots), {}, self.updates, self.buffers)
 
 
-StepComponent = Literal["data", "compute", "half", "communicate", "message"]
+StepComponent = Literal["data", "compute", "half", "communicate", "message", "direct", "direct_message", "direct_step"]
 """What a step consists of, as far as it can be repeated by itself:
 
 - ``data``: gather, change and normalise a training batch
 - ``compute``: forward, backward and (sync) update on the worker's batch, without communication; ``half``: the same on half of it
 - ``communicate``: the exchange of one step alone; sync: all-reduce of the gradients; async: push a gradient, pull parameters
 - ``message``: the same exchange with a few bytes in place of each message
+- ``direct``, ``direct_message``: both with ``--exchange direct``; ``direct_step``: a whole step with it, from its batch to the update.
+  They are asked for last, of a sync run that has trained with the native exchange on a backend that declares both
 """
 
 
@@ -180,12 +182,15 @@ class CalibrationResult:
     """What came of it on one worker: how many repetitions there were and what they took together.
 
     `native` has further figures of the framework's own about the run that has ended, by name; some answers carry them, most none.
+    `refused`: why ``direct`` cannot be repeated here, empty where another worker has the reason. It is the answer to the first order for
+    it, on every worker; then no other follows.
     """
 
     worker: int
     count: int
     seconds: float
     native: Mapping[str, float] = field(default_factory=dict)
+    refused: str | None = None
 
 
 class Session(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, Protocol
 
 from ..data.sampler import Batches
@@ -63,16 +64,20 @@ class Calibrator:
         self._batches, self._gather, self._compute, self._settle = batches, gather, compute, settle
         self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
 
-    def run(self, order: CalibrationOrder) -> tuple[int, float]:
-        """Return how often the component was repeated and the seconds that it took. Raises ValueError for one that does not exist here."""
-        step = self._step(order.component)
+    def run(self, order: CalibrationOrder, component: str | None = None) -> tuple[int, float]:
+        """Return how often the component was repeated and the seconds that it took. Raises ValueError for one that does not exist here.
+
+        `component` is what the order's is called here, where that is another name: also ``step``, which computes on the next batch.
+        """
+        component = component or order.component
+        step = self._step(component)
 
         def carry_out(times: int) -> None:
             for _ in range(times):
                 step()
             self._settle()
 
-        if order.component in self._exchanges:
+        if component in self._exchanges or component == "step":
             step()  # whoever is early waits here, before the clock starts
         self._settle()
         return repeat(order, carry_out)
@@ -82,6 +87,8 @@ class Calibrator:
             return self._gathering().__next__
         if name in ("compute", "half"):
             return self._computing(self._first(half=name == "half"))
+        if name == "step":
+            return self._whole()
         if name not in self._exchanges:
             raise ValueError(f"there is no component {name!r} of a step here")
         return self._exchanges[name]
@@ -90,6 +97,11 @@ class Calibrator:
         """Yield batch after batch without an end."""
         while True:
             yield from self._gather(self._batches)
+
+    def _whole(self) -> Step:
+        """Return what computes on the next batch, fresh from memory as in training."""
+        gathered, each = self._gathering(), cycle([self._batches.slice(place, 1) for place in range(len(self._batches))])
+        return lambda: self._compute(next(gathered), next(each))
 
     def _first(self, *, half: bool) -> Batches:
         first = self._batches.slice(0, 1)

@@ -350,6 +350,8 @@ class BackendConformance:
             for worker in found["workers"]:
                 for component in ("data", "compute", "half_compute", "communicate", "message"):
                     assert worker[f"{component}_seconds"] > 0, (component, worker)
+                if mode == "sync" and "direct" in self.capabilities.exchanges and run.summary["device_used"] == "cpu":
+                    assert worker["direct_step_seconds"] > 0, found["direct_untried"]
             for shares in run.summary["time_shares"]["workers"]:
                 whole = sum(shares[f"{component}_seconds"] for component in ("data", "compute", "peers", "communicate"))
                 assert whole == pytest.approx(shares["step_seconds"])

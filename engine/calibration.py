@@ -7,11 +7,13 @@ which share cores or a link contend for them as they do while training.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..backends.base import CalibrationOrder, CalibrationResult, StepComponent
+from ..backends.capabilities import Exchange
+from ..core.direct_exchange import MOST_RANKS
 from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..models.base import ModelSpec
@@ -40,6 +42,16 @@ FAR_APART = 0.25
 MOST_TRIES = 6
 
 MOST_REPETITIONS = 100_000
+
+MOST_TRIED_SECONDS = 1.0
+"""The direct exchange is not tried where the native one takes longer: it saves messages, and such an exchange is one of many bytes. So
+trying it takes seconds at most."""
+
+TRIED_STEP_SECONDS = 1.0
+"""How long steps with the direct exchange are tried: an estimate rests on them alone, and a tenth of a second may be an unusual one."""
+
+DIRECT: tuple[StepComponent, ...] = ("direct", "direct_message", "direct_step")
+"""What is calibrated of the direct exchange in a run that has trained with the native one."""
 
 
 def component_seconds(train_seconds: float, *, limited: bool) -> float:
@@ -81,38 +93,43 @@ class CalibrationRun:
         self._sequence = 0
         self.native: dict[str, list[float]] = {}
 
-    def measure(self, component: StepComponent, *, lockstep: bool) -> ByWorker:
+    def measure(self, component: StepComponent, *, lockstep: bool, seconds: float | None = None) -> ByWorker:
         """Have a component repeated in two tries, and in two more, and two more again, while those in the middle are far apart.
 
         A first repetition only warms up; where it takes long it is a try. `lockstep`: workers meet in each repetition, and have to do it
-        equally often; else each repeats for the same time.
+        equally often; else each repeats for the same time. `seconds`: how long in all, where that is not the calibration's own.
         """
         self._order(CalibrationOrder(component, 0))
         first = self._order(CalibrationOrder(component, 1))
         longest = _longest(first)
         if longest > LONG_SECONDS:
             return _figures([first, self._order(CalibrationOrder(component, 1))])
-        repeat = self._for_equal_count if lockstep else self._for_equal_time
-        tries = repeat(component, longest)
+        repeat, wanted = self._for_equal_count if lockstep else self._for_equal_time, seconds or self._seconds
+        tries = repeat(component, longest, wanted)
         found = _figures(tries)
         while len(tries) < MOST_TRIES and any(spread(figures) > FAR_APART for figures in found.values()):
-            tries = [*tries, *repeat(component, _longest(tries[-1]))]
+            tries = [*tries, *repeat(component, _longest(tries[-1]), wanted)]
             found = _figures(tries)
         return found
 
-    def _for_equal_time(self, component: StepComponent, _guess: float) -> list[Sequence[CalibrationResult]]:
-        once = self._order(CalibrationOrder(component, 1, self._seconds / 2))
-        count = 1 if min(found.count for found in once) > 1 else 2
-        return [once, self._order(CalibrationOrder(component, count, self._seconds / 2))]
+    def refusal(self, component: StepComponent) -> str | None:
+        """Give the first order for a component that may be impossible; return why it is, None where it is not."""
+        reasons = [one.refused for one in self._order(CalibrationOrder(component, 0)) if one.refused is not None]
+        return next((reason for reason in reasons if reason), "it could not be opened") if reasons else None
 
-    def _for_equal_count(self, component: StepComponent, guess: float) -> list[Sequence[CalibrationResult]]:
+    def _for_equal_time(self, component: StepComponent, _guess: float, seconds: float) -> list[Sequence[CalibrationResult]]:
+        once = self._order(CalibrationOrder(component, 1, seconds / 2))
+        count = 1 if min(found.count for found in once) > 1 else 2
+        return [once, self._order(CalibrationOrder(component, count, seconds / 2))]
+
+    def _for_equal_count(self, component: StepComponent, guess: float, seconds: float) -> list[Sequence[CalibrationResult]]:
         """The guess comes from a repetition that was perhaps not warm, so that the first try may turn out short; it is made again then."""
         tries: list[Sequence[CalibrationResult]] = []
         while len(tries) < 2:
-            count = max(2, min(MOST_REPETITIONS, round(self._seconds / 2 / max(guess, 1e-9))))
+            count = max(2, min(MOST_REPETITIONS, round(seconds / 2 / max(guess, 1e-9))))
             found = self._order(CalibrationOrder(component, count))
             guess = _longest(found)
-            if tries or guess * count >= self._seconds / 8 or count == MOST_REPETITIONS:
+            if tries or guess * count >= seconds / 8 or count == MOST_REPETITIONS:
                 tries.append(found)
         return tries
 
@@ -165,12 +182,18 @@ def _figures(tries: Sequence[Sequence[CalibrationResult]]) -> dict[int, Figures]
 
 
 def calibrate(
-    job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: float, node_of_worker: Mapping[int, int], batch_size: int | None = None
+    job: Job,
+    model: ModelSpec,
+    leaders: TaskGroup,
+    train_seconds: float,
+    node_of_worker: Mapping[int, int],
+    batch_size: int | None = None,
+    exchanges: Collection[Exchange] = frozenset({"native"}),
 ) -> dict[str, Any]:
     """Conduct a calibration; return what ``calibration.json`` holds (docs/run-directory.md explains each field).
 
     `node_of_worker` says on which node each of the job's workers is, `batch_size` how many examples a worker's batch
-    has, where that is not the job's.
+    has, where that is not the job's; `exchanges` are those of the backend.
 
     Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
     """
@@ -185,6 +208,12 @@ def calibrate(
     if job.workers > 1 or job.mode == "async":
         for meeting in ("communicate", "message"):
             components[meeting] = conductor.measure(meeting, lockstep=job.mode == "sync")
+    untried = None
+    if job.mode == "sync" and job.workers > 1 and job.exchange == "native":
+        untried = _reason_not_to_try(job, exchanges, components["communicate"]) or conductor.refusal("direct")
+        if untried is None:
+            components |= {component: conductor.measure(component, lockstep=True) for component in DIRECT[:-1]}
+            components[DIRECT[-1]] = conductor.measure(DIRECT[-1], lockstep=True, seconds=TRIED_STEP_SECONDS)
     workers = sorted(set.intersection(*(set(component) for component in components.values())))
     elements = model.size + (model.buffers_size if job.mode == "async" else 0)
     return {
@@ -193,8 +222,23 @@ def calibrate(
         "batch_size": batch_size,
         "half_batch_size": batch_size // 2,
         "workers": [_described(worker, node_of_worker[worker], components) for worker in workers],
+        "direct_untried": untried,
         "native": {name: sum(values) / len(values) for name, values in conductor.native.items()},
     }
+
+
+def _reason_not_to_try(job: Job, exchanges: Collection[Exchange], communicate: ByWorker) -> str | None:
+    """Return why the direct exchange of a sync job is not tried, None where it is; a task may still refuse."""
+    if "direct" not in exchanges:
+        return f"backend {job.backend} does not support it"
+    if job.workers > MOST_RANKS:
+        return f"it is for {MOST_RANKS} workers at most, and here are {job.workers}"
+    if job.device == "gpu":
+        return "it is for CPUs"
+    longest = max((figures.seconds for figures in communicate.values()), default=0.0)
+    if longest > MOST_TRIED_SECONDS:
+        return f"the exchange takes {longest:.1f} s, and it is tried where that is {MOST_TRIED_SECONDS:g} s at most"
+    return None
 
 
 def _described(worker: int, node: int, components: Mapping[str, ByWorker]) -> dict[str, Any]:
@@ -209,5 +253,7 @@ def _described(worker: int, node: int, components: Mapping[str, ByWorker]) -> di
         "half_compute_seconds": seconds("half"),
         "communicate_seconds": seconds("communicate"),
         "message_seconds": seconds("message"),
+        **{f"{component}_seconds": seconds(component) for component in DIRECT},
+        "direct_spread": spread(components["direct_step"][worker]) if "direct_step" in components else None,
         "spread": spread(components["data"][worker], components["compute"][worker]),
     }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from ..core.direct_exchange import MOST_RANKS
 from ..core.errors import UsageError
 
-__all__ = ["MOST_RANKS", "gpu_error", "refuse_too_many"]
-
-MOST_RANKS = 64
-"""Each rank has two connections to each other one, and sends small vectors to all of them."""
+__all__ = ["gpu_error", "refuse_too_many"]
 
 
 def refuse_too_many(ranks: int) -> None:

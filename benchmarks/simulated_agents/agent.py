@@ -149,7 +149,7 @@ class SimulatedAgent:
         seconds, sequence = takes, command["sequence"]
         if kind == "calibrate":
             count = max(1, command["count"])
-            self._of_task("calibrated", worker=self._node, count=count, seconds=count * step_seconds() / 3, native={})
+            self._of_task("calibrated", worker=self._node, count=count, seconds=count * step_seconds() / 3, native={}, refused=None)
 
         def done() -> None:
             self._of_task("done", sequence=sequence, command=kind, seconds=seconds, drain_seconds=0.0)

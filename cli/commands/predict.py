@@ -17,7 +17,7 @@ from ...records.store.jsonl import finite_json
 from ...report.catalog.divergence import diverged
 from ...report.catalog.locate import find_run
 from ...report.catalog.run import Run, labelled
-from ...report.prediction.cost_model import Link, Topology
+from ...report.prediction.cost_model import Exchange, Link, Topology
 from ...report.prediction.error_band import read_validation
 from ...report.prediction.extrapolation import Question, Scaling
 from ...report.prediction.extrapolation import predict as predicted
@@ -42,6 +42,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
     "--latency", default="0s", show_default=True, metavar="TIME", help="Latency of a message on top of that in the runs, such as 50us."
 )
 @click.option("--topology", metavar="ring|ps", help="All-reduce or parameter server [default: that of the first run].")
+@click.option("--exchange", metavar="native|direct", help="How sync workers add up their gradients [default: as in the first sync run].")
 @click.option("--ps", type=int, metavar="N", help="Number of parameter servers, each on a node of its own [default: the first run's].")
 @click.option(
     "--scaling",
@@ -65,6 +66,7 @@ def predict(
     bandwidth: str | None,
     latency: str,
     topology: str | None,
+    exchange: str | None,
     ps: int | None,
     scaling: str,
     out: Path,
@@ -73,7 +75,8 @@ def predict(
     """Predict how the job of finished runs would scale, from what a step cost in them.
 
     One or two short runs on two nodes do, each node with its own cores (--cores-per-node); with two, let their --bandwidth differ. The
-    first run says which job is predicted: its model, its batch, its workers on a node.
+    first run says which job is predicted: its model, its batch, its workers on a node. A run with the native exchange has tried the direct
+    one when it was over, so that --exchange direct may be asked of it.
     """
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -89,7 +92,7 @@ def predict(
         ps=servers,
         scalings=_scalings(scaling),
     )
-    fitted, validation = fit(observed), read_validation()
+    fitted, validation = fit(observed, _exchange(exchange, chosen)), read_validation()
     rows = predicted(fitted, question, validation)
     if as_json:
         found: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
@@ -142,6 +145,14 @@ def _topology(text: str | None, first: Observed) -> Topology:
     if text not in ("ring", "ps"):
         raise UsageError.of("--topology", text, "ring, ps", ["ring", "ps"])
     return cast(Topology, text)
+
+
+def _exchange(text: str | None, topology: Topology) -> Exchange | None:
+    if text is not None and text not in ("native", "direct"):
+        raise UsageError.of("--exchange", text, "native, direct", ["native", "direct"])
+    if text is not None and topology == "ps":
+        raise UsageError("--exchange: workers of parameter servers do not add up their gradients; it belongs to --topology ring")
+    return cast(Exchange | None, text)
 
 
 def _servers(count: int | None, observed: list[Observed], topology: Topology) -> int:

@@ -195,6 +195,7 @@ class _Calibrated(_OfTask):
     count: Count
     seconds: Elapsed
     native: Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
+    refused: Text | None
 
 
 class _Memory(Said):

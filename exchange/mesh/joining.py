@@ -17,10 +17,10 @@ from functools import partial
 from typing import NamedTuple
 
 from ...core.cluster import Task
+from ...core.direct_exchange import MOST_RANKS
 from ...core.errors import RunFailedError
 from ...core.untrusted.listener import AuthenticatingListener, Exchange
 from ..authentication import accept, admit_client, connect, tune
-from ..limits import MOST_RANKS
 from .peers import PeerLostError, names_of
 
 __all__ = ["Channel", "Connections", "join"]
@@ -66,8 +66,10 @@ Place = tuple[int, Channel]
 Arrivals = queue.Queue[tuple[Place, socket.socket]]
 
 
-def join(task: Task, seconds: float) -> Connections:
+def join(task: Task, seconds: float, listening: socket.socket | None = None) -> Connections:
     """Return the connections to all other ranks, when all ranks have theirs. The caller closes them.
+
+    `listening` is a socket that listens on our port, where there is one already; it is closed.
 
     Raises RunFailedError where a rank does not come within `seconds`, PeerLostError where one goes meanwhile, OSError with errno EADDRINUSE
     where our port was taken.
@@ -76,7 +78,7 @@ def join(task: Task, seconds: float) -> Connections:
     ranks = range(task.cluster.workers)
     connected: dict[Place, socket.socket] = {}
     arrivals: Arrivals = queue.Queue()
-    listening = socket.create_server((task.address, task.port), backlog=2 * MOST_RANKS)
+    listening = listening or socket.create_server((task.address, task.port), backlog=2 * MOST_RANKS)
     try:
         with AuthenticatingListener(listening, partial(_prove, task), partial(_arrive, arrivals), log.warning):
             for place in ((peer, channel) for peer in range(task.rank) for channel in Channel):

@@ -27,11 +27,14 @@ class Mesh:
     where it gives no sign of life. Ranks that do not add up the same things in the same order raise RunFailedError.
     """
 
-    def __init__(self, task: Task, start_seconds: float, silence_seconds: float) -> None:
-        """Join the other ranks. Raises RunFailedError where one does not come in time, OSError with EADDRINUSE where our port was taken."""
+    def __init__(self, task: Task, start_seconds: float, silence_seconds: float, listening: socket.socket | None = None) -> None:
+        """Join the other ranks. Raises RunFailedError where one does not come in time, OSError with EADDRINUSE where our port was taken.
+
+        `listening` is a socket that listens on our port already; it is closed in any case.
+        """
         self.rank, self.ranks = task.rank, task.cluster.workers
         refuse_too_many(self.ranks)
-        connections = join(task, start_seconds)
+        connections = join(task, start_seconds, listening)
         self._sums: dict[tuple[int, np.dtype[Any]], RankSum] = {}
         self._background: BucketSums | None = None
         try:

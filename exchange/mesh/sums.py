@@ -13,21 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.cluster import split_evenly
+from ...core.direct_exchange import sent_whole
 from .links import Head, Links
 from .rank_order import add_in_rank_order
 from .transfer import Stream, transfer
 
 __all__ = ["RankSum"]
 
-MOST_FURTHER_BYTES = 32 << 10
-"""What a rank may send more by sending whole vectors: a message less is worth that."""
-
 PIECE_BYTES = 256 << 10
 """Shares are added up in pieces: small enough for a core's cache, with the same piece of each other rank."""
-
-
-def _whole(size: int, ranks: int) -> bool:
-    return (ranks - 1) * (ranks - 2) * size <= ranks * MOST_FURTHER_BYTES
 
 
 class RankSum:
@@ -37,7 +31,7 @@ class RankSum:
         self._links, self._elements = links, elements
         self._size = elements * kind.itemsize
         self._peers = [(links.rank + step) % links.ranks for step in range(1, links.ranks)]
-        self._in_shares = not _whole(self._size, links.ranks)
+        self._in_shares = not sent_whole(self._size, links.ranks)
         self._shares = split_evenly(elements, links.ranks)
         start, stop = self._shares[links.rank]
         room = (stop - start) if self._in_shares else elements

@@ -257,7 +257,7 @@ class Attempt:
         recording, training = self._recording, self.training
         try:
             seconds, batch = self.totals.train_seconds, training.mean_worker_batch
-            document = calibrate(training.job, training.model, self.tasks, seconds, training.node_of_worker, batch)
+            document = calibrate(training.job, training.model, self.tasks, seconds, training.node_of_worker, batch, training.exchanges)
         except (RunFailedError, InterruptedRunError) as error:
             cause = str(error).splitlines()[0]
             recording.event("calibration_failed", cause=cause)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.base import batch_lengths, refuse_unweighted
-from ...backends.capabilities import refuse_unsupported
+from ...backends.capabilities import Exchange, refuse_unsupported
 from ...backends.loading import load_backend
 from ...checkpoint import described_data
 from ...core.cluster import Role, TaskSpec
@@ -50,7 +50,8 @@ class TrainingJob:
 
     `survives`: the roles of those tasks whose death training goes on without; `rejoins`: those of tasks that can be started anew alone.
     `places` are the numbers of the nodes that it is for, in order. `job` is what the tasks are told, whose nodes are these; `asked` is what
-    the user asked for, which the run's records have. `gpu_advice` says how the backend's framework comes to see GPUs.
+    the user asked for, which the run's records have. `gpu_advice` says how the backend's framework comes to see GPUs. `exchanges` are those
+    that the backend has.
     """
 
     asked: Job
@@ -63,6 +64,7 @@ class TrainingJob:
     places: tuple[int, ...]
     gpu_advice: str = ""
     rejoins: frozenset[Role] = frozenset()
+    exchanges: frozenset[Exchange] = frozenset({"native"})
 
     @classmethod
     def of(cls, job: Job) -> TrainingJob:
@@ -85,7 +87,9 @@ class TrainingJob:
         declared = backend.capabilities
         placed, packages = backend.placement(job), sorted(declared.packages)
         rejoins: frozenset[Role] = declared.rejoins if job.mode == "async" else frozenset()
-        return cls(job, job, model, data, placed, packages, declared.survives, tuple(range(job.nodes)), declared.gpu_install, rejoins)
+        places = tuple(range(job.nodes))
+        given = (declared.survives, places, declared.gpu_install, rejoins, declared.exchanges)
+        return cls(job, job, model, data, placed, packages, *given)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.

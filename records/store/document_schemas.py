@@ -90,6 +90,10 @@ class _CalibratedWorker(JsonObject):
     half_compute_seconds: Measured | None = None
     communicate_seconds: Measured | None = None
     message_seconds: Measured | None = None
+    direct_seconds: Measured | None = None
+    direct_message_seconds: Measured | None = None
+    direct_step_seconds: Measured | None = None
+    direct_spread: Figure | None = None
     spread: Figure | None = None
 
 
@@ -99,6 +103,7 @@ class _Calibration(JsonObject):
     batch_size: Annotated[int, Field(ge=1, le=2**53)]
     half_batch_size: Count
     workers: Annotated[list[_CalibratedWorker], Field(max_length=MOST_TASKS)]
+    direct_untried: Text | None = None
     native: dict[Name, Figure | None] = Field(default_factory=dict)
 
 

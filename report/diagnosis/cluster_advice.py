@@ -20,6 +20,7 @@ _UPDATES_TOGETHER = "updates are then made together, so that the learning rate a
 def network(explanation: Explanation) -> Iterator[Advice]:
     """Recommend against an exchange that takes long."""
     yield from larger_batch(explanation)
+    yield from _direct_exchange(explanation)
     yield from _one_worker(explanation)
     if len(set(explanation.evidence.job.get("cores_per_node") or ())) > 1:
         yield from _slow_node(explanation)  # an exchange takes as long as its slowest node
@@ -27,6 +28,13 @@ def network(explanation: Explanation) -> Iterator[Advice]:
         yield from _wider_link(explanation)
         if explanation.evidence.summary["mode"] == "async":
             yield from _spread_servers(explanation)
+
+
+def _direct_exchange(explanation: Explanation) -> Iterator[Advice]:
+    """A whole step with it was calibrated; what lies between commands stays."""
+    costs = explanation.exchange_costs
+    if costs is not None and costs.direct_exchange_speedup_estimate is not None:
+        yield Advice("--exchange direct", "a step with it was tried after the run", costs.direct_exchange_speedup_estimate, "about")
 
 
 def _one_worker(explanation: Explanation) -> Iterator[Advice]:

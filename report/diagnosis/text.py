@@ -12,6 +12,7 @@ from ...records.text.many_nodes import MOST_NODES_SHOWN, ends_of
 from ...records.text.numbers import UNKNOWN, bytes_text, number_text
 from ..catalog.divergence import diverged_text
 from .batch_size_advice import Advice
+from .exchange_costs import exchange_text
 from .links import Link, busiest
 from .padding import padding_text
 from .verdict import NEARLY_ALL, NOTABLE, Explanation, NodeView
@@ -232,7 +233,8 @@ def _run_line(explanation: Explanation) -> str:
         return f"{of}: training {percent(run['training'])}, {_beside(explanation)}"
     training = sum(run[component] for component in explanation.step_fractions)
     steps = ", ".join(f"{NAMES[component]} {percent(fraction)}" for component, fraction in explanation.step_fractions.items())
-    return f"{of}: training {percent(training)}, {_beside(explanation)}\nof each step: {steps}"
+    costs = "" if explanation.exchange_costs is None else f"\n{exchange_text(explanation.exchange_costs)}"
+    return f"{of}: training {percent(training)}, {_beside(explanation)}\nof each step: {steps}{costs}"
 
 
 def _beside(explanation: Explanation) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..catalog.cpu_starvation import CpuStarvation, cpu_starvation
 from ..catalog.run import Run
 from .evidence import Evidence, read_evidence
+from .exchange_costs import ExchangeCosts, exchange_costs
 from .links import Link, NetworkCause, message_fraction, network_cause
 from .time_shares import Shares, Worker, around_training, node_fractions
 
@@ -82,6 +83,11 @@ class Explanation:
         return cpu_starvation(self.evidence.summary)
 
     @property
+    def exchange_costs(self) -> ExchangeCosts | None:
+        """What messages and bytes of the exchange cost, and what the direct exchange would gain."""
+        return exchange_costs(self.evidence, starved=self.starved is not None)
+
+    @property
     def calibrated(self) -> bool:
         """Whether the run's calibration stands behind the verdict."""
         return self.evidence.shares is not None
@@ -101,6 +107,7 @@ class Explanation:
             "part_began_seconds": began,
             "starved": by,
             **own,
+            "exchange_costs": None if self.exchange_costs is None else asdict(self.exchange_costs),
             "nodes": nodes,
         }
 

@@ -8,25 +8,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from ...core.direct_exchange import sent_whole
 from .queueing import rounds
 
 __all__ = [
     "BACKWARD_SHARE",
     "WIRE_BYTES",
     "Compute",
+    "Exchange",
     "Link",
     "Ring",
     "Server",
     "Step",
     "Topology",
+    "Traffic",
+    "on_link",
     "ring_step",
     "server_rounds",
     "server_step",
+    "traffic",
 ]
 
 Topology = Literal["ring", "ps"]
+
+Exchange = Literal["native", "direct"]
+"""How sync workers add up their gradients: round a ring, or each with every other one."""
 
 BACKWARD_SHARE = 2 / 3
 """Of computing: gradients can be on their way while those of earlier layers are computed, and backward takes twice what forward does."""
@@ -65,10 +73,10 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """What an all-reduce costs besides the link.
+    """What an all-reduce costs besides the link; `exchange` says how it goes.
 
-    `hop_seconds` of software for each of its 2 (w − 1) messages in a row; `seconds_per_byte` of processor time for each byte that a
-    worker sends; `wire_factor`: bytes on the link for a byte of payload. `hidden_fraction` of it goes on behind computing, but no more
+    `hop_seconds` of software for each message that a worker sends, one after another; `seconds_per_byte` of processor time for each byte
+    that it sends; `wire_factor`: bytes on the link for a byte of payload. `hidden_fraction` of it goes on behind computing, but no more
     than fits into `window_fraction` of that. Each step has `other_seconds` besides.
     """
 
@@ -78,6 +86,34 @@ class Ring:
     hidden_fraction: float = 0.0
     window_fraction: float = BACKWARD_SHARE
     other_seconds: float = 0.0
+    exchange: Exchange = "native"
+
+
+class Traffic(NamedTuple):
+    """What a worker sends in an all-reduce: so many messages and bytes, in so many rounds, each of which waits for the one before."""
+
+    messages: int
+    sent_bytes: float
+    rounds: int
+
+
+def traffic(exchange: Exchange, payload_bytes: float, workers: int) -> Traffic:
+    """Return what each of `workers` sends. Round a ring every message is a round; the direct exchange has one, or two with shares."""
+    shares = 2 * (workers - 1) / workers * payload_bytes
+    if exchange == "native":
+        return Traffic(2 * (workers - 1), shares, 2 * (workers - 1))
+    if sent_whole(payload_bytes, workers):
+        return Traffic(workers - 1, (workers - 1) * payload_bytes, 1)
+    return Traffic(2 * (workers - 1), shares, 2)
+
+
+def on_link(exchange: Exchange, payload_bytes: float, workers: int, nodes: int) -> float:
+    """Return the bytes of payload that leave a node in an all-reduce: a ring leaves it once, and direct exchanges go to all others."""
+    if nodes == 1 or workers == 1:
+        return 0.0
+    sent = traffic(exchange, payload_bytes, workers).sent_bytes
+    here = workers / nodes
+    return sent if exchange == "native" else here * sent * (workers - here) / (workers - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +153,14 @@ class Step:
 
 
 def ring_step(compute_seconds: float, payload_bytes: float, workers: int, nodes: int, ring: Ring, link: Link) -> Step:
-    """Return the step of `workers` that all-reduce `payload_bytes` round a ring, in which each node's link is crossed once each way."""
+    """Return the step of `workers` that all-reduce `payload_bytes`."""
     if workers == 1:
         return _lockstep({"compute": compute_seconds})
-    messages, sent = 2 * (workers - 1), 2 * (workers - 1) / workers * payload_bytes
-    crossing = nodes > 1
+    messages, sent, in_turn = traffic(ring.exchange, payload_bytes, workers)
     components = {
-        "link": sent * ring.wire_factor * link.seconds_per_byte if crossing else 0.0,
+        "link": on_link(ring.exchange, payload_bytes, workers, nodes) * ring.wire_factor * link.seconds_per_byte,
         "copying": sent * ring.seconds_per_byte,
-        "latency": messages * (ring.hop_seconds + (link.latency_seconds if crossing else 0.0)),
+        "latency": messages * ring.hop_seconds + (in_turn * link.latency_seconds if nodes > 1 else 0.0),
     }
     exchange = sum(components.values())
     hidden = min(ring.hidden_fraction * exchange, ring.window_fraction * compute_seconds)
@@ -139,7 +174,7 @@ def _lockstep(components: Mapping[str, float]) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class _WayThroughServer:
     """Times of an update's way through one of `ps` parameter servers: on its processor, and on its link for pushing and pulling.
 
     `messages` and `copying` are the software's on the worker, by the message and by the byte; `own_link` is what the worker's own link
@@ -154,7 +189,7 @@ class Exchange:
     own_link: float
 
     @classmethod
-    def of(cls, payload_bytes: float, ps: int, server: Server, link: Link) -> Exchange:
+    def of(cls, payload_bytes: float, ps: int, server: Server, link: Link) -> _WayThroughServer:
         """Return the times for a payload that is cut evenly over `ps` parameter servers."""
         crossing, pulls = payload_bytes * server.wire_factor * link.seconds_per_byte, server.pulls_per_update
         messages = (1 + pulls) / 2
@@ -188,7 +223,7 @@ def server_rounds(
 
     One parameter server stands for all: they are alike, and each update visits all of them at the same time.
     """
-    exchange = Exchange.of(payload_bytes, ps, server, link)
+    exchange = _WayThroughServer.of(payload_bytes, ps, server, link)
     software = {"messages": exchange.messages, "copying": exchange.copying}
     own, latency = compute_seconds + sum(software.values()), (1 + server.pulls_per_update) * link.latency_seconds
     shared = server.shared_cores

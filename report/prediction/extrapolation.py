@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...core.direct_exchange import MOST_RANKS
 from ...core.errors import UsageError
 from ..catalog.batches import batch_text
 from .cost_model import Link, Step, Topology, ring_step, server_step
@@ -43,7 +44,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prediction; `step` is None where the global batch has fewer examples than there are workers.
+    """A prediction; `step` is None where the global batch has fewer examples than there are workers, or these are too many.
 
     `speedup` is examples per second over those predicted for one node, `efficiency` its share of the number of nodes. Times are expected
     between `step.seconds` ÷ `factor` and × `factor`; None where nothing like it was ever judged. `doublings` is how far the row lies
@@ -78,6 +79,8 @@ def predict(fitted: Fitted, question: Question, validation: Validation) -> list[
 
 def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -> ValidationGroup | None:
     """Return what was judged that is most like this fit; None where there is nothing like it: all nodes had equal cores of their own."""
+    if topology == "ring" and fitted.ring.exchange != "native":
+        return None
     if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs) or _unlike(fitted):
         return None
     mode = MODES[topology]
@@ -110,10 +113,13 @@ def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judge
 
 
 def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tuple[Step | None, float | None]:
-    """Return the step and the examples per second of a global batch on some nodes; Nones where a worker would have no example."""
+    """Return the step and the examples per second of a global batch on some nodes.
+
+    Nones where a worker would have no example, or where there are too many for the direct exchange.
+    """
     first = fitted.first
     workers = nodes * first.procs_per_node
-    if in_all < workers:
+    if in_all < workers or _too_many(fitted, question, workers):
         return None, None
     compute = fitted.compute.seconds(math.ceil(in_all / workers))  # sync: the worker with the largest slice is the one that is waited for
     if question.topology == "ring":
@@ -124,9 +130,17 @@ def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tupl
     return step, in_all / workers * step.updates_per_second
 
 
+def _too_many(fitted: Fitted, question: Question, workers: int) -> bool:
+    return question.topology == "ring" and fitted.ring.exchange == "direct" and workers > MOST_RANKS
+
+
 def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
     """Return what a reader has to know about these predictions, most important first."""
-    return [text for check in (_costs, _misfit, _extrapolation, _cores, _batches, _unvalidated) for text in check(fitted, question, rows)]
+    return [
+        text
+        for check in (_costs, _exchanges, _misfit, _extrapolation, _cores, _batches, _unvalidated)
+        for text in check(fitted, question, rows)
+    ]
 
 
 def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
@@ -141,19 +155,37 @@ def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]
     return [f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."]
 
 
+def _exchanges(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    """Say which runs have another exchange, and what the direct one cannot do."""
+    if question.topology != "ring":
+        return []
+    exchange = fitted.ring.exchange
+    others = [run.name for run in fitted.runs if run.mode == "sync" and run.communicates and run.exchange != exchange]
+    texts = [f"{' and '.join(others)}: trained with another exchange, so only what computing costs is taken from there."] if others else []
+    if exchange == "direct":
+        texts.append("The direct exchange was never judged, so there is no band.")
+    lost = [row.nodes for row in rows if _too_many(fitted, question, row.workers)]
+    if lost:
+        texts.append(f"{_many(lost)}: the direct exchange is for {MOST_RANKS} workers at most.")
+    return texts
+
+
 def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
     """Hold the fitted model against the runs that it was fitted to."""
     texts = []
     for run in fitted.runs:
         if run.mode != MODES[question.topology] or not run.communicates:
             continue
+        if question.topology == "ring" and run.exchange != fitted.ring.exchange:
+            continue
         own = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
         _, rate = _step(replace(fitted, runs=(run,)), own, run.nodes, run.global_batch_size)
         assert rate is not None, "a run has an example for each worker"
         error = rate / run.examples_per_second - 1
         poor = " It does not describe this run well, so do not rely on it." if abs(error) > POOR_FIT else ""
+        which = "with the exchange tried after it" if run.tried else "itself"
         texts.append(
-            f"For {run.name} itself the model gives {rate:,.0f} examples/s while it trains; {run.examples_per_second:,.0f} were measured "
+            f"For {run.name} {which} the model gives {rate:,.0f} examples/s while it trains; {run.examples_per_second:,.0f} were measured "
             f"({error:+.0%}).{poor}{_between(run)}"
         )
     return texts
@@ -220,7 +252,7 @@ def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[st
         texts.append(
             f"Batches of {_many(outside)} lie outside the {smallest} to {largest} examples a worker that computing was measured for."
         )
-    empty = [row.nodes for row in rows if row.step is None]
+    empty = [row.nodes for row in rows if row.global_batch_size < row.workers]
     if empty:
         whole = batch_text(fitted.first.global_batch_size, fitted.first.batch_tokens)
         texts.append(f"{_many(empty)} would leave workers without an example of the global batch of {whole}.")

@@ -17,7 +17,20 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from ...core.errors import UsageError
-from .cost_model import BACKWARD_SHARE, WIRE_BYTES, Compute, Link, Ring, Server, Topology, ring_step, server_rounds
+from .cost_model import (
+    BACKWARD_SHARE,
+    WIRE_BYTES,
+    Compute,
+    Exchange,
+    Link,
+    Ring,
+    Server,
+    Topology,
+    on_link,
+    ring_step,
+    server_rounds,
+    traffic,
+)
 from .observations import SAME, Observed
 
 __all__ = ["Fitted", "describe", "fit", "fit_compute", "fit_ring", "fit_server"]
@@ -48,8 +61,12 @@ class Fitted:
         return self.runs[0]
 
 
-def fit(runs: Sequence[Observed]) -> Fitted:
-    """Fit the model to one run or more. Raises UsageError where they are not the same work."""
+def fit(runs: Sequence[Observed], exchange: Exchange | None = None) -> Fitted:
+    """Fit the model to one run or more. `exchange` is how sync workers add up their gradients, None: as in the first sync run.
+
+    Runs of another exchange say what computing costs, and of this one where it was tried after them. Raises UsageError where the runs are
+    not the same work, and where they exchange something, but none says what this exchange costs.
+    """
     first = runs[0]
     for other in runs[1:]:
         for name in SAME:
@@ -62,13 +79,12 @@ def fit(runs: Sequence[Observed]) -> Fitted:
             raise UsageError(
                 f"run: {first.name!r} and {other.name!r} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes."
             )
-    sync = [run for run in runs if run.mode == "sync" and run.communicates]
-    for other in sync[1:]:
-        if other.exchange != sync[0].exchange:
-            raise UsageError(
-                f"run: {sync[0].name!r} and {other.name!r} add up their gradients in different ways: exchange is {sync[0].exchange} and "
-                f"{other.exchange}, whose costs are not those of one all-reduce."
-            )
+    own: list[Exchange] = [run.exchange for run in runs if run.mode == "sync" and run.communicates]
+    chosen = exchange or (own[0] if own else "native")
+    runs = [run.with_exchange(chosen) or run if run.mode == "sync" else run for run in runs]
+    sync = [run for run in runs if run.mode == "sync" and run.communicates and run.exchange == chosen]
+    if not sync and exchange is not None:
+        _refuse_unknown(runs, exchange)
     by_ps = [run for run in runs if run.mode == "async" and run.communicates]
     compute = fit_compute(runs)
     ring, server = fit_ring(sync, compute) if sync else None, fit_server(by_ps) if by_ps else None
@@ -77,10 +93,27 @@ def fit(runs: Sequence[Observed]) -> Fitted:
     return Fitted(
         runs=tuple(runs),
         compute=compute,
-        ring=ring or (_ring_like(server) if server else Ring()),
+        ring=ring or replace(_ring_like(server) if server else Ring(), exchange=chosen),
         server=server or _server_like(ring or Ring(), shared),
         measured=measured,
     )
+
+
+def _refuse_unknown(runs: Sequence[Observed], exchange: Exchange) -> None:
+    """Raise UsageError where runs exchange something, and none says what this exchange costs."""
+    reasons = [f"{run.name!r} {_why_unknown(run, exchange)}" for run in runs if run.communicates]
+    if reasons:
+        raise UsageError(
+            f"exchange: nothing is known of {exchange!r}: {', '.join(reasons)}. Add a short run of two nodes with --exchange {exchange}."
+        )
+
+
+def _why_unknown(run: Observed, exchange: Exchange) -> str:
+    if run.mode == "async":
+        return "is async"
+    if exchange == "native":
+        return f"trained with {run.exchange} alone"
+    return f"did not try it ({run.untried or 'it was made by a release that did not'})"
 
 
 def fit_compute(runs: Sequence[Observed]) -> Compute:
@@ -106,14 +139,19 @@ def fit_ring(runs: Sequence[Observed], compute: Compute) -> Ring:
     """Fit an all-reduce to sync runs of several workers.
 
     What the exchange alone takes beyond its bytes' time on the link is software: at most what messages of a few bytes take goes to the
-    hops, the rest to the bytes. The steps in training then tell how much of the exchange is seen.
+    messages, the rest to the bytes. The steps in training then tell how much of the exchange is seen.
     """
-    workers = np.array([len(run.workers) for run in runs])
-    sent = 2 * (workers - 1) / workers * np.array([run.payload_bytes for run in runs])
-    beyond = [max(0.0, run.mean("communicate") - _on_link(run, bytes_sent)) for run, bytes_sent in zip(runs, sent, strict=True)]
-    hops = [min(run.mean("message"), rest) for run, rest in zip(runs, beyond, strict=True)]
-    hop = float(np.mean(np.array(hops) / (2 * (workers - 1))))
-    plain = Ring(hop, float(np.mean((np.array(beyond) - np.array(hops)) / sent)))
+    exchange_of = runs[0].exchange
+    whole = [traffic(exchange_of, run.payload_bytes, len(run.workers)) for run in runs]
+    few = [traffic(exchange_of, 0.0, len(run.workers)) for run in runs]
+    beyond = [max(0.0, run.mean("communicate") - _on_link(run)) for run in runs]
+    messages = [
+        min(run.mean("message") * all_of.messages / small.messages, rest)
+        for run, all_of, small, rest in zip(runs, whole, few, beyond, strict=True)
+    ]
+    hop = fmean(seconds / all_of.messages for seconds, all_of in zip(messages, whole, strict=True))
+    per_byte = fmean((rest - seconds) / all_of.sent_bytes for rest, seconds, all_of in zip(beyond, messages, whole, strict=True))
+    plain = Ring(hop, per_byte, exchange=exchange_of)
     own = np.array([compute.seconds(run.batch_size) for run in runs])
     exchange = np.array([ring_step(0.0, run.payload_bytes, len(run.workers), run.nodes, plain, _link(run)).seconds for run in runs])
     return _overlapping(plain, own, exchange, np.array([run.mean("step") for run in runs]))
@@ -197,9 +235,9 @@ def _link(run: Observed) -> Link:
     return Link(run.bytes_per_second)
 
 
-def _on_link(run: Observed, payload_bytes: float) -> float:
-    """Return the time of some payload on a node's link."""
-    return payload_bytes * WIRE_BYTES * _link(run).seconds_per_byte if run.nodes > 1 else 0.0
+def _on_link(run: Observed) -> float:
+    """Return the time of a sync run's exchange on a node's link."""
+    return on_link(run.exchange, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte
 
 
 def _ring_like(server: Server) -> Ring:

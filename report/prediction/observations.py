@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +13,7 @@ from ...core.worker_layout import nodes_of_workers, workers_by_node
 from ...records.store.jsonl import DamagedRunError
 from ..catalog.divergence import diverged
 from ..catalog.run import Run, labelled
+from .cost_model import Exchange
 
 __all__ = ["SAME", "Observed", "Worker", "observe", "observe_all"]
 
@@ -32,7 +33,7 @@ class Worker:
 
     `own` is its work on a whole batch, `half_own` on half of it (None where a batch is one example). `communicate` is the exchange alone
     with its payload, `message` with a few bytes (None for a worker alone). `step` is what a step took in training. `kind` names the
-    node's processor and its share of it.
+    node's processor and its share of it. `direct`: exchange, message and step with the direct exchange, as tried after a native run.
     """
 
     node: int
@@ -42,6 +43,7 @@ class Worker:
     communicate: float | None
     message: float | None
     step: float
+    direct: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Observed:
 
     `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
     and received over theirs; None where that was not counted, or is not theirs alone. `server_cores` are those of node 0, which has one.
-    `reported_examples_per_second` is the summary's, with the time between steps. `exchange` is how sync workers add up their gradients.
+    `reported_examples_per_second` is the summary's, with the time between steps. `exchange` is how sync workers add up their gradients;
+    `tried`: it is not the run's own, but was tried after it. `untried`: why the direct one was not.
     """
 
     name: str
@@ -71,7 +74,18 @@ class Observed:
     served_bytes: tuple[int, int] | None
     workers: tuple[Worker, ...]
     reported_examples_per_second: float | None = None
-    exchange: str = "native"
+    exchange: Exchange = "native"
+    tried: bool = False
+    untried: str | None = None
+
+    def with_exchange(self, exchange: Exchange) -> Observed | None:
+        """Return what the run says of sync steps with an exchange: its own, or one that was tried after it; None where it says nothing."""
+        if exchange == self.exchange:
+            return self
+        if exchange != "direct" or any(worker.direct is None for worker in self.workers):
+            return None
+        workers = tuple(_with_direct(worker) for worker in self.workers)
+        return replace(self, workers=workers, exchange=exchange, tried=True, reported_examples_per_second=None)
 
     @property
     def communicates(self) -> bool:
@@ -177,6 +191,7 @@ def observe(run: Run) -> Observed:
         ),
         reported_examples_per_second=summary["examples_per_second"],
         exchange=job.get("exchange") or "native",
+        untried=calibration.get("direct_untried"),
     )
 
 
@@ -224,7 +239,19 @@ def _worker(figures: Mapping[str, Any], step: float, calibration: Mapping[str, A
         communicate=figures["communicate_seconds"],
         message=figures["message_seconds"],
         step=step,
+        direct=_tried(figures),
     )
+
+
+def _tried(figures: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    exchange, message, step = (figures.get(name) for name in ("direct_seconds", "direct_message_seconds", "direct_step_seconds"))
+    return None if exchange is None or message is None or step is None else (exchange, message, step)
+
+
+def _with_direct(worker: Worker) -> Worker:
+    assert worker.direct is not None, "asked for only where it was tried"
+    communicate, message, step = worker.direct
+    return replace(worker, communicate=communicate, message=message, step=step)
 
 
 def _served_bytes(job: Mapping[str, Any], per_node: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:

@@ -23,6 +23,7 @@ from .observations import Observed
 __all__ = ["document", "prediction_table"]
 
 _TOPOLOGIES = {"ring": "all-reduce round a ring (sync)", "ps": "parameter servers (async)"}
+_DIRECT = "all-reduce of each worker with each other one (sync, --exchange direct)"
 _TITLES = {"weak": "Batch of a worker stays {batch} (weak scaling)", "strong": "Global batch stays {whole} (strong scaling)"}
 _LIMITS = {
     "compute": "computing",
@@ -51,17 +52,18 @@ def _basis(fitted: Fitted, question: Question) -> list[str]:
     first, same = fitted.first, fitted.first.same
     ps = f", {question.ps} of them" if question.topology == "ps" and question.ps > 1 else ""
     ring, server = fitted.ring, fitted.server
+    how = _DIRECT if question.topology == "ring" and ring.exchange == "direct" else _TOPOLOGIES[question.topology]
     if question.topology == "ring":
         cost = (
-            f"{seconds_text(ring.hop_seconds)} a hop, {ring.seconds_per_byte * 1e9:.3g} ns a byte besides the link, "
-            f"{ring.hidden_fraction:.0%} hidden behind computing"
+            f"{seconds_text(ring.hop_seconds)} a {'hop' if ring.exchange == 'native' else 'message'}, "
+            f"{ring.seconds_per_byte * 1e9:.3g} ns a byte besides the link, {ring.hidden_fraction:.0%} hidden behind computing"
         )
     else:
         service = server.service_seconds + server.service_seconds_per_byte * first.payload_bytes
         worker = server.worker_seconds + server.worker_seconds_per_byte * first.payload_bytes
         cost = f"{seconds_text(service)} an update on a parameter server, {seconds_text(worker)} on the worker"
     return [
-        one_line(f"{same['model']} on {same['data']}, {same['backend']}, {_TOPOLOGIES[question.topology]}{ps}"),
+        one_line(f"{same['model']} on {same['data']}, {same['backend']}, {how}{ps}"),
         f"Fitted to {' and '.join(_run_text(run) for run in fitted.runs)}",
         f"Predicted for links of {_asked_speed(question)}, {seconds_text(question.link.latency_seconds)} of latency on top of the runs'",
         f"Computing: {seconds_text(fitted.compute.fixed_seconds)} a step and {seconds_text(fitted.compute.seconds_per_example)} an example",
@@ -129,6 +131,7 @@ def document(fitted: Fitted, question: Question, rows: Sequence[Row], validation
         "schema": SCHEMA,
         "runs": [run.name for run in fitted.runs],
         "topology": question.topology,
+        "exchange": fitted.ring.exchange if question.topology == "ring" else None,
         "parameter_servers": question.ps if question.topology == "ps" else None,
         "bandwidth_bits_per_second": None if rate is None else 8 * rate,
         "latency_seconds": question.link.latency_seconds,

@@ -13,6 +13,8 @@ from crosstrain.conformance.runs import norm_wise_difference, read_run, relative
 from crosstrain.core.job import Job
 from crosstrain.data.store.stored_dataset import open_dataset
 from crosstrain.records.store.run_directory import RunReader
+from crosstrain.report.catalog.run import Run
+from crosstrain.report.diagnosis.verdict import explain
 
 pytestmark = pytest.mark.cluster
 
@@ -82,6 +84,34 @@ def test_the_parts_of_a_step_are_calibrated(backend, tmp_path):
     for worker in calibration["workers"]:
         for component in ("data", "compute", "communicate", "message"):
             assert worker[f"{component}_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "job"),
+    [
+        pytest.param("torch", {"global_batch_size": 22, "steps": 60}, id="torch"),
+        pytest.param("tf", {"global_batch_size": 22, "steps": 60}, id="tf"),
+        pytest.param("torch", LARGE, id="torch, in several buckets", marks=pytest.mark.slow),
+        pytest.param("tf", LARGE, id="tf, in several buckets", marks=pytest.mark.slow),
+        pytest.param("torch", {**LARGE, "accumulate": 2, "precision": "bf16"}, id="torch, accumulated", marks=pytest.mark.slow),
+        pytest.param("tf", {**LARGE, "accumulate": 2, "deterministic": True}, id="tf, accumulated", marks=pytest.mark.slow),
+    ],
+)
+def test_a_native_run_tries_it_when_it_is_over(backend, job, tmp_path):
+    """And still ends well."""
+    found = run(tmp_path, backend, "native", nodes=2, calibrate=True, **job)
+    assert found.summary["steps"] == job["steps"]
+    calibration = RunReader(found.path).calibration()
+    assert calibration is not None, [record for record in RunReader(found.path).events() if record.event == "calibration_failed"]
+    assert calibration["direct_untried"] is None
+    for worker in calibration["workers"]:
+        for component in ("data", "compute", "communicate", "message", "direct", "direct_message", "direct_step"):
+            assert worker[f"{component}_seconds"] > 0, component
+        # a few bytes are no more than all of them, and an exchange no more than a step with it; other work on the machine left aside
+        assert worker["direct_message_seconds"] < 3 * worker["direct_seconds"]
+        assert worker["direct_seconds"] < 3 * worker["direct_step_seconds"]
+    costs = explain(Run(found.path)).exchange_costs
+    assert costs.no_estimate in (None, "other programs had the cores")
 
 
 @pytest.mark.parametrize(

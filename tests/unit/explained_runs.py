@@ -21,6 +21,7 @@ def explained_run(
     calibrated: bool = True,
     message_seconds: float | None = 1e-4,
     half_fraction: float = 0.5,
+    direct: dict[str, float] | str | None = None,
     figures: dict[str, Any] | None = None,
     node_figures: list[dict[str, Any]] | None = None,
     **job: Any,
@@ -28,7 +29,7 @@ def explained_run(
     """A run with one worker a node. Each of `workers` has seconds of a step: data, compute, peers, communicate, and maybe spread.
 
     A second of the run clock is all training unless `figures` (fields of the summary) say otherwise. `half_fraction` is what computing half
-    a batch takes of computing all of it.
+    a batch takes of computing all of it. `direct`: what was calibrated of the direct exchange, or why it was not tried.
     """
     job = {"name": "explained", "nodes": len(workers), "batch_size": BATCH, **job}
     path = (sync_run if mode == "sync" else async_run)(out, **job)
@@ -45,8 +46,9 @@ def explained_run(
     write_document(path / "job.json", {**described, "cluster": {"addresses": addresses}, "threads_per_task": [1] * len(workers)})
     if calibrated:
         entries = [_calibrated(index, worker, message_seconds, half_fraction) for index, worker in enumerate(workers)]
+        entries = [{**entry, **(direct if isinstance(direct, dict) else {})} for entry in entries]
         document = {"seconds": 1.0, "payload_bytes": 31400, "batch_size": BATCH, "half_batch_size": BATCH // 2, "workers": entries}
-        write_document(path / "calibration.json", document)
+        write_document(path / "calibration.json", document | ({"direct_untried": direct} if isinstance(direct, str) else {}))
     return path
 
 

@@ -20,7 +20,11 @@ BATCH = 32
 
 
 def calibrated_run(out: Path, **changes: Any) -> Path:
-    """A finished run of two nodes that the model describes exactly; `changes` are fields of the job, or of the calibration."""
+    """A finished run of two nodes that the model describes exactly; `changes` are fields of the job, or of the calibration.
+
+    `direct`: the costs of the direct exchange, which was tried after it, or why it was not.
+    """
+    direct = changes.pop("direct", None)
     fields = {"nodes": 2, "mode": "sync", "batch_size": BATCH, "bandwidth": "100mbit", "cores_per_node": (0.4,), "procs_per_node": 1}
     job = {**fields, **{name: value for name, value in changes.items() if name not in ("payload_bytes", "ring", "server", "compute")}}
     payload, compute = changes.get("payload_bytes", PAYLOAD), changes.get("compute", COMPUTE)
@@ -45,8 +49,13 @@ def calibrated_run(out: Path, **changes: Any) -> Path:
         }
         for worker, (message, exchange, _) in enumerate(figures)
     ]
+    if isinstance(direct, Ring):
+        tried = _ring(direct, Link(rate), workers, job["nodes"], payload, own)
+        for worker, (message, exchange, step) in zip(calibration, tried, strict=True):
+            worker |= {"direct_seconds": exchange, "direct_message_seconds": message, "direct_step_seconds": step}
     shares = [{"worker": worker, "node": worker, "step_seconds": step} for worker, (_, _, step) in enumerate(figures)]
     document = {"schema": 1, "seconds": 1.0, "payload_bytes": payload, "batch_size": job["batch_size"], "workers": calibration}
+    document["direct_untried"] = direct if isinstance(direct, str) else None
     document["half_batch_size"] = max(1, job["batch_size"] // 2)
     write(path, "calibration.json", document)
     summary = RunReader(path).summary() or {}
@@ -65,7 +74,7 @@ def write(path: Path, name: str, document: dict[str, Any]) -> None:
 def _ring(ring: Ring, link: Link, workers: int, nodes: int, payload: int, own: float) -> list[tuple[float, float, float]]:
     if workers == 1:
         return [(0.0, 0.0, own)]
-    plain = Ring(ring.hop_seconds, ring.seconds_per_byte)
+    plain = Ring(ring.hop_seconds, ring.seconds_per_byte, exchange=ring.exchange)
     message, exchange = (ring_step(0.0, size, workers, nodes, plain, link).seconds for size in (0, payload))
     return [(message, exchange, ring_step(own, payload, workers, nodes, ring, link).seconds)] * workers
 

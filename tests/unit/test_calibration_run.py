@@ -15,8 +15,9 @@ INFO = DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 10, "test": 5}, (0.0,),
 class Workers:
     """Leading tasks that answer at once, as if each repetition took so many seconds, and the first repetition of a part `cold` more."""
 
-    def __init__(self, *seconds, cold=0.0, silent=False):
+    def __init__(self, *seconds, cold=0.0, silent=False, refused=()):
         self.seconds, self.cold, self.silent = seconds, cold, silent
+        self.refused = refused  # what each worker says of the direct exchange
         self.orders, self.answers = [], []
         self.disturbed = {}  # by the order's number: how much longer it takes
 
@@ -30,8 +31,9 @@ class Workers:
         for worker, usual in enumerate(self.seconds if not self.silent else ()):
             seconds = usual * self.disturbed.get(order["sequence"], 1.0)
             count = max(order["count"], -(-order["seconds"] // seconds) if order["seconds"] else 0)
-            fields = {"worker": worker, "count": int(count), "seconds": count * seconds + extra, "native": {"own": 1.0 + worker}}
-            self.answers.append((worker, Message("calibrated", fields)))
+            refused = self.refused[worker] if order["part"] == "direct" and self.refused else None
+            figures = {"count": int(count), "seconds": count * seconds + extra, "native": {"own": 1.0 + worker}, "refused": refused}
+            self.answers.append((worker, Message("calibrated", {"worker": worker, **figures})))
             self.answers.append((worker, Message("done", {"sequence": order["sequence"]})))
 
     def receive(self, timeout_seconds):
@@ -114,3 +116,42 @@ def test_a_calibration_has_the_components_that_there_are(fields, components):
         assert known == {"half_compute" if component == "half" else component for component in components}
         assert each["spread"] == pytest.approx(0.0)
     assert found["native"] == {"own": (1 + job.workers) / 2}
+
+
+DIRECT = {"direct", "direct_message", "direct_step"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "exchanges", "seconds", "refused", "told"),
+    [
+        ({}, ("native", "direct"), 0.01, (), None),
+        ({}, ("native", "direct"), 0.01, ("", "no port", ""), "no port"),
+        ({}, ("native",), 0.01, (), "backend torch does not support it"),
+        ({}, ("native", "direct"), 1.5, (), "the exchange takes 1.5 s, and it is tried where that is 1 s at most"),
+        ({"device": "gpu"}, ("native", "direct"), 0.01, (), "it is for CPUs"),
+        ({"procs_per_node": 22}, ("native", "direct"), 0.01, (), "it is for 64 workers at most, and here are 66"),
+    ],
+)
+def test_the_direct_exchange_is_tried_last_or_not_with_the_reason(fields, exchanges, seconds, refused, told):
+    job = Job(backend="torch", nodes=3, batch_size=1, **fields)
+    workers = Workers(*[seconds] * job.workers, refused=refused)
+    found = calibrate(job, build(INFO), workers, 1.0, dict.fromkeys(range(job.workers), 0), exchanges=exchanges)
+    asked = [order["part"] for order in workers.orders]
+    assert found["direct_untried"] == told
+    if told is None:
+        assert set(asked[asked.index("direct") :]) == DIRECT
+        assert all(order["seconds"] == 0.0 for order in workers.orders if order["part"] in DIRECT)
+    else:
+        assert asked.count("direct") == bool(refused)
+    for each in found["workers"]:
+        for name in DIRECT:
+            assert each[f"{name}_seconds"] == (None if told else pytest.approx(seconds))
+
+
+def test_runs_without_a_native_exchange_between_workers_try_nothing():
+    for fields in ({"nodes": 1}, {"nodes": 2, "exchange": "direct"}, {"nodes": 2, "mode": "async"}):
+        job = Job(backend="torch", **fields)
+        workers = Workers(*[0.01] * job.workers)
+        found = calibrate(job, build(INFO), workers, 1.0, {0: 0, 1: 1}, exchanges={"native", "direct"})
+        assert found["direct_untried"] is None
+        assert not DIRECT & {order["part"] for order in workers.orders}

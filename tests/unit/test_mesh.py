@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,11 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import free_ports, wait_until
 
+from crosstrain.core import direct_exchange
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
+from crosstrain.core.direct_exchange import MOST_RANKS
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.untrusted import listener
-from crosstrain.exchange.limits import MOST_RANKS, refuse_too_many
-from crosstrain.exchange.mesh import sums
+from crosstrain.exchange.limits import refuse_too_many
+from crosstrain.exchange.mesh.beside import open_beside
 from crosstrain.exchange.mesh.mesh import Mesh
 from crosstrain.exchange.mesh.peers import PeerLostError
 
@@ -107,7 +110,7 @@ def test_whole_vectors_and_shares_give_the_same_sums(monkeypatch):
     vectors = vectors_of(3, 5000, np.float32, 7)
     found = {}
     for name, most in (("whole", 1 << 40), ("shares", -1)):
-        monkeypatch.setattr(sums, "MOST_FURTHER_BYTES", most)
+        monkeypatch.setattr(direct_exchange, "MOST_FURTHER_BYTES", most)
         with meshes(tasks_of(3)) as (_, on_all):
             copies = [vector.copy() for vector in vectors]
             on_all(lambda mesh, copies=copies: mesh.add_up(copies[mesh.rank]))
@@ -295,3 +298,53 @@ def test_waiting_takes_no_processor_time():
         assert time.process_time() - before < 0.2
         made[1].add_up(np.zeros(2))
         waiting.join()
+
+
+def beside(tasks, **options):
+    """Open a mesh beside another exchange on all ranks, each in a thread: that exchange adds up as they meet."""
+    given, meet = {}, threading.Barrier(len(tasks))
+
+    def add_up(rank, vector):
+        given[rank] = vector
+        meet.wait(30)
+        total = sum(given[task.rank] for task in tasks)
+        meet.wait(30)
+        return total
+
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return list(pool.map(lambda task: open_beside(task, lambda vector: add_up(task.rank, vector), 5.0, **options), tasks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_a_mesh_beside_another_exchange_needs_no_port_of_the_run(ranks):
+    tasks = tasks_of(ranks)
+    taken = [socket.create_server((task.address, task.port)) for task in tasks]  # as the run's own exchange has them
+    opened = beside(tasks)
+    assert [refused for _, refused in opened] == [None] * ranks
+    vectors = [np.full(5, rank, np.float32) for rank in range(ranks)]
+    with ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(lambda mesh, vector: mesh.add_up(vector), [mesh for mesh, _ in opened], vectors))
+    for mesh, _ in opened:
+        mesh.close()
+    for held in taken:
+        held.close()
+    assert all((vector == sum(range(ranks))).all() for vector in vectors)
+
+
+def test_where_a_rank_cannot_listen_no_rank_has_a_mesh_and_that_one_says_why():
+    tasks = tasks_of(3)
+    elsewhere = replace(tasks[1], cluster=replace(tasks[1].cluster, addresses=(ADDRESS, "192.0.2.1", ADDRESS)))  # none of this machine
+    opened = beside([tasks[0], elsewhere, tasks[2]])
+    assert [mesh for mesh, _ in opened] == [None] * 3
+    assert [refused for _, refused in opened][::2] == ["", ""]
+    assert "worker-1 could not listen on 192.0.2.1" in opened[1][1]
+
+
+def test_where_a_rank_is_refused_no_rank_has_a_mesh_and_all_come_back_in_time():
+    tasks = tasks_of(3)
+    stranger = replace(tasks[2], cluster=replace(tasks[2].cluster, secret=secrets.token_hex(32)))
+    began = time.monotonic()
+    opened = beside([*tasks[:2], stranger], open_seconds=1.0)
+    assert time.monotonic() - began < 10
+    assert [mesh for mesh, _ in opened] == [None] * 3
+    assert "worker-2 could not join it" in opened[2][1]

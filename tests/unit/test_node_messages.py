@@ -102,7 +102,7 @@ SOUND = {
         ),
         Message("predicted", {**OWN, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
         Message("decoded", {**OWN, "start": 0, "sums": {"exact": 1.0}, "without_numbers": 0, "seconds": 0.1, "complete": True}),
-        Message("calibrated", {**OWN, "worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}}),
+        Message("calibrated", {**OWN, "worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}, "refused": None}),
         Message(
             "state_begin",
             {

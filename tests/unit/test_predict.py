@@ -134,7 +134,6 @@ class TestFit:
             ({"model": "cnn"}, "model is logreg and cnn"),
             ({"cores_per_node": (0.5,)}, r"cores_per_node is \[0.4\] and \[0.5\]"),
             ({"payload_bytes": 7}, "1000000 and 7 bytes"),
-            ({"exchange": "direct"}, "exchange is native and direct"),
         ],
     )
     def test_runs_of_other_work_are_refused(self, tmp_path, change, message):

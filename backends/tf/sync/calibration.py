@@ -20,6 +20,8 @@ __all__ = ["Calibrator", "RankComponents"]
 
 Gradients = Callable[[ColumnTensors, ColumnTensors, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 
+AddUp = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+
 
 class Calibrator:
     """Carries out orders on a sync rank. `make` makes a component's first state and its step, in ops.
@@ -86,11 +88,14 @@ class RankComponents:
         if component in ("compute", "half"):
             size = self._indices_kb.shape[1]
             return self._computing(size // 2 if component == "half" else size)
-        if component == "communicate":
+        if component in ("communicate", "direct"):
             return self._added(self._replica.zeros()), self._exchange
-        return self._exchange_apart(
-            None, [tf.zeros([SMALL_ELEMENTS * self._workers]) for _ in range(self._messages())]
-        ), self._exchange_apart
+        if component == "direct_step":
+            return after([self._indices_kb, *self._exchange_apart(None, self._small()[:1])]), self._whole
+        return self._exchange_apart(None, self._small()), self._exchange_apart
+
+    def _small(self) -> list[tf.Tensor]:
+        return [tf.zeros([SMALL_ELEMENTS * self._workers]) for _ in range(self._messages())]
 
     def _messages(self) -> int:
         """Return in how many messages the gradients travel."""
@@ -107,14 +112,32 @@ class RankComponents:
     def _computing(self, size: int) -> tuple[State, Step]:
         """Return what computes on the first `size` examples of the first batch and updates."""
         batch, indices = first_of(self._batch(0), size), self._indices_kb[0][:size]
-        number = tf.constant(0, tf.int64) if self._dropout else None
 
         def own(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
-            loss_sum, gradients = self._gradients(laid, target, indices, number, tf.constant(self._weight))
-            self._replica.apply(gradients, tf.unstack(tf.constant(self._scalars)))
-            return tf.reshape(loss_sum + self._replica.a_number(), [1])  # there once the update is complete
+            return self._updated(laid, target, indices, lambda gradients: gradients)
 
         return after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(own, *batch)]
+
+    def _whole(self, done: tf.Tensor, state: State) -> State:
+        """Gather the next batch, compute on it, exchange and update: a step as training makes it.
+
+        It waits for what was before it: TensorFlow carries out a loop that has variables without regard to an exchange traced before it.
+        """
+        with tf.control_dependencies(state):
+            position = tf.math.floormod(done, self._count)
+        indices = tf.gather(self._indices_kb, position)
+
+        def own(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
+            return self._updated(laid, target, indices, self._ranks.add_up)
+
+        return [self._ranks.on_replica(own, *self._batch(position))]
+
+    def _updated(self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, add_up: AddUp) -> tf.Tensor:
+        """Update from a batch, and return a number, float32 [1], that is there once the update is complete."""
+        number = tf.constant(0, tf.int64) if self._dropout else None
+        loss_sum, gradients = self._gradients(laid, target, indices, number, tf.constant(self._weight))
+        self._replica.apply(add_up(gradients), tf.unstack(tf.constant(self._scalars)))
+        return tf.reshape(loss_sum + self._replica.a_number(), [1])
 
     def _exchange(self, _done: tf.Tensor, state: State) -> State:
         """Add up what is as large as the gradients, in one call, as a step does. Sums of zeros stay zero."""

@@ -10,8 +10,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ....core.cluster import Task
-from ....core.job import Job
 from ....exchange.mesh.bucket_layout import buckets_of
 from ....exchange.mesh.mesh import Mesh
 from ....models.base import Array
@@ -26,10 +24,9 @@ ALIGNMENT_BYTES = 64
 class DirectRanks(SingleProcess):
     """One of the ranks of a mesh; implements `Collectives`. A single process's functions, with sums over all ranks in them."""
 
-    def __init__(self, task: Task, job: Job, device: str, *, sequential: bool) -> None:
-        """Join the mesh; see `Mesh`."""
+    def __init__(self, mesh: Mesh, device: str, *, sequential: bool) -> None:
         super().__init__(device, sequential=sequential)
-        self._mesh = Mesh(task, job.start_timeout, job.node_timeout)
+        self._mesh = mesh
 
     def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """In ops: return sums over all ranks. Many bytes go off bucket by bucket, while others are computed.

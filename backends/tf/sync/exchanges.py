@@ -5,6 +5,7 @@ from __future__ import annotations
 from ....core.cluster import Task
 from ....core.job import Job
 from ....exchange.limits import gpu_error
+from ....exchange.mesh.mesh import Mesh
 from .collectives import Collectives, MultiWorker, SingleProcess
 from .direct import DirectRanks
 
@@ -21,5 +22,5 @@ def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
     if job.exchange == "direct":
         if device.startswith("GPU"):
             raise gpu_error()
-        return DirectRanks(task, job, device, sequential=sequential)
+        return DirectRanks(Mesh(task, job.start_timeout, job.node_timeout), device, sequential=sequential)
     return MultiWorker(task, job, device)

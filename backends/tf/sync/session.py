@@ -33,6 +33,7 @@ from ..runtime import kind_of
 from ..state import StateMemory, check_fits
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
+from .direct_trial import TRIED, DirectTrial
 from .exchanges import join
 from .replica import Replica
 
@@ -74,12 +75,13 @@ class SyncSession:
         self._averaged = True
         self._memory: StateMemory | None = None
         self._calibrator: Calibrator | None = None
+        self._trial: DirectTrial | None = None
         self._closed = False
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         if job.accumulate > 1:  # the sums of gradients would become temporary variables, which clash in a loop within a loop
             tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         layout = layout_for(job, spec, data.info)
-        self._changing = layout.changing
+        self._changing, self._sequential = layout.changing, layout.has_small_ops
         with tf.device(device):
             self._data: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
             self._replica = Replica(job, self._model)
@@ -174,20 +176,31 @@ class SyncSession:
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Repeat a component of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        if order.component in TRIED:
+            if self._trial is None:
+                timeout = self._job.node_timeout
+                self._trial = DirectTrial(self._task, self._ranks, self._device, timeout, self._sequential, self._make_calibrator)
+            return [self._trial.run(order)]
         if self._calibrator is None:
-            batches = calibration_batches(self._sampler, self._task.rank)
-            scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
-            components = RankComponents(
-                self._data["train"], batches, self._batch_gradients, self._replica, self._ranks, scalars,
-                workers=self._job.workers, dropout=self._passes.dropout,
-            )  # fmt: skip
-            self._calibrator = Calibrator(self._ranks.traced, components.make, deterministic=self._job.deterministic)
+            self._calibrator = self._make_calibrator(self._ranks)
         return [CalibrationResult(self._task.rank, *self._calibrator.run(order))]
+
+    def _make_calibrator(self, ranks: Collectives) -> Calibrator:
+        """Return what repeats the components of a step of these ranks."""
+        batches = calibration_batches(self._sampler, self._task.rank)
+        scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
+        components = RankComponents(
+            self._data["train"], batches, self._batch_gradients, self._replica, ranks, scalars,
+            workers=self._job.workers, dropout=self._passes.dropout,
+        )  # fmt: skip
+        return Calibrator(ranks.traced, components.make, deterministic=self._job.deterministic)
 
     def close(self) -> None:
         """Wait until every rank is here, then leave; a second call does nothing."""
         if not self._closed:
             self._closed = True
+            if self._trial is not None:
+                self._trial.close()
             self._ranks.leave()
 
     def _spread_count(self, count: int | None) -> int:

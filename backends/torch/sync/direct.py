@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from ....core.cluster import Task
-from ....core.job import Job
 from ....exchange.mesh.bucket_layout import buckets_of
 from ....exchange.mesh.mesh import Mesh
 from ..calibration import SMALL_ELEMENTS
@@ -22,9 +20,8 @@ __all__ = ["DirectGradients", "DirectRanks"]
 class DirectRanks:
     """The ranks of a mesh."""
 
-    def __init__(self, task: Task, job: Job) -> None:
-        """Join the mesh; see `Mesh`."""
-        self.mesh = Mesh(task, job.start_timeout, job.node_timeout)
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Add up in the order of the ranks."""

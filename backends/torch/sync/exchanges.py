@@ -10,6 +10,7 @@ import torch
 from ....core.cluster import Task
 from ....core.job import Job
 from ....exchange.limits import gpu_error
+from ....exchange.mesh.mesh import Mesh
 from ...timing import Exchange
 from ..model import DistributedLoss, Model
 from ..precision import LossScale
@@ -44,10 +45,10 @@ def join(task: Task, job: Job, model: Model, loss_scale: LossScale | None, devic
     if job.exchange == "direct":
         if device.type != "cpu":
             raise gpu_error()
-        mesh = DirectRanks(task, job)
-        direct = DirectGradients(model, loss_scale, mesh)
-        return Joined(mesh, direct, direct.exchange_alone, None)
+        ranks = DirectRanks(Mesh(task, job.start_timeout, job.node_timeout))
+        direct = DirectGradients(model, loss_scale, ranks)
+        return Joined(ranks, direct, direct.exchange_alone, None)
     group = ProcessGroup(task, job, device)
     wrapped = data_parallel(DistributedLoss(model), [device] if device.type == "cuda" else None)
-    leaves, ranks = model.leaves, task.cluster.workers
-    return Joined(group, DataParallel(model, loss_scale, wrapped, ranks), lambda: AllReduce([leaf.grad for leaf in leaves], ranks), wrapped)
+    leaves, count = model.leaves, task.cluster.workers
+    return Joined(group, DataParallel(model, loss_scale, wrapped, count), lambda: AllReduce([leaf.grad for leaf in leaves], count), wrapped)

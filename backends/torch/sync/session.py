@@ -24,7 +24,7 @@ from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
-from ...timing import Calibrator
+from ...timing import Calibrator, Exchange
 from ...translating import Translating
 from ..calibration import make_calibrator
 from ..data import ColumnTensors, resident_splits
@@ -35,8 +35,10 @@ from ..profiler import make_tracer
 from ..runtime import keep_steps_memory, kind_of
 from ..state import StateMemory, each_value
 from .calibration import reducer_figures
+from .direct import DirectGradients, DirectRanks
+from .direct_trial import TRIED, DirectTrial
 from .exchanges import join
-from .gradients import OneRank
+from .gradients import GradientSource, OneRank
 from .update import Updater
 
 __all__ = ["SyncSession"]
@@ -50,7 +52,7 @@ class SyncSession:
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
         self._spec, self._job, self._device = model, job, device
-        self._rank, self._world = task.rank, task.cluster.workers
+        self._task, self._rank, self._world = task, task.rank, task.cluster.workers
         self._sampler = make_sampler(job, data, model.objective.weight)
         self._splits = resident_splits(job, model, data, device)
         self._data, self._sizes = data, dict(data.info.sizes)
@@ -65,6 +67,7 @@ class SyncSession:
         self._averaged = True
         self._memory: StateMemory | None = None
         self._calibrator: Calibrator | None = None
+        self._trial: DirectTrial | None = None
         self._tracer, self._left_to_trace = make_tracer(task, job, device), job.profile
         self._open, self._healthy = True, True
         exchange = join(task, job, self._model, self._loss_scale, device)
@@ -274,26 +277,39 @@ class SyncSession:
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Repeat a component of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        self._healthy = False
+        found = self._tried(order) if order.component in TRIED else self._calibrated(order)
+        self._healthy = True
+        return [found]
+
+    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
         native = reducer_figures(self._distributed) if self._calibrator is None else {}
         if self._calibrator is None:
-            self._calibrator = self._make_calibrator()
-        self._healthy = False
-        count, seconds = self._calibrator.run(order)
-        self._healthy = True
-        return [CalibrationResult(self._rank, count, seconds, native)]
+            exchange = None if self._exchange is None else self._exchange()
+            self._calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=exchange is not None), exchange)
+        return CalibrationResult(self._rank, *self._calibrator.run(order), native)
 
-    def _make_calibrator(self) -> Calibrator:
+    def _tried(self, order: CalibrationOrder) -> CalibrationResult:
+        def make(ranks: DirectRanks) -> Calibrator:
+            direct = DirectGradients(self._model, self._loss_scale, ranks)
+            return self._make_calibrator(direct, direct.exchange_alone())
+
+        if self._trial is None:
+            self._trial = DirectTrial(self._task, self._ranks, self._device, self._job.node_timeout, make)
+        return self._trial.run(order)
+
+    def _make_calibrator(self, source: GradientSource, exchange: Exchange | None) -> Calibrator:
+        """Return what repeats components of a step whose gradients come from a source."""
         batches = calibration_batches(self._sampler, self._rank)
-        exchange = None if self._exchange is None else self._exchange()
-        alone = Updater(self._job, self._rule, self._loss_scale, OneRank(self._model, self._loss_scale, slices=self._exchange is not None))
+        updater = Updater(self._job, self._rule, self._loss_scale, source)
 
         def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
             scale, passes = self._source.factor / float(batch.weights[0]), self._model.passes
             if self._job.accumulate == 1:
-                alone.update(x, y, scale, 0.0, passes.training(0, batch, 0))
+                updater.update(x, y, scale, 0.0, passes.training(0, batch, 0))
                 return
             micro_batches = micro_batches_of(self._model, x, y, batch, self._job.accumulate)
-            alone.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance alone
+            updater.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance without DDP
 
         return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 
@@ -301,4 +317,6 @@ class SyncSession:
         """Leave together with the other ranks (at once where this one failed); a second call does nothing."""
         if self._open:
             self._open = False
+            if self._trial is not None:
+                self._trial.close()
             self._ranks.leave(healthy=self._healthy)

@@ -1,0 +1,62 @@
+"""What a step would take with the direct exchange: tried by ranks that have trained with another one, when their run is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ....core.cluster import Task
+from ....exchange.mesh.beside import Vector, open_beside
+from ....exchange.mesh.mesh import Mesh
+from ...base import CalibrationOrder, CalibrationResult, StepComponent
+from ...timing import Calibrator
+from .collectives import Ranks
+from .direct import DirectRanks
+
+__all__ = ["TRIED", "DirectTrial"]
+
+TRIED: Mapping[StepComponent, str] = {"direct": "communicate", "direct_message": "message", "direct_step": "step"}
+"""The components that are tried, and what each is where the direct exchange is the run's own."""
+
+
+class DirectTrial:
+    """A mesh beside the run's own exchange, and a step that uses it. `make` makes what repeats the components of such a step.
+
+    Gradients of a GPU are not tried: the direct exchange adds up in the host's memory.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        ranks: Ranks,
+        device: torch.device,
+        silence_seconds: float,
+        make: Callable[[DirectRanks], Calibrator],
+    ) -> None:
+        self._rank = task.rank
+        self._mesh: Mesh | None = None
+        self._calibrator: Calibrator | None = None
+        if device.type != "cpu":
+            self._refused: str | None = "it is for CPUs"
+            return
+
+        def add_up(vector: Vector) -> Vector:
+            ranks.add_up(tensor := torch.from_numpy(vector.copy()))
+            found: Vector = tensor.numpy()
+            return found
+
+        self._mesh, self._refused = open_beside(task, add_up, silence_seconds)
+        if self._mesh is not None:
+            self._calibrator = make(DirectRanks(self._mesh))
+
+    def run(self, order: CalibrationOrder) -> CalibrationResult:
+        """Repeat a component; see `Session.calibrate`."""
+        if self._calibrator is None:
+            return CalibrationResult(self._rank, 0, 0.0, refused=self._refused)
+        return CalibrationResult(self._rank, *self._calibrator.run(order, TRIED[order.component]))
+
+    def close(self) -> None:
+        """Close the mesh; a second call does nothing."""
+        if self._mesh is not None:
+            self._mesh.close()

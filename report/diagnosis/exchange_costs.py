@@ -1,0 +1,117 @@
+"""How much of a synchronous step do its messages cost, how much their bytes, and what would the direct exchange make of it?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...records.text.numbers import number_text, rate_text, seconds_text
+from .evidence import Evidence
+
+__all__ = ["BAND", "ExchangeCosts", "exchange_costs", "exchange_text"]
+
+BAND = 0.25
+"""How far an estimate may be off: what it has to keep to, as a fraction (docs/where-the-time-goes.md has those that were judged)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeCosts:
+    """The exchange of a sync step, beyond what computing hides, in seconds of one step.
+
+    - `messages_seconds_per_step`: what an exchange of a few bytes takes; `bytes_seconds_per_step`: what that of the gradients takes more;
+      `around_seconds_per_step`: what the step takes besides both and its own work. The three add up to what the exchange adds to a step
+    - `messages_fraction`: of the step
+    - `direct_exchange_…`: a step with ``--exchange direct`` as it was calibrated, what that is in steps per second, between which two
+      figures those are expected, and how many times this run's. None with the reason in `no_estimate`
+    """
+
+    exchange: str
+    step_seconds: float
+    messages_seconds_per_step: float
+    bytes_seconds_per_step: float
+    around_seconds_per_step: float
+    messages_fraction: float
+    direct_exchange_step_seconds_estimate: float | None = None
+    direct_exchange_steps_per_second_estimate: float | None = None
+    direct_exchange_steps_per_second_low: float | None = None
+    direct_exchange_steps_per_second_high: float | None = None
+    direct_exchange_speedup_estimate: float | None = None
+    no_estimate: str | None = None
+
+
+def exchange_costs(evidence: Evidence, *, starved: bool) -> ExchangeCosts | None:
+    """Return what the exchange costs; None for a run that has none, is async or has no calibration.
+
+    `starved`: other programs had the cores, so that nothing is estimated.
+    """
+    calibrated = (evidence.calibration or {}).get("workers", ())
+    known = [entry for entry in calibrated if entry["communicate_seconds"] and entry["message_seconds"]]
+    if evidence.summary["mode"] != "sync" or evidence.shares is None or not known or len(known) < len(calibrated):
+        return None
+    step = _mean([worker.step_seconds for worker in evidence.workers])
+    seen = _mean([worker.communicate_seconds for worker in evidence.workers])
+    whole = _mean([entry["communicate_seconds"] for entry in known])
+    messages = min(whole, _mean([entry["message_seconds"] for entry in known]))
+    shown = min(1.0, seen / whole)  # of the exchange; the rest is hidden behind computing
+    exchange = evidence.job.get("exchange") or "native"
+    costs = ExchangeCosts(
+        exchange=exchange,
+        step_seconds=step,
+        messages_seconds_per_step=shown * messages,
+        bytes_seconds_per_step=shown * (whole - messages),
+        around_seconds_per_step=max(0.0, seen - whole),
+        messages_fraction=shown * messages / step,
+    )
+    return costs if exchange != "native" else _with_estimate(costs, evidence.calibration or {}, starved=starved)
+
+
+def _with_estimate(costs: ExchangeCosts, calibration: Mapping[str, Any], *, starved: bool) -> ExchangeCosts:
+    tried = [entry["direct_step_seconds"] for entry in calibration["workers"] if entry.get("direct_step_seconds")]
+    given = {name: getattr(costs, name) for name in costs.__slots__}
+    if starved or not tried:
+        untried = calibration.get("direct_untried") or "it was made by a release that did not try"
+        return ExchangeCosts(**{**given, "no_estimate": "other programs had the cores" if starved else untried})
+    step = _mean(tried)
+    spread = max(entry.get("direct_spread") or 0.0 for entry in calibration["workers"])
+    factor = 1 + math.hypot(BAND, spread)
+    estimate = {
+        "direct_exchange_step_seconds_estimate": step,
+        "direct_exchange_steps_per_second_estimate": 1 / step,
+        "direct_exchange_steps_per_second_low": 1 / step / factor,
+        "direct_exchange_steps_per_second_high": 1 / step * factor,
+        "direct_exchange_speedup_estimate": costs.step_seconds / step,
+    }
+    return ExchangeCosts(**{**given, **estimate})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def exchange_text(costs: ExchangeCosts) -> str:
+    """Return in words what the exchange costs, and what the direct one would make of it."""
+    parts = [
+        f"the exchange's messages cost {seconds_text(costs.messages_seconds_per_step)} ({costs.messages_fraction:.0%})",
+        f"their bytes {seconds_text(costs.bytes_seconds_per_step)}",
+    ]
+    if costs.around_seconds_per_step:
+        parts.append(f"what is around them {seconds_text(costs.around_seconds_per_step)}")
+    spent = f"of each step's {seconds_text(costs.step_seconds)} {', '.join(parts[:-1])} and {parts[-1]}"
+    if costs.exchange != "native":
+        return f"{spent}, with --exchange {costs.exchange}"
+    if costs.direct_exchange_steps_per_second_estimate is None:
+        return f"{spent}; what --exchange direct would gain is not known: {costs.no_estimate}"
+    low, rate, high = (
+        rate_text(value)
+        for value in (
+            costs.direct_exchange_steps_per_second_low,
+            costs.direct_exchange_steps_per_second_estimate,
+            costs.direct_exchange_steps_per_second_high,
+        )
+    )
+    return (
+        f"{spent}; with --exchange direct it would make about {rate[:-2]} steps/s ({low[:-2]} to {high[:-2]}), "
+        f"{number_text(costs.direct_exchange_speedup_estimate, 2)} times as many"
+    )

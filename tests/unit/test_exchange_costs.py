@@ -1,0 +1,110 @@
+"""What an exchange costs by its messages and by its bytes, and what the direct one would gain, of runs whose truth is written by hand."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from explained_runs import explained_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.cli.commands.explain import explain as command
+from crosstrain.report.catalog.run import Run
+from crosstrain.report.diagnosis.advice import advise
+from crosstrain.report.diagnosis.exchange_costs import BAND, exchange_text
+from crosstrain.report.diagnosis.verdict import explain
+
+MS = 1e-3
+
+
+def costs_of(out, *, compute=1.0, network=3.0, count=3, **options):
+    workers = [{"compute": compute * MS, "communicate": network * MS}] * count
+    return explain(Run(explained_run(out, workers, **options)))
+
+
+def test_the_exchange_is_messages_bytes_and_what_is_around_them(tmp_path):
+    costs = costs_of(tmp_path, message_seconds=2 * MS).exchange_costs
+    assert costs.step_seconds == pytest.approx(4 * MS)
+    assert costs.messages_seconds_per_step == pytest.approx(2 * MS)
+    assert costs.bytes_seconds_per_step == pytest.approx(1 * MS)
+    assert costs.around_seconds_per_step == pytest.approx(0, abs=1e-12)
+    assert costs.messages_fraction == pytest.approx(0.5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.001, 20))
+def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, whole, message):
+    with tempfile.TemporaryDirectory() as folder:
+        path = explained_run(Path(folder), [{"compute": compute * MS, "communicate": seen * MS}] * 2, message_seconds=message * MS)
+        document = json.loads((path / "calibration.json").read_text())
+        document["workers"] = [{**worker, "communicate_seconds": whole * MS} for worker in document["workers"]]
+        (path / "calibration.json").write_text(json.dumps(document))
+        costs = explain(Run(path)).exchange_costs
+    parts = (costs.messages_seconds_per_step, costs.bytes_seconds_per_step, costs.around_seconds_per_step)
+    assert sum(parts) == pytest.approx(seen * MS)
+    assert min(parts) >= 0
+    assert costs.messages_fraction <= 1
+
+
+def test_a_calibrated_step_is_the_estimate(tmp_path):
+    explanation = costs_of(tmp_path, message_seconds=2 * MS, direct={"direct_step_seconds": 1 * MS, "direct_spread": 0.0})
+    costs = explanation.exchange_costs
+    assert costs.direct_exchange_steps_per_second_estimate == pytest.approx(1000)
+    assert costs.direct_exchange_speedup_estimate == pytest.approx(4)
+    assert costs.direct_exchange_steps_per_second_low == pytest.approx(1000 / (1 + BAND))
+    assert costs.direct_exchange_steps_per_second_high == pytest.approx(1000 * (1 + BAND))
+    assert costs.no_estimate is None
+    (advice,) = [advice for advice in advise(explanation) if advice.option == "--exchange direct"]
+    assert (advice.speedup, advice.bound) == (pytest.approx(4), "about")
+
+
+def test_tries_that_lie_apart_widen_the_band(tmp_path):
+    near, far = (
+        costs_of(tmp_path / str(spread), direct={"direct_step_seconds": MS, "direct_spread": spread}).exchange_costs
+        for spread in (0.0, 0.5)
+    )
+    assert far.direct_exchange_steps_per_second_low < near.direct_exchange_steps_per_second_low
+    assert far.direct_exchange_steps_per_second_high > near.direct_exchange_steps_per_second_high
+
+
+def test_what_would_gain_nothing_is_not_advised(tmp_path):
+    explanation = costs_of(tmp_path, direct={"direct_step_seconds": 4 * MS})
+    assert explanation.verdict == "network"
+    assert all(advice.option != "--exchange direct" for advice in advise(explanation))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"direct": "a port was closed"}, "a port was closed"),
+        ({}, "it was made by a release that did not try"),
+    ],
+)
+def test_without_a_trial_there_is_no_estimate_but_the_reason(tmp_path, options, told):
+    costs = costs_of(tmp_path, **options).exchange_costs
+    assert (costs.direct_exchange_steps_per_second_estimate, costs.no_estimate) == (None, told)
+    assert exchange_text(costs).endswith(f"what --exchange direct would gain is not known: {told}")
+
+
+def test_a_run_with_the_direct_exchange_has_costs_and_no_estimate(tmp_path):
+    costs = costs_of(tmp_path, message_seconds=2 * MS, exchange="direct").exchange_costs
+    assert costs.messages_fraction == pytest.approx(0.5)
+    assert (costs.direct_exchange_steps_per_second_estimate, costs.no_estimate) == (None, None)
+    assert exchange_text(costs).endswith("with --exchange direct")
+
+
+@pytest.mark.parametrize("options", [{"mode": "async"}, {"calibrated": False}, {"network": 0.0}, {"message_seconds": None}])
+def test_others_have_none(tmp_path, options):
+    assert costs_of(tmp_path, **options).exchange_costs is None
+
+
+def test_the_command_says_both(tmp_path):
+    path = explained_run(tmp_path, [{"compute": MS, "communicate": 3 * MS}] * 3, message_seconds=2 * MS, direct={"direct_step_seconds": MS})
+    said = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
+    assert "of each step's 4 ms the exchange's messages cost 2 ms (50%) and their bytes 1 ms; " in said
+    assert "with --exchange direct it would make about 1,000 steps/s (800 to 1,250), 4.00 times as many" in said
+    document = json.loads(CliRunner().invoke(command, [str(path), "--json"], catch_exceptions=False).output)
+    assert document["exchange_costs"]["messages_seconds_per_step"] == pytest.approx(2 * MS)
+    assert document["exchange_costs"]["direct_exchange_steps_per_second_estimate"] == pytest.approx(1000)
