@@ -28,6 +28,7 @@ from .capabilities import Capabilities
 from .translating import Translating
 
 __all__ = [
+    "DIRECT_COMPONENTS",
     "Availability",
     "Backend",
     "CalibrationOrder",
@@ -162,6 +163,9 @@ StepComponent = Literal["data", "compute", "half", "communicate", "message", "di
 - ``direct``, ``direct_message``: both with ``--exchange direct``; ``direct_step``: a whole step with it, from its batch to the update.
   They are asked for last, of a sync run that has trained with the native exchange on a backend that declares both
 """
+
+DIRECT_COMPONENTS: tuple[StepComponent, ...] = ("direct", "direct_message", "direct_step")
+"""Those of the direct exchange, in the order in which they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)

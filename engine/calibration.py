@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..backends.base import CalibrationOrder, CalibrationResult, StepComponent
+from ..backends.base import DIRECT_COMPONENTS, CalibrationOrder, CalibrationResult, StepComponent
 from ..backends.capabilities import Exchange
 from ..core.direct_exchange import MOST_RANKS
 from ..core.errors import RunFailedError
@@ -49,9 +49,6 @@ trying it takes seconds at most."""
 
 TRIED_STEP_SECONDS = 1.0
 """How long steps with the direct exchange are tried: an estimate rests on them alone, and a tenth of a second may be an unusual one."""
-
-DIRECT: tuple[StepComponent, ...] = ("direct", "direct_message", "direct_step")
-"""What is calibrated of the direct exchange in a run that has trained with the native one."""
 
 
 def component_seconds(train_seconds: float, *, limited: bool) -> float:
@@ -212,8 +209,8 @@ def calibrate(
     if job.mode == "sync" and job.workers > 1 and job.exchange == "native":
         untried = _reason_not_to_try(job, exchanges, components["communicate"]) or conductor.refusal("direct")
         if untried is None:
-            components |= {component: conductor.measure(component, lockstep=True) for component in DIRECT[:-1]}
-            components[DIRECT[-1]] = conductor.measure(DIRECT[-1], lockstep=True, seconds=TRIED_STEP_SECONDS)
+            components |= {component: conductor.measure(component, lockstep=True) for component in DIRECT_COMPONENTS[:-1]}
+            components[DIRECT_COMPONENTS[-1]] = conductor.measure(DIRECT_COMPONENTS[-1], lockstep=True, seconds=TRIED_STEP_SECONDS)
     workers = sorted(set.intersection(*(set(component) for component in components.values())))
     elements = model.size + (model.buffers_size if job.mode == "async" else 0)
     return {
@@ -253,7 +250,7 @@ def _described(worker: int, node: int, components: Mapping[str, ByWorker]) -> di
         "half_compute_seconds": seconds("half"),
         "communicate_seconds": seconds("communicate"),
         "message_seconds": seconds("message"),
-        **{f"{component}_seconds": seconds(component) for component in DIRECT},
+        **{f"{component}_seconds": seconds(component) for component in DIRECT_COMPONENTS},
         "direct_spread": spread(components["direct_step"][worker]) if "direct_step" in components else None,
         "spread": spread(components["data"][worker], components["compute"][worker]),
     }

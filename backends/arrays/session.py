@@ -22,7 +22,17 @@ from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...exchange.parameter_server.shards import MakeRule
 from ...models.base import Array, ModelSpec
-from ..base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ..base import (
+    DIRECT_COMPONENTS,
+    CalibrationOrder,
+    CalibrationResult,
+    EvalResult,
+    Plan,
+    State,
+    StepResult,
+    calibration_batches,
+    make_sampler,
+)
 from ..timing import Calibrator
 from ..translating import Translating
 from ..vectors.flat_values import FlatValues
@@ -175,6 +185,8 @@ class ArraySession:
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Repeat a component of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        if order.component in DIRECT_COMPONENTS:
+            return [CalibrationResult(self._rank, 0, 0.0, refused="the backend is not made to try it")]
         if self._calibrator is None:
             batches = calibration_batches(self._sampler, self._rank)
             self._calibrator = Calibrator(batches, self._passes.gather, self._alone, self if self._job.wrapped else None)

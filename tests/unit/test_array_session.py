@@ -26,7 +26,7 @@ TOY = Path(__file__).parent.parent / "toy"
 @pytest.fixture(name="toy")
 def importable_toy(monkeypatch):
     monkeypatch.syspath_prepend(str(TOY))
-    import crosstrain_toy
+    import crosstrain_toy.logreg
 
     return crosstrain_toy
 

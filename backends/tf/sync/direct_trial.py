@@ -9,15 +9,12 @@ import tensorflow as tf
 from ....core.cluster import Task
 from ....exchange.mesh.beside import Vector, open_beside
 from ....exchange.mesh.mesh import Mesh
-from ...base import CalibrationOrder, CalibrationResult, StepComponent
+from ...base import CalibrationOrder, CalibrationResult
 from .calibration import Calibrator
 from .collectives import Collectives
 from .direct import DirectRanks
 
-__all__ = ["TRIED", "DirectTrial"]
-
-TRIED: tuple[StepComponent, ...] = ("direct", "direct_message", "direct_step")
-"""The components that are tried."""
+__all__ = ["DirectTrial"]
 
 
 class DirectTrial:

@@ -19,7 +19,17 @@ from ....core.liveness.startup_watchdog import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
-from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ...base import (
+    DIRECT_COMPONENTS,
+    CalibrationOrder,
+    CalibrationResult,
+    EvalResult,
+    Plan,
+    State,
+    StepResult,
+    calibration_batches,
+    make_sampler,
+)
 from ...malloc_tuning import keep_freed_memory
 from ...translating import Translating
 from ..accumulation import accumulated
@@ -33,7 +43,7 @@ from ..runtime import kind_of
 from ..state import StateMemory, check_fits
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
-from .direct_trial import TRIED, DirectTrial
+from .direct_trial import DirectTrial
 from .exchanges import join
 from .replica import Replica
 
@@ -176,7 +186,7 @@ class SyncSession:
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Repeat a component of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
-        if order.component in TRIED:
+        if order.component in DIRECT_COMPONENTS:
             if self._trial is None:
                 timeout = self._job.node_timeout
                 self._trial = DirectTrial(self._task, self._ranks, self._device, timeout, self._sequential, self._make_calibrator)
