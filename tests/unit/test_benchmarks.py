@@ -17,8 +17,9 @@ from benchmarks.__main__ import chosen_rows, parse
 from benchmarks.contestants import PEERS, Ours, Peer, Reference, Row
 from benchmarks.figures import Measured, Spread, differs, ratios, save_costs, window
 from benchmarks.memory import peak_bytes
+from benchmarks.nodes import Nodes
 from benchmarks.ours import read_run, steps_of
-from benchmarks.peer_runs import Nodes, places
+from benchmarks.peer_runs import places
 from benchmarks.processes import Group, MeasurementError, environment
 from benchmarks.rows import CONTESTANTS, GROUPS, ROWS
 from benchmarks.session import needed, work_of
