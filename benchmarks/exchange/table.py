@@ -89,7 +89,7 @@ def write_page(series: Series, text: str, facts: Mapping[str, Any], bits_per_sec
 
 def size_text(size_bytes: int) -> str:
     """Return a size in the largest unit that there is one of: 64 KiB."""
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, factor in (("TiB", 1 << 40), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:g} {unit}"
     return f"{size_bytes} B"
