@@ -14,15 +14,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crosstrain.core.units import parse_bandwidth
+from crosstrain.core.units import bandwidth_text, parse_bandwidth
 
 from .. import machine
+from ..experiment_page import fill
 from ..processes import MeasurementError
+from .anatomy_table import column, markdown
 from .group import ADDERS, run_ranks
-from .table import time_text
-from .traces import RECEIVING, SENDING, WAITING, AllReduce, Call, cut, per_thread, read
+from .table import DOCS, machine_text, time_text
+from .traces import AllReduce, Call, cut, per_thread, read
 
 __all__ = ["counted_text", "main", "parse", "timeline_text", "traced_text"]
+
+PAGE = DOCS / "synchronous-steps.md"
 
 LOGREG_BYTES = 31_400
 """The gradients of logistic regression on 784 features and 10 classes."""
@@ -34,22 +38,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.traced and shutil.which("strace") is None:
         print("benchmarks.exchange.anatomy: strace is not installed; install it, or give --traced 0", file=sys.stderr)
         return 2
-    print(machine.sentence(machine.describe(given.network, None)), flush=True)
+    facts = machine.describe(given.network, None)
+    print(machine.sentence(facts), flush=True)
+    columns: dict[str, dict[str, str]] = {}
     try:
         for name in given.only:
             print(f"\n## {name}, {given.bytes:,} bytes, {given.ranks} ranks\n", flush=True)
-            print(counted_text(_counted(name, given)), flush=True)
+            counted = _counted(name, given)
+            print(counted_text(counted), flush=True)
             if given.traced:
                 calls = _traced(name, given)
                 found = cut(calls)
-                print("\n" + traced_text(found, given.bytes), flush=True)
-                delays = sum("TCP_NODELAY" in call.arguments for call in calls)
-                print(f"sockets told to send at once (TCP_NODELAY): {delays}")
+                columns[name] = column(counted, found, given.bytes)
+                print("\n" + traced_text(found), flush=True)
+                print(f"\nsockets told to send at once (TCP_NODELAY): {sum('TCP_NODELAY' in call.arguments for call in calls)}")
                 if given.timeline:
                     print("\n" + timeline_text(sorted(found, key=lambda one: one.ended - one.began)[len(found) // 2]), flush=True)
     except MeasurementError as error:
         print(f"benchmarks.exchange.anatomy: {error}", file=sys.stderr)
         return 1
+    if columns:
+        print("\n" + markdown(columns))
+    if given.page:
+        links = "links as fast as the machine copies" if given.bandwidth is None else f"links of {bandwidth_text(given.bandwidth)}"
+        note = f"{given.bytes:,} bytes, {machine_text(facts, given.ranks)}, {links}; counted over {given.counted} all-reduces"
+        text = f"{note}, traced over {given.traced}.\n\n{markdown(columns)}"
+        PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), "anatomy", text), encoding="utf-8")
     return 0
 
 
@@ -64,7 +78,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeline", action="store_true", help="all calls of the all-reduce that took the median time under strace")
     parser.add_argument("--bandwidth", type=parse_bandwidth, metavar="RATE", help="speed of each node's link, such as 1gbit")
     parser.add_argument("--network", choices=("isolated", "host"), default="isolated", help="virtual nodes, or loopback")
-    return parser.parse_args(arguments)
+    parser.add_argument("--page", action="store_true", help="write the table into docs/synchronous-steps.md")
+    given = parser.parse_args(arguments)
+    if given.page and not given.traced:
+        parser.error("--page: the table needs a trace as well, so not with --traced 0")
+    return given
 
 
 def _counted(name: str, given: argparse.Namespace) -> Mapping[str, Any]:
@@ -110,16 +128,11 @@ def counted_text(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def traced_text(found: Sequence[AllReduce], size_bytes: int) -> str:
-    """Return the calls of one all-reduce in the mean: a line for each thread, and the bytes that were copied."""
+def traced_text(found: Sequence[AllReduce]) -> str:
+    """Return the calls of one all-reduce in the mean: a line for each thread."""
     lines = ["| thread | calls of one all-reduce |", "|---|---|"]
     for number, (_, calls) in enumerate(sorted(per_thread(found).items())):
         lines.append(f"| {number} | {', '.join(f'{name} {count / len(found):.2f}' for name, count in calls.most_common())} |")
-    total = sum(len(one.calls) for one in found) / len(found)
-    waiting = sum(call.name in WAITING for one in found for call in one.calls) / len(found)
-    out, into = (sum(one.bytes_of(names) for one in found) / len(found) for names in (SENDING, RECEIVING))
-    lines.append(f"\n{total:.1f} system calls, {waiting:.1f} of them to wait or to wake; copied out {out:,.0f} bytes, in {into:,.0f}")
-    lines.append(f"({out / size_bytes:.2f} and {into / size_bytes:.2f} times the vector)")
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from crosstrain.report.plots.figure import COLOURS, INK
 from ..experiment_page import fill
 from .bounds import Line, all_reduce_bound, fit
 
-__all__ = ["Series", "draw", "markdown", "size_text", "time_text", "write_page"]
+__all__ = ["DOCS", "Series", "draw", "machine_text", "markdown", "size_text", "time_text", "write_page"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MARKERS = "osD^v"
@@ -79,12 +79,17 @@ def write_page(series: Series, text: str, facts: Mapping[str, Any], bits_per_sec
     name = f"all-reduce-{kind}"
     picture = DOCS / "figures" / f"{name}.svg"
     draw({f"{series.ranks} nodes, {links}": series}, picture)
-    versions = ", ".join(f"{package} {facts['versions'][package]}" for package in ("torch", "tensorflow"))
-    cores = f"{facts['cores_available']:g} cores of {facts['cpu_model']}"
-    note = f"{series.ranks} virtual nodes on {cores}, {links}; {versions}; medians of {repeats} repeats."
+    note = f"{machine_text(facts, series.ranks)}, {links}; medians of {repeats} repeats."
     page = DOCS / "benchmarks.md"
     filled = fill(page.read_text(encoding="utf-8"), name, f"{note}\n\n{text}\n\n![{name}](figures/{picture.name})")
     page.write_text(filled, encoding="utf-8")
+
+
+def machine_text(facts: Mapping[str, Any], ranks: int) -> str:
+    """Say on what was measured, in a line for a table."""
+    nodes = "virtual nodes" if facts["network"] == "isolated" else "nodes on loopback"
+    versions = ", ".join(f"{package} {facts['versions'][package]}" for package in ("torch", "tensorflow"))
+    return f"{ranks} {nodes} on {facts['cores_available']:g} cores of {facts['cpu_model']}, Linux {facts['kernel']}, {versions}"
 
 
 def size_text(size_bytes: int) -> str:

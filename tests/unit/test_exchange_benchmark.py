@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.exchange import anatomy, constants, group
 from benchmarks.exchange.__main__ import network_of, parse
+from benchmarks.exchange.anatomy_table import column
 from benchmarks.exchange.bounds import Line, all_reduce_bound, fit, sizes
 from benchmarks.exchange.table import Series, draw, markdown, size_text, time_text
 from benchmarks.exchange.traces import RECEIVING, SENDING, cut, per_thread, read
@@ -135,8 +136,22 @@ def test_a_trace_is_cut_at_the_marks():
     assert (first.bytes_of(SENDING), first.bytes_of(RECEIVING), second.bytes_of(RECEIVING)) == (31424, 0, 31424)
     assert per_thread([first, second]) == {71: {"sendmsg": 1, "recvmsg": 2}, 72: {"epoll_wait": 1}}
     assert calls[-1].result is None
-    text = anatomy.traced_text([first, second], 31424)
-    assert "2.0 system calls, 0.5 of them to wait or to wake; copied out 15,712 bytes, in 15,712" in text
+    assert "| 0 | recvmsg 1.00, sendmsg 0.50 |" in anatomy.traced_text([first, second])
+    counted = {
+        "mean_seconds": 1e-3,
+        "process": {"user_seconds": 1e-4, "system_seconds": 2e-4, "voluntary_switches": 3.0, "involuntary_switches": 0.5},
+        "threads": {"a 1": {"core_seconds": 3e-4, "waiting_seconds": 1e-4}, "b 2": {"core_seconds": 0.0, "waiting_seconds": 1e-5}},
+        "packets": {"OutSegs": 4.0, "InSegs": 2.0, "DelayedACKs": 0.0, "RetransSegs": 0.0},
+    }
+    found = column(counted, [first, second], 31424)
+    assert (found["system calls"], found["of these to send"], found["to receive"], found["threads that take part"]) == (
+        "2.0",
+        "0.5",
+        "1.0",
+        "1",
+    )
+    assert (found["on a core, all threads"], found["bytes copied to the system, of the vector"]) == ("300 µs", "0.50")
+    assert anatomy.markdown({"direct": found}).splitlines()[2] == "| time | 1.00 ms |"
     assert "thread 1  epoll_wait = 1  (200 µs)" in anatomy.timeline_text(first)
 
 
