@@ -17,7 +17,7 @@ from typing import Any
 from crosstrain.core.units import bandwidth_text, parse_bandwidth
 
 from .. import machine
-from ..experiment_page import fill
+from ..experiments.page import fill
 from ..processes import MeasurementError
 from .anatomy_table import column, markdown
 from .group import ADDERS, run_ranks

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from crosstrain.core.units import bandwidth_text
 from crosstrain.report.plots.figure import COLOURS, INK
 
-from ..experiment_page import fill
+from ..experiments.page import fill
 from .bounds import Line, all_reduce_bound, fit
 
 __all__ = ["DOCS", "Series", "draw", "machine_text", "markdown", "size_text", "time_text", "write_page"]

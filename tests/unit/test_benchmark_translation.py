@@ -17,7 +17,7 @@ from benchmarks.generated_text import MOST_WORDS, PAIRS, write_text
 from benchmarks.kept_results import KeptResults
 from benchmarks.ours import target_tokens
 from benchmarks.rows import CONTESTANTS, ROWS
-from benchmarks.rows_translation import BASE, BASE_PARAMETERS, RING, TINY
+from benchmarks.rows.translation import BASE, BASE_PARAMETERS, RING, TINY
 from benchmarks.session import Session
 from benchmarks.table import compute
 from crosstrain.core.errors import UsageError

@@ -15,7 +15,7 @@ from benchmarks.exchange.anatomy_table import column
 from benchmarks.exchange.bounds import Line, all_reduce_bound, fit, sizes
 from benchmarks.exchange.table import Series, draw, markdown, size_text, time_text
 from benchmarks.exchange.traces import RECEIVING, SENDING, cut, per_thread, read
-from benchmarks.rows_exchange import ALEXNET_PARAMETERS, RING
+from benchmarks.rows.exchange import ALEXNET_PARAMETERS, RING
 from crosstrain.data.base import DataInfo
 from crosstrain.models.build import build_model
 

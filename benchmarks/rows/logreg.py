@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .contestants import Contestant, Ours, Peer, Row
+from ..contestants import Contestant, Ours, Peer, Row
 
 __all__ = ["CONTESTANTS", "ROWS"]
 

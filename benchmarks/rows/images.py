@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from .contestants import Contestant, Ours, Peer, Reference, Row
-from .workload import Work
+from ..contestants import Contestant, Ours, Peer, Reference, Row
+from ..workload import Work
 
 __all__ = ["ALEXNET", "CNN", "CONTESTANTS", "REFERENCE", "ROWS"]
 

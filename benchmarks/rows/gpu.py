@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .contestants import Contestant, Ours, Peer, Row
-from .rows_translation import BASE
-from .workload import Work
+from ..contestants import Contestant, Ours, Peer, Row
+from ..workload import Work
+from .translation import BASE
 
 __all__ = ["CONTESTANTS", "ROWS"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .contestants import Contestant, Ours, Peer, Reference, Row
-from .generated_text import DATA
-from .rows_images import BACKENDS, WITHOUT_STATE, Backend
-from .workload import Work
+from ..contestants import Contestant, Ours, Peer, Reference, Row
+from ..generated_text import DATA
+from ..workload import Work
+from .images import BACKENDS, WITHOUT_STATE, Backend
 
 __all__ = ["BASE", "CONTESTANTS", "ROWS", "TINY"]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import rows_images, rows_logreg
-from .contestants import Contestant, Ours, Peer, Reference, Row
-from .rows_images import ALEXNET, BACKENDS, WITHOUT_STATE, Backend
-from .rows_translation import LINK, LINK_BYTES_PER_SECOND, NODES
+from ..contestants import Contestant, Ours, Peer, Reference, Row
+from . import images, logreg
+from .images import ALEXNET, BACKENDS, WITHOUT_STATE, Backend
+from .translation import LINK, LINK_BYTES_PER_SECOND, NODES
 
 __all__ = ["ALEXNET_PARAMETERS", "CONTESTANTS", "ROWS"]
 
@@ -42,8 +42,8 @@ def _direct(name: str, table: dict[str, Contestant], **changes: int) -> Ours:
 def _contestants(backend: Backend) -> dict[str, Contestant]:
     native = Ours(f"{backend}, AlexNet, three nodes", backend, "sync", NODES, 6, ALEXNET_OPTIONS, ALEXNET_BATCH)
     return {
-        f"{backend} direct ×3": _direct(f"{backend} sync ×3", rows_logreg.CONTESTANTS, steps=LOGREG_STEPS),
-        f"{backend} CNN direct ×3": _direct(f"{backend} CNN ×3", rows_images.CONTESTANTS),
+        f"{backend} direct ×3": _direct(f"{backend} sync ×3", logreg.CONTESTANTS, steps=LOGREG_STEPS),
+        f"{backend} CNN direct ×3": _direct(f"{backend} CNN ×3", images.CONTESTANTS),
         f"{backend} AlexNet ×3": native,
         f"{backend} AlexNet direct ×3": replace(native, options=(*ALEXNET_OPTIONS, *DIRECT)),
     }
@@ -55,7 +55,7 @@ CONTESTANTS: dict[str, Contestant] = {name: found for backend in BACKENDS for na
 def _rows(backend: Backend) -> dict[str, Row]:
     direct, cnn, alexnet = f"{backend} direct ×3", f"{backend} CNN direct ×3", f"{backend} AlexNet direct ×3"
     by_hand = {"tf": "MWMS per step", "torch": "DDP loop"}[backend]
-    assert isinstance(rows_logreg.CONTESTANTS[by_hand], Peer)
+    assert isinstance(logreg.CONTESTANTS[by_hand], Peer)
     return {
         f"{backend}-direct-3": Row(direct, by_hand, "steps_per_second", 5.0),
         f"{backend}-direct-over-native": Row(direct, f"{backend} sync ×3", "steps_per_second", 3.0),
@@ -72,5 +72,5 @@ SHARED = ("tf-sync-3", "torch-sync-3", "tf-async-over-sync", "torch-async-over-s
 
 ROWS: dict[str, Row] = {
     **{name: row for backend in BACKENDS for name, row in _rows(backend).items()},
-    **{name: rows_logreg.ROWS[name] for name in SHARED},
+    **{name: logreg.ROWS[name] for name in SHARED},
 }
