@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .contestants import Peer
+from .contestants import PEERS, Peer
 from .figures import Measured
 from .nodes import Nodes, nodes
 from .processes import Group, MeasurementError, environment
@@ -41,12 +41,18 @@ def run_peer(peer: Peer, work: Work, steps: int, threads: int, network: str, fol
     with nodes(peer.workers, network) as made, Group(folder) as group:
         found = places(peer, made)
         for place in found:
-            variables = environment({**place.variables, "BENCHMARK_FOLDER": str(folder), "TMPDIR": str(folder)}, gpu=peer.gpu)
+            own = {"BENCHMARK_FOLDER": str(folder), "TMPDIR": str(folder), "PYTHONPATH": _with_shared_modules()}
+            variables = environment({**place.variables, **own}, gpu=peer.gpu)
             group.start(place.name, [*place.before, *script], variables, made.start(place.node))
         output = group.wait_for(found[0].name, timeout_seconds)
         group.wait_for_rest([place.name for place in found[1:]] if not _stays(peer) else [])
         measured = _read(output, peer, work)
         return replace(measured, peak_memory_bytes=group.peak_bytes(found[0].name), tree_memory_bytes=group.tree_bytes(found[0].name))
+
+
+def _with_shared_modules() -> str:
+    """Return PYTHONPATH with the folder of what all peers import."""
+    return os.pathsep.join(filter(None, (str(PEERS), os.environ.get("PYTHONPATH"))))
 
 
 def _stays(peer: Peer) -> bool:

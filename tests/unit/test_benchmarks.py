@@ -137,7 +137,7 @@ def test_every_row_has_its_contestants_and_every_file_its_row():
     used = {name for row in ROWS.values() for name in row.contestants}
     assert used == set(CONTESTANTS)
     scripts = {contestant.path for contestant in CONTESTANTS.values() if isinstance(contestant, Peer)}
-    assert scripts == set(PEERS.glob("*.py")) - {PEERS / name for name in ("workload.py", "text_batches.py", "decoding_sentences.py")}
+    assert scripts == {path for path in PEERS.rglob("*.py") if path.name not in ("workload.py", "text_batches.py", "decoding_sentences.py")}
     for row in ROWS.values():
         assert isinstance(CONTESTANTS[row.ours], Ours)
         contestants = [CONTESTANTS[name] for name in row.contestants]
