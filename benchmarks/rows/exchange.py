@@ -32,11 +32,11 @@ ALEXNET_BATCH = replace(ALEXNET, batch_size=16, warmup=2, fewest_steps=4)
 ALEXNET_OPTIONS = (*WITHOUT_STATE, "--steps-per-call", "1", "--bandwidth", LINK)
 
 
-def _direct(name: str, table: dict[str, Contestant], **changes: int) -> Ours:
-    """Return a run of another table, with the direct exchange."""
+def _direct(name: str, table: dict[str, Contestant], steps: int | None = None) -> Ours:
+    """Return a run of another table, with the direct exchange, and with other steps where they are given."""
     native = table[name]
     assert isinstance(native, Ours)
-    return replace(native, options=(*native.options, *DIRECT), **changes)
+    return replace(native, steps=steps or native.steps, options=(*native.options, *DIRECT))
 
 
 def _contestants(backend: Backend) -> dict[str, Contestant]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from place import Place, arguments, iterations_of, read_place, report
@@ -88,6 +89,11 @@ def adder(mesh: Mesh, elements: int) -> Callable[[int], None]:
     return run
 
 
+def adder_and_iterations(mesh: Mesh, size_bytes: int) -> tuple[Callable[[int], None], int]:
+    """Return what adds up so many bytes, and how often it does so in a try."""
+    return adder(mesh, size_bytes // 4), iterations_of(size_bytes)
+
+
 def forget(mesh: Mesh) -> None:
     """Have the mesh take its constants anew."""
     mesh._sums.clear()
@@ -125,8 +131,7 @@ def main() -> None:
         backward = Backward(mesh, given.model, given.compute_seconds)
         runners[given.model] = lambda: (backward.runner(), 1)
     else:
-        for size in given.sizes:
-            runners[str(size)] = lambda size=size: (adder(mesh, size // 4), iterations_of(size))
+        runners = {str(size): partial(adder_and_iterations, mesh, size) for size in given.sizes}
     measured(place, mesh, given.constant, given.values, runners, given.tries)
     mesh.barrier()
     mesh.close()

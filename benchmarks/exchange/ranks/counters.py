@@ -16,7 +16,7 @@ MARK = b"all-reduce"
 
 WARM_UP = 50
 
-PACKETS = {
+PACKETS: dict[str, dict[str, tuple[str, ...]]] = {
     "/proc/net/snmp": {"Tcp": ("OutSegs", "InSegs", "RetransSegs")},
     "/proc/net/netstat": {"TcpExt": ("DelayedACKs", "TCPPureAcks", "TCPHPHits", "TCPAutoCorking", "TCPOrigDataSent")},
 }
@@ -75,7 +75,7 @@ def _thread(path: Path) -> tuple[str, dict[str, float]]:
 
 
 def _packets() -> dict[str, int]:
-    found = {}
+    found: dict[str, int] = {}
     for file, wanted in PACKETS.items():
         lines = Path(file).read_text().splitlines()
         for names, values in zip(lines[::2], lines[1::2], strict=True):
