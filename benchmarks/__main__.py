@@ -86,7 +86,7 @@ def chosen_rows(given: argparse.Namespace, *, gpu: bool) -> list[str]:
     if "gpu" in groups and not gpu:
         _say("no GPU that torch finds: the rows of group gpu are left out")
         groups = [group for group in groups if group != "gpu"]
-    return [row for group in groups for row in GROUPS[group]]
+    return list(dict.fromkeys(row for group in groups for row in GROUPS[group]))
 
 
 def _rows(name: str) -> list[str]:

@@ -43,7 +43,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Peer:
-    """A script in peers/, and how it is started.
+    """A script in a folder of peers/, and how it is started.
 
     `alone`: as it is; `tf_config`: a process a task, told by TF_CONFIG; `torchrun`: a torchrun a node; `variables`: a process a rank,
     told by torchrun's variables (torchrun cannot give one node two ranks and the others one). `servers` counts the processes on node 0

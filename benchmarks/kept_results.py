@@ -19,7 +19,7 @@ from crosstrain.core.errors import UsageError
 from .contestants import Contestant
 from .figures import Measured
 
-__all__ = ["KeptResults", "code_digest"]
+__all__ = ["KeptFiles", "KeptResults", "code_digest"]
 
 NOT_CONDITIONS = ("load_before",)
 """Facts about the machine that differ from call to call and hinder nothing."""
@@ -36,45 +36,67 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-class KeptResults:
-    """The results in a folder, or none where there is no folder. `facts` are those of `machine.describe`; `shorter` divides steps."""
+class KeptFiles:
+    """Results as files in a folder, each under the digest of what it was measured by and of; or none where there is no folder."""
 
-    def __init__(self, folder: Path | None, facts: Mapping[str, Any], shorter: int) -> None:
+    def __init__(self, folder: Path | None, facts: Mapping[str, Any], **settings: Any) -> None:
+        """Take the machine's `facts` (`machine.describe`) and all settings that change a result."""
         self._folder = folder
         self._conditions: dict[str, Any] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             kept = {name: value for name, value in facts.items() if name not in NOT_CONDITIONS}
-            self._conditions = {**kept, "shorter": shorter, "code": code_digest()}
+            self._conditions = {**kept, **settings, "code": code_digest()}
 
-    def find(self, scene: Mapping[str, Contestant], repeat: int) -> dict[str, Measured] | None:
-        """Return what the contestants of a scene were measured by in a repeat, or None. Raises UsageError for a file that is no result."""
+    def find(self, definition: Mapping[str, Any]) -> Any | None:
+        """Return what was kept under a definition, a JSON value, or None. Raises UsageError for a file that is no result."""
         if self._folder is None:
             return None
-        path = self._file(self._definition(scene, repeat))
+        path = self._file(definition)
         if not path.exists():
             return None
         try:
-            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-            return {name: Measured(**{**runs[name], "losses": tuple(runs[name]["losses"])}) for name in scene}
+            return json.loads(path.read_text(encoding="utf-8"))["runs"]
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"benchmarks: {str(path)!r} is no kept result ({error}); delete it to measure again.") from error
 
-    def keep(self, scene: Mapping[str, Contestant], repeat: int, runs: Mapping[str, Measured | None]) -> None:
-        """Write a repeat of a scene, unless a run of it has failed."""
-        if self._folder is None or any(run is None for run in runs.values()):
+    def keep(self, definition: Mapping[str, Any], runs: Any) -> None:
+        """Write a result, a JSON value."""
+        if self._folder is None:
             return
-        definition = self._definition(scene, repeat)
         path = self._file(definition)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        measured = {name: vars(run) for name, run in runs.items()}
-        unfinished.write_text(json.dumps({**definition, "runs": measured}, indent=1) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps({"conditions": self._conditions, **definition, "runs": runs}, indent=1) + "\n", encoding="utf-8")
         unfinished.replace(path)
-
-    def _definition(self, scene: Mapping[str, Contestant], repeat: int) -> dict[str, Any]:
-        return {"conditions": self._conditions, "repeat": repeat, "contestants": {name: asdict(found) for name, found in scene.items()}}
 
     def _file(self, definition: Mapping[str, Any]) -> Path:
         assert self._folder is not None
-        text = json.dumps(definition, sort_keys=True)
+        text = json.dumps({"conditions": self._conditions, **definition}, sort_keys=True)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+class KeptResults:
+    """The results in a folder, or none where there is no folder. `facts` are those of `machine.describe`; `shorter` divides steps."""
+
+    def __init__(self, folder: Path | None, facts: Mapping[str, Any], shorter: int) -> None:
+        self._files = KeptFiles(folder, facts, shorter=shorter)
+
+    def find(self, scene: Mapping[str, Contestant], repeat: int) -> dict[str, Measured] | None:
+        """Return what the contestants of a scene were measured by in a repeat, or None. Raises UsageError for a file that is no result."""
+        runs = self._files.find(_definition(scene, repeat))
+        try:
+            return runs and {name: Measured(**{**runs[name], "losses": tuple(runs[name]["losses"])}) for name in scene}
+        except (KeyError, TypeError) as error:
+            raise UsageError(
+                f"benchmarks: what is kept of {', '.join(scene)} is no result ({error}); delete it to measure again."
+            ) from error
+
+    def keep(self, scene: Mapping[str, Contestant], repeat: int, runs: Mapping[str, Measured | None]) -> None:
+        """Write a repeat of a scene, unless a run of it has failed."""
+        measured = {name: vars(run) for name, run in runs.items() if run is not None}
+        if len(measured) == len(runs):
+            self._files.keep(_definition(scene, repeat), measured)
+
+
+def _definition(scene: Mapping[str, Contestant], repeat: int) -> dict[str, Any]:
+    return {"repeat": repeat, "contestants": {name: asdict(found) for name, found in scene.items()}}

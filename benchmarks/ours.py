@@ -56,7 +56,7 @@ def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder:
     found = replace(read_run(folder / "run", run.work.warmup, weights), peak_memory_bytes=peak, tree_memory_bytes=tree)
     if run.checkpoint_seconds is not None and not found.saves:
         raise MeasurementError(
-            "no checkpoint was saved while the clock ran: this machine needs more steps for that (benchmarks/rows_images.py)"
+            "no checkpoint was saved while the clock ran: this machine needs more steps for that (benchmarks/rows/images.py)"
         )
     return found
 

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crosstrain.launch.node.port_reservation import PortBlock
-from crosstrain.launch.virtual.network import VirtualNetwork
-
-from .contestants import Peer
+from .contestants import PEERS, Peer
 from .figures import Measured
-from .processes import Group, MeasurementError, Start, environment
+from .nodes import Nodes, nodes
+from .processes import Group, MeasurementError, environment
 from .workload import Work
 
 __all__ = ["Place", "places", "run_peer"]
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """Where processes run: an address a node, the interface that leads to the others, and how to start a process there."""
-
-    addresses: tuple[str, ...]
-    interface: str
-    ports: tuple[int, ...]
-    start: Callable[[int], Start]
 
 
 @dataclass(frozen=True)
@@ -53,15 +38,21 @@ def run_peer(peer: Peer, work: Work, steps: int, threads: int, network: str, fol
         "--parent": os.getpid(),
     }
     script = [str(peer.path), *(str(word) for pair in arguments.items() for word in pair)]
-    with _nodes(peer.workers, network) as nodes, Group(folder) as group:
-        found = places(peer, nodes)
+    with nodes(peer.workers, network) as made, Group(folder) as group:
+        found = places(peer, made)
         for place in found:
-            variables = environment({**place.variables, "BENCHMARK_FOLDER": str(folder), "TMPDIR": str(folder)}, gpu=peer.gpu)
-            group.start(place.name, [*place.before, *script], variables, nodes.start(place.node))
+            own = {"BENCHMARK_FOLDER": str(folder), "TMPDIR": str(folder), "PYTHONPATH": _with_shared_modules()}
+            variables = environment({**place.variables, **own}, gpu=peer.gpu)
+            group.start(place.name, [*place.before, *script], variables, made.start(place.node))
         output = group.wait_for(found[0].name, timeout_seconds)
         group.wait_for_rest([place.name for place in found[1:]] if not _stays(peer) else [])
         measured = _read(output, peer, work)
         return replace(measured, peak_memory_bytes=group.peak_bytes(found[0].name), tree_memory_bytes=group.tree_bytes(found[0].name))
+
+
+def _with_shared_modules() -> str:
+    """Return PYTHONPATH with the folder of what all peers import."""
+    return os.pathsep.join(filter(None, (str(PEERS), os.environ.get("PYTHONPATH"))))
 
 
 def _stays(peer: Peer) -> bool:
@@ -88,24 +79,6 @@ def _read(output: str, peer: Peer, work: Work) -> Measured:
         mean_over=found["mean_over"],
         target_tokens_per_second=found["target_tokens"] / found["seconds"] if "target_tokens" in found else None,
     )
-
-
-@contextmanager
-def _nodes(count: int, network: str) -> Iterator[Nodes]:
-    """Make the nodes; a single one is this machine itself, as for the product."""
-    if count == 1 or network == "host":
-        block = PortBlock()
-        try:
-            yield Nodes(("127.0.0.1",) * count, "lo", tuple(block.take(8)), lambda node: subprocess.Popen)
-        finally:
-            block.release()
-        return
-    with VirtualNetwork(count, None, lambda node: None) as virtual:
-
-        def start(node: int) -> Start:
-            return lambda argv, **options: virtual.popen(node, argv, **options)
-
-        yield Nodes(virtual.addresses, virtual.interface, tuple(range(29500, 29508)), start)
 
 
 def places(peer: Peer, nodes: Nodes) -> list[Place]:

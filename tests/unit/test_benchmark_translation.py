@@ -17,7 +17,7 @@ from benchmarks.generated_text import MOST_WORDS, PAIRS, write_text
 from benchmarks.kept_results import KeptResults
 from benchmarks.ours import target_tokens
 from benchmarks.rows import CONTESTANTS, ROWS
-from benchmarks.rows_translation import BASE, BASE_PARAMETERS, RING, TINY
+from benchmarks.rows.translation import BASE, BASE_PARAMETERS, RING, TINY
 from benchmarks.session import Session
 from benchmarks.table import compute
 from crosstrain.core.errors import UsageError
@@ -60,7 +60,7 @@ def test_the_peers_take_the_batches_of_the_product(text):
     work = replace(TINY, data=text, batch_tokens=512)
     script = f"""
 import json, types, sys
-sys.path.insert(0, {str(PEERS)!r})
+sys.path[:0] = [{str(PEERS)!r}, {str(PEERS / "translation")!r}]
 from text_batches import text_batches
 from crosstrain.data.store.stored_dataset import open_dataset
 data = open_dataset({text!r})

@@ -17,8 +17,9 @@ from benchmarks.__main__ import chosen_rows, parse
 from benchmarks.contestants import PEERS, Ours, Peer, Reference, Row
 from benchmarks.figures import Measured, Spread, differs, ratios, save_costs, window
 from benchmarks.memory import peak_bytes
+from benchmarks.nodes import Nodes
 from benchmarks.ours import read_run, steps_of
-from benchmarks.peer_runs import Nodes, places
+from benchmarks.peer_runs import places
 from benchmarks.processes import Group, MeasurementError, environment
 from benchmarks.rows import CONTESTANTS, GROUPS, ROWS
 from benchmarks.session import needed, work_of
@@ -136,7 +137,7 @@ def test_every_row_has_its_contestants_and_every_file_its_row():
     used = {name for row in ROWS.values() for name in row.contestants}
     assert used == set(CONTESTANTS)
     scripts = {contestant.path for contestant in CONTESTANTS.values() if isinstance(contestant, Peer)}
-    assert scripts == set(PEERS.glob("*.py")) - {PEERS / name for name in ("workload.py", "text_batches.py", "decoding_sentences.py")}
+    assert scripts == {path for path in PEERS.rglob("*.py") if path.name not in ("workload.py", "text_batches.py", "decoding_sentences.py")}
     for row in ROWS.values():
         assert isinstance(CONTESTANTS[row.ours], Ours)
         contestants = [CONTESTANTS[name] for name in row.contestants]
@@ -280,7 +281,8 @@ def test_rows_are_chosen_by_group_name_and_pattern(capsys):
         "alexnet-torch-bf16-over-fp32",
         "tf-fit",
     ]
-    assert main_rows() == [*GROUPS["logreg"], *GROUPS["images"], *GROUPS["translation"]]
+    assert main_rows() == list(dict.fromkeys(row for group in ("logreg", "images", "exchange", "translation") for row in GROUPS[group]))
+    assert main_rows("--group", "exchange", "logreg").count("tf-sync-3") == 1
     assert "no GPU that torch finds" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main_rows("--only", "alexnet-trch-bf16")

@@ -9,10 +9,10 @@ import pytest
 from documents import shown_commands
 from run_samples import summary_of, sync_run
 
-from benchmarks.experiment_list import EXPERIMENTS, Compared, Experiment
-from benchmarks.experiment_page import COLUMNS, fill, measured_text, places
-from benchmarks.experiment_results import Point, Results, above_the_others, figure, ratio, read_results, share_of_the_others
-from benchmarks.experiments import PAGE, parse, sweep_arguments, write_page
+from benchmarks.experiments.__main__ import PAGE, parse, sweep_arguments, write_page
+from benchmarks.experiments.catalog import EXPERIMENTS, Compared, Experiment
+from benchmarks.experiments.page import COLUMNS, fill, measured_text, places
+from benchmarks.experiments.results import Point, Results, above_the_others, figure, ratio, read_results, share_of_the_others
 from crosstrain.cli.commands.sweep import make_grid, sweep
 from crosstrain.cli.options import given_options
 from crosstrain.core.settings.sweeps import plan

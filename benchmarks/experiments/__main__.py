@@ -17,14 +17,14 @@ from crosstrain.core.process import command_ending_with_parent
 from crosstrain.core.settings.sources import resolve
 from crosstrain.core.suggestions import nearest
 
-from .experiment_list import EXPERIMENTS, Experiment
-from .experiment_page import fill, machine_text, measured_text
-from .experiment_results import Results, read_results
-from .processes import environment
+from ..processes import environment
+from .catalog import EXPERIMENTS, Experiment
+from .page import fill, machine_text, measured_text
+from .results import Results, read_results
 
 __all__ = ["main", "parse", "sweep_arguments", "write_page"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/experiments.md"
 MOST_PICTURE_BYTES = 200_000
 INTERRUPTED = 130

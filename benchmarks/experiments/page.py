@@ -14,8 +14,8 @@ from crosstrain.core.settings.sources import resolve
 from crosstrain.core.settings.sweeps import value_text
 from crosstrain.records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text
 
-from .experiment_list import Experiment
-from .experiment_results import Point, Results, figure
+from .catalog import Experiment
+from .results import Point, Results, figure
 
 __all__ = ["COLUMNS", "fill", "machine_text", "measured_text", "places"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .experiment_results import Settings, Value, above_the_others, ratio, share_of_the_others
+from .results import Settings, Value, above_the_others, ratio, share_of_the_others
 
 __all__ = ["EXPERIMENTS", "Compared", "Experiment"]
 

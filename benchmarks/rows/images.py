@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from .contestants import Contestant, Ours, Peer, Reference, Row
-from .workload import Work
+from ..contestants import Contestant, Ours, Peer, Reference, Row
+from ..workload import Work
 
 __all__ = ["ALEXNET", "CNN", "CONTESTANTS", "REFERENCE", "ROWS"]
 
@@ -52,19 +52,19 @@ def _alexnet(backend: Backend) -> dict[str, Contestant]:
         name = f"{backend} AlexNet {precision}"
         work = replace(ALEXNET, precision=precision)
         found[name] = Ours(scene, backend, "sync", 1, steps, WITHOUT_STATE, work)
-        found[f"{name} loop"] = Peer(scene, f"{backend}_alexnet.py", name, steps, losses="level")
+        found[f"{name} loop"] = Peer(scene, f"images/{backend}_alexnet.py", name, steps, losses="level")
     return found
 
 
 def _cnn(backend: Backend) -> dict[str, Contestant]:
     """A scene for each batch size; `model.fit` and Lightning take longer a step, so they get half the steps."""
-    trainer, script = {"tf": ("model.fit", "tf_cnn_fit.py"), "torch": ("Lightning", "torch_cnn_lightning.py")}[backend]
+    trainer, script = {"tf": ("model.fit", "images/tf_cnn_fit.py"), "torch": ("Lightning", "images/torch_cnn_lightning.py")}[backend]
     steps = dict(zip(CNN_BATCHES, (12_800, 3200, 800), strict=True))
     found: dict[str, Contestant] = {}
     for batch in CNN_BATCHES:
         scene, name = f"{backend}, CNN {batch}", f"{backend} CNN {batch}"
         found[name] = Ours(scene, backend, "sync", 1, steps[batch], WITHOUT_STATE, replace(CNN, batch_size=batch))
-        found[f"{name} loop"] = Peer(scene, f"{backend}_cnn.py", name, steps[batch])
+        found[f"{name} loop"] = Peer(scene, f"images/{backend}_cnn.py", name, steps[batch])
         found[f"{trainer} CNN {batch}"] = Peer(scene, script, name, steps[batch] // 2)
     return found
 

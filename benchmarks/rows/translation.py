@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .contestants import Contestant, Ours, Peer, Reference, Row
-from .generated_text import DATA
-from .rows_images import BACKENDS, WITHOUT_STATE, Backend
-from .workload import Work
+from ..contestants import Contestant, Ours, Peer, Reference, Row
+from ..generated_text import DATA
+from ..workload import Work
+from .images import BACKENDS, WITHOUT_STATE, Backend
 
 __all__ = ["BASE", "CONTESTANTS", "ROWS", "TINY"]
 
@@ -35,10 +35,16 @@ TINY_STEPS, BASE_STEPS = 50, 10
 TINY_OPTIONS, BASE_OPTIONS = (*WITHOUT_STATE, "--steps-per-call", "10"), (*WITHOUT_STATE, "--steps-per-call", "2")
 """A result after so many steps, so that the clock can start after the warm-up."""
 
-BY_HAND = {"torch": ("torch_transformer.py", ("by hand", "nn.Transformer")), "tf": ("tf_transformer.py", ("by hand",))}
+BY_HAND = {
+    "torch": ("translation/torch_transformer.py", ("by hand", "nn.Transformer")),
+    "tf": ("translation/tf_transformer.py", ("by hand",)),
+}
 """A backend's hand-written loop, and its variants."""
 
-TRAINERS, TRAINERS_REPEATS = {"Lightning": "torch_transformer_lightning.py", "MarianMT": "torch_marian_trainer.py"}, 3
+TRAINERS, TRAINERS_REPEATS = (
+    {"Lightning": "translation/torch_transformer_lightning.py", "MarianMT": "translation/torch_marian_trainer.py"},
+    3,
+)
 """What a user would pick, and how often it is measured at most: it is far behind."""
 
 
@@ -95,9 +101,13 @@ DECODING = replace(TINY, warmup=2, fewest_steps=4, same_loss=1e-4, same_mean=1e-
 """A step translates 32 sentences."""
 
 DECODERS: dict[str, Contestant] = {
-    "torch tiny decoding": Ours("torch, decoding", "torch", "sync", 1, 10, (), DECODING, script="torch_decoding.py", variant="cached"),
-    "torch tiny decoding without cache": Peer("torch, decoding", "torch_decoding.py", "torch tiny decoding", 10, variant="uncached"),
-    "CTranslate2 tiny decoding": Peer("torch, decoding", "ctranslate2_decoding.py", "torch tiny decoding", 10),
+    "torch tiny decoding": Ours(
+        "torch, decoding", "torch", "sync", 1, 10, (), DECODING, script="translation/torch_decoding.py", variant="cached"
+    ),
+    "torch tiny decoding without cache": Peer(
+        "torch, decoding", "translation/torch_decoding.py", "torch tiny decoding", 10, variant="uncached"
+    ),
+    "CTranslate2 tiny decoding": Peer("torch, decoding", "translation/ctranslate2_decoding.py", "torch tiny decoding", 10),
 }
 
 CONTESTANTS: dict[str, Contestant] = {

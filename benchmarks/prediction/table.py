@@ -20,7 +20,7 @@ from crosstrain.report.prediction.observations import Observed, observe
 
 __all__ = ["judge", "toml_text", "write_documents"]
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "scaling.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "scaling.md"
 BEGIN, END = "<!-- written by benchmarks.prediction -->", "<!-- end -->"
 
 

@@ -26,7 +26,7 @@ import psutil
 
 from crosstrain.launch.virtual.network import VirtualNetwork
 
-from .processes import Group, MeasurementError, environment
+from ..processes import Group, MeasurementError, environment
 
 __all__ = ["main"]
 
@@ -144,7 +144,7 @@ def _ray_train(folder: Path) -> Iterator[Trained]:
     """A Ray cluster of three virtual nodes, and a `TorchTrainer` on it that looks for failures as often as torchrun's agents here do."""
     own = environment({"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"})
     own["RAY_raylet_start_wait_time_s"] = "90"  # of a busy machine
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), own.get("PYTHONPATH"))))
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), own.get("PYTHONPATH"))))
     with VirtualNetwork(NODES, None, lambda node: None) as network, Group(folder) as group, _descendants_killed():
         own["GLOO_SOCKET_IFNAME"] = network.interface
         head = f"{network.addresses[0]}:{RAY_PORT}"
@@ -166,7 +166,7 @@ def _ray_train(folder: Path) -> Iterator[Trained]:
             said = folder / f"ray-{node}.out"  # one after another: each gives up where its own processes take 15 s to start
             _wait(lambda said=said: "Ray runtime started" in said.read_text(), f"node {node} of the Ray cluster")
         options = ["--folder", str(folder), "--address", head, "--nodes", str(NODES), "--checkpoint-every", str(CHECKPOINT_EVERY)]
-        start("driver", 0, "benchmarks.ray_train_script", *options)
+        start("driver", 0, "benchmarks.recovery.ray_train_script", *options)
         yield _by_files(folder)
 
 

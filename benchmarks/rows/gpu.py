@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .contestants import Contestant, Ours, Peer, Row
-from .rows_translation import BASE
-from .workload import Work
+from ..contestants import Contestant, Ours, Peer, Row
+from ..workload import Work
+from .translation import BASE
 
 __all__ = ["CONTESTANTS", "ROWS"]
 
@@ -23,14 +23,14 @@ BIG = replace(BASE, model="transformer:big", batch_tokens=16_384, precision="bf1
 CONTESTANTS: dict[str, Contestant] = {
     "Transformer big on the GPU": Ours("GPU, Transformer", "torch", "sync", 1, 200, (*OPTIONS, "--steps-per-call", "20"), BIG, gpu=True),
     "the Transformer's products alone": Peer(
-        "GPU, Transformer", "torch_gpu_ceiling.py", "Transformer big on the GPU", 100, losses="none", gpu=True
+        "GPU, Transformer", "gpu/torch_gpu_ceiling.py", "Transformer big on the GPU", 100, losses="none", gpu=True
     ),
     "AlexNet on the GPU": Ours("GPU, AlexNet", "torch", "sync", 1, 1600, OPTIONS, ALEXNET, gpu=True),
-    "AlexNet on the GPU, loop": Peer("GPU, AlexNet", "torch_gpu.py", "AlexNet on the GPU", 1600, losses="level", gpu=True),
-    "AlexNet's products alone": Peer("GPU, AlexNet", "torch_gpu_ceiling.py", "AlexNet on the GPU", 800, losses="none", gpu=True),
+    "AlexNet on the GPU, loop": Peer("GPU, AlexNet", "gpu/torch_gpu.py", "AlexNet on the GPU", 1600, losses="level", gpu=True),
+    "AlexNet's products alone": Peer("GPU, AlexNet", "gpu/torch_gpu_ceiling.py", "AlexNet on the GPU", 800, losses="none", gpu=True),
     "ResNet-18 on the GPU": Ours("GPU, ResNet-18", "torch", "sync", 1, 1600, OPTIONS, RESNET18, gpu=True),
-    "ResNet-18 on the GPU, loop": Peer("GPU, ResNet-18", "torch_gpu.py", "ResNet-18 on the GPU", 1600, losses="level", gpu=True),
-    "ResNet-18's products alone": Peer("GPU, ResNet-18", "torch_gpu_ceiling.py", "ResNet-18 on the GPU", 800, losses="none", gpu=True),
+    "ResNet-18 on the GPU, loop": Peer("GPU, ResNet-18", "gpu/torch_gpu.py", "ResNet-18 on the GPU", 1600, losses="level", gpu=True),
+    "ResNet-18's products alone": Peer("GPU, ResNet-18", "gpu/torch_gpu_ceiling.py", "ResNet-18 on the GPU", 800, losses="none", gpu=True),
 }
 
 ROWS: dict[str, Row] = {

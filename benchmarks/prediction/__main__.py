@@ -19,8 +19,8 @@ import psutil
 
 from crosstrain.core.units import parse_bandwidth
 
-from .prediction_table import write_documents
-from .processes import Group, MeasurementError, environment
+from ..processes import Group, MeasurementError, environment
+from .table import write_documents
 
 __all__ = ["FITTED", "SCENES", "Scene", "Wanted", "main", "wanted_runs"]
 

@@ -1,0 +1,6 @@
+"""What does adding up a vector over several nodes cost by itself, and what is it made of?
+
+Run from the repository: ``python -m benchmarks.exchange`` compares the direct exchange, gloo and TensorFlow's ring with the bound that the
+network sets; ``python -m benchmarks.exchange.constants`` tries other sizes of pieces and buckets; ``python -m benchmarks.exchange.anatomy``
+counts system calls, wake-ups and copies of one all-reduce. docs/benchmarks.md and docs/synchronous-steps.md have what they measured.
+"""

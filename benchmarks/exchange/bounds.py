@@ -1,0 +1,58 @@
+"""What the network allows: a message of S bytes takes α + S / β, and nobody adds up n vectors in less than the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+__all__ = ["Line", "all_reduce_bound", "fit", "sizes"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The straight line α + S / β: `latency_seconds` is α, `bytes_per_second` β (infinity where more bytes take no longer)."""
+
+    latency_seconds: float
+    bytes_per_second: float
+
+    def seconds(self, size_bytes: float) -> float:
+        """Return how long so many bytes take."""
+        return self.latency_seconds + size_bytes / self.bytes_per_second
+
+
+def all_reduce_bound(ranks: int, size_bytes: float, network: Line) -> float:
+    """Return the least seconds in which `ranks` can add up vectors of `size_bytes`, where each sends at `network`'s β at most.
+
+    Somebody has to hear of somebody else: one α. And 2 (n − 1) / n times the bytes have to leave each rank (Patarasuk and Yuan 2009).
+    No single algorithm reaches both at once for more than two ranks: sending whole vectors has one message after another, reduce-scatter
+    and all-gather at least two. Raises ValueError for fewer than one rank.
+    """
+    if ranks < 1:
+        raise ValueError(f"at least one rank, not {ranks}")
+    return 0.0 if ranks == 1 else network.seconds(2 * (ranks - 1) / ranks * size_bytes)
+
+
+def fit(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Line:
+    """Return the line through measured times, with neither α nor 1 / β below 0, that has the least squares of relative errors.
+
+    Relative ones, since times lie many powers of ten apart. Raises ValueError for fewer than two sizes or times that are not positive.
+    """
+    size, taken = np.asarray(sizes_bytes, float), np.asarray(seconds, float)
+    if len(np.unique(size)) < 2:
+        raise ValueError("a line needs two sizes")
+    if not np.all(taken > 0):
+        raise ValueError("times have to be positive")
+    scale = float(size.max())  # both columns of like size, for the solver's tolerance
+    (latency, slope), _ = nnls(np.stack([1 / taken, size / scale / taken], axis=1), np.ones_like(taken))
+    return Line(float(latency), scale / float(slope) if slope > 0 else float("inf"))
+
+
+def sizes(least_bytes: int, most_bytes: int, factor: int) -> list[int]:
+    """Return sizes from the least to the most, each `factor` times the one before."""
+    found = [least_bytes]
+    while found[-1] * factor <= most_bytes:
+        found.append(found[-1] * factor)
+    return found

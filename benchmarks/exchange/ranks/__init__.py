@@ -1,0 +1,1 @@
+"""What runs in each rank: scripts, which print what they measured."""

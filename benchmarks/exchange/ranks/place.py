@@ -1,0 +1,115 @@
+"""Which rank this process is, and how an all-reduce is timed and counted: the same for all who add up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import counters
+
+from crosstrain.core.cluster import Cluster, Task, TaskSpec
+from crosstrain.core.process import die_with_parent
+
+__all__ = ["Adder", "Place", "iterations_of", "main", "report", "time_runs"]
+
+WORK_BYTES, MOST_ITERATIONS = 64 << 20, 200
+"""An all-reduce is repeated until it has moved about so many bytes, and so often at most."""
+
+WARM_UP = 10
+
+
+class Adder(Protocol):
+    """One way to add up float32 vectors over all ranks."""
+
+    def prepare(self, elements: int) -> Callable[[int], None]:
+        """Return what adds up a vector of so many elements, one time after another, as often as it is told, and waits for the end."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        ...
+
+    def close(self) -> None:
+        """Leave in good order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank, and what it was told."""
+
+    rank: int
+    ranks: int
+    addresses: tuple[str, ...]
+    ports: tuple[int, ...]
+    secret: str
+
+    @property
+    def task(self) -> Task:
+        """The rank as a worker of a cluster."""
+        placed = tuple(TaskSpec("worker", rank, rank, leading=True) for rank in range(self.ranks))
+        cluster = Cluster(placed, self.addresses, {spec.name: self.ports[spec.index] for spec in placed}, self.secret)
+        return Task(placed[self.rank], cluster, threads=1)
+
+
+def iterations_of(size_bytes: int) -> int:
+    """Return how often an all-reduce of a size is repeated in one try; equal on all ranks."""
+    return max(1, min(MOST_ITERATIONS, WORK_BYTES // size_bytes))
+
+
+def time_runs(run: Callable[[int], None], barrier: Callable[[], None], iterations: int, tries: int) -> list[float]:
+    """Return for each try the mean seconds of one of many all-reduces in a row."""
+    run(min(iterations, WARM_UP))
+    found = []
+    for _ in range(tries):
+        barrier()
+        began = time.perf_counter()
+        run(iterations)
+        found.append((time.perf_counter() - began) / iterations)
+    return found
+
+
+def report(place: Place, found: Mapping[str, Any]) -> None:
+    """Print the first rank's figures, in the one line that is read."""
+    if place.rank == 0:
+        print("RESULT " + json.dumps(found), flush=True)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Return the options that all ranks share."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--sizes", type=lambda text: [int(word) for word in text.split(",")], required=True)
+    parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--count", type=int, default=0)
+    parser.add_argument("--marks", action="store_true")
+    return parser
+
+
+def read_place(given: argparse.Namespace) -> Place:
+    """Return this rank, as variables tell it; the process ends with the one that started it."""
+    die_with_parent(given.parent)
+    told = json.loads(os.environ["BENCHMARK_RANKS"])
+    return Place(told["rank"], told["ranks"], tuple(told["addresses"]), tuple(told["ports"]), told["secret"])
+
+
+def main(join: Callable[[Place], Adder]) -> None:
+    """Time all-reduces of all sizes; or count what so many of them do (`--count`), each between two marks with `--marks`."""
+    given = arguments().parse_args()
+    place = read_place(given)
+    adder = join(place)
+    runs = ((size, adder.prepare(size // 4)) for size in given.sizes)
+    if given.count:
+        report(
+            place, {str(size): counters.count(adder.prepare(size // 4), adder.barrier, given.count, given.marks) for size in given.sizes}
+        )
+    else:
+        runs = ((size, adder.prepare(size // 4)) for size in given.sizes)
+        report(place, {str(size): time_runs(run, adder.barrier, iterations_of(size), given.tries) for size, run in runs})
+    adder.barrier()
+    adder.close()

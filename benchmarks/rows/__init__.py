@@ -1,0 +1,29 @@
+"""Who runs, and which two of them make a row of the table: everything together, by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..contestants import Contestant, Row
+from . import exchange, gpu, images, logreg, translation
+
+__all__ = ["CONTESTANTS", "GROUPS", "ROWS"]
+
+CONTESTANTS: Mapping[str, Contestant] = {
+    **logreg.CONTESTANTS,
+    **images.CONTESTANTS,
+    **exchange.CONTESTANTS,
+    **translation.CONTESTANTS,
+    **gpu.CONTESTANTS,
+}
+
+GROUPS: Mapping[str, Mapping[str, Row]] = {
+    "logreg": logreg.ROWS,
+    "images": images.ROWS,
+    "exchange": exchange.ROWS,
+    "translation": translation.ROWS,
+    "gpu": gpu.ROWS,
+}
+"""A row may be in two groups."""
+
+ROWS: Mapping[str, Row] = {name: row for rows in GROUPS.values() for name, row in rows.items()}
