@@ -51,6 +51,7 @@ class Observed:
     `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
     and received over theirs; None where that was not counted, or is not theirs alone. `server_cores` are those of node 0, which has one.
     `reported_examples_per_second` is the summary's, with the time between steps. `exchange` is how sync workers add up their gradients.
+    `compiled`: they computed compiled steps.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Observed:
     workers: tuple[Worker, ...]
     reported_examples_per_second: float | None = None
     exchange: str = "native"
+    compiled: bool = False
 
     @property
     def communicates(self) -> bool:
@@ -177,6 +179,7 @@ def observe(run: Run) -> Observed:
         ),
         reported_examples_per_second=summary["examples_per_second"],
         exchange=job.get("exchange") or "native",
+        compiled=bool(summary.get("compiled")),
     )
 
 
