@@ -6,7 +6,6 @@ How long a task may take for that is bounded: what is not compiled by then is gi
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 DECISION_SECONDS = 5.0
-"""What a task may spend on the choice: a step as it is, compiling, and a step compiled."""
+"""How long a task compiles before it gives that up; timing either kind of steps takes `TIMED_SECONDS` besides, or a step."""
 
 TIMED_SECONDS = 0.3
 """For so long a step is repeated, of either kind; once at least."""
@@ -104,7 +103,6 @@ def timed(
     `plain` and `compiled` return the seconds of one. `compile_step` runs in a thread of its own, changes nothing that training uses, and
     may go on there after it was given up, which `give_up` is told; an error that it raises is the reason.
     """
-    began = time.monotonic()
     plain_seconds = plain()
     failures: list[Exception] = []
 
@@ -116,7 +114,7 @@ def timed(
 
     thread = threading.Thread(target=run, name="compile", daemon=True)
     thread.start()
-    thread.join(max(0.0, began + limit_seconds - time.monotonic()))
+    thread.join(limit_seconds)
     if thread.is_alive():
         give_up()
         return Timing(plain_seconds, None, f"it was not compiled within {limit_seconds:g} s")

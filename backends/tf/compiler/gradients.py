@@ -7,6 +7,7 @@ dropout, which may come from a Python function, are made before it and handed in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import tensorflow as tf
 
@@ -56,7 +57,7 @@ class CompiledGradients:
         otherwise: Callable[[], Found],
     ) -> Callable[[], Found]:
         def by_xla() -> Found:
-            shaped = tf.nest.map_structure(lambda tensor: tf.ensure_shape(tensor, [size, *tensor.shape[1:]]), (x, y))
+            shaped = tf.nest.map_structure(partial(_of_size, size), (x, y))
             masks = self._masks(parameters, shaped[0], context)
             if size not in self._functions:
                 self._functions[size] = tf.function(self._function(context), jit_compile=True, autograph=False)
@@ -105,6 +106,16 @@ class CompiledGradients:
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), given)
         tf.function(forward, autograph=False).get_concrete_function(*specs)  # traced to see the shapes, and never run
         return [dropout.kept(shape, tf.constant(shape.as_list()), rate, layer) for shape, rate, layer in drawn]
+
+
+def _of_size(size: int, tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor that is known to have so many examples, for tracing.
+
+    Nothing checks it: TensorFlow's optimiser would take a check out of the branch that it is in.
+    """
+    found = tf.identity(tensor)
+    found.set_shape([size, *tensor.shape[1:]])
+    return found
 
 
 def _like(context: Context, buffers: Mapping[str, tf.Tensor]) -> Context:
