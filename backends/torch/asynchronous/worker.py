@@ -28,8 +28,10 @@ from ....exchange.parameter_server.shards import bytes_of
 from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
 from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
+from ...compiling.choice import TIMED_SECONDS, to_be_chosen
 from ...loss_scaling import FIRST_SCALE
 from ..calibration import Calibrator
+from ..compiler.choice import choose
 from ..data import ColumnTensors, resident_splits
 from ..model import Context, MicroBatch, Model, micro_batches_of
 from ..optimizers import clipped
@@ -91,6 +93,8 @@ class Worker:
         self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
         keep_steps_memory()
         startup_phase("warming up")
+        first, timing = self._sampler.whole(0, 0, 1), to_be_chosen(job, model, data)
+        choose(job, self._model, self._splits["train"], first, self._time_of_step, job.workers, timing=timing)
         self._warm_up()
         startup_phase("joining the cluster", for_others=True)
         self._remotes = self._connect(task, model)
@@ -114,6 +118,13 @@ class Worker:
             link = connect(task.cluster.endpoint(placed), task.cluster.secret, hello, deadline)
             remotes.append(Remote(link, values[4 * start : 4 * stop], gradient[4 * start : 4 * stop]))
         return remotes
+
+    def _time_of_step(self) -> float:
+        """Return the seconds of a gradient."""
+        calibrator = Calibrator(self._splits["train"], calibration_batches(self._sampler), self._alone, None, self._device)
+        calibrator.run(CalibrationOrder("compute", 1))
+        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return seconds / count
 
     def _warm_up(self) -> None:
         """Run the kernels of training and evaluation once, on parameters that are all zero."""

@@ -24,8 +24,10 @@ from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ...compiling.choice import TIMED_SECONDS, to_be_chosen
 from ...translating import Translating
 from ..calibration import Calibrator
+from ..compiler.choice import choose
 from ..data import ColumnTensors, resident_splits
 from ..model import MicroBatch, Model, micro_batches_of
 from ..optimizers import make_rule, reset_slots
@@ -49,6 +51,7 @@ class SyncSession:
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
         self._spec, self._job, self._device = model, job, device
+        timing = to_be_chosen(job, model, data)
         self._rank, self._world = task.rank, task.cluster.workers
         self._sampler = make_sampler(job, data, model.objective.weight)
         self._splits = resident_splits(job, model, data, device)
@@ -71,7 +74,16 @@ class SyncSession:
         self._updater = Updater(job, self._rule, self._loss_scale, self._source)
         keep_steps_memory()
         startup_phase("warming up")
+        first = self._sampler.for_rank(0, 0, 1, self._rank)
+        choose(job, self._model, self._splits["train"], first, self._time_of_step, job.workers, timing=timing)
         self._warm_up()
+
+    def _time_of_step(self) -> float:
+        """Return the seconds of a step without communication."""
+        calibrator = self._make_calibrator(alone=True)
+        calibrator.run(CalibrationOrder("compute", 1))
+        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return seconds / count
 
     def _warm_up(self) -> None:
         """Run two steps that leave no trace: first kernels, and the rebuild of DDP's buckets after the first backward pass.
@@ -281,18 +293,19 @@ class SyncSession:
         self._healthy = True
         return [CalibrationResult(self._rank, count, seconds, native)]
 
-    def _make_calibrator(self) -> Calibrator:
+    def _make_calibrator(self, *, alone: bool = False) -> Calibrator:
+        """Return what repeats the components of a step; `alone`: those without communication, before there was any."""
         batches = calibration_batches(self._sampler, self._rank)
-        exchange = None if self._exchange is None else self._exchange()
-        alone = Updater(self._job, self._rule, self._loss_scale, OneRank(self._model, self._loss_scale, slices=self._exchange is not None))
+        exchange = None if self._exchange is None or alone else self._exchange()
+        own = Updater(self._job, self._rule, self._loss_scale, OneRank(self._model, self._loss_scale, slices=self._exchange is not None))
 
         def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
             scale, passes = self._source.factor / float(batch.weights[0]), self._model.passes
             if self._job.accumulate == 1:
-                alone.update(x, y, scale, 0.0, passes.training(0, batch, 0))
+                own.update(x, y, scale, 0.0, passes.training(0, batch, 0))
                 return
             micro_batches = micro_batches_of(self._model, x, y, batch, self._job.accumulate)
-            alone.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance alone
+            own.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance alone
 
         return Calibrator(self._splits["train"], batches, compute, exchange, self._device)
 
