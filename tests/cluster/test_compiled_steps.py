@@ -1,6 +1,7 @@
 """``--compile`` with real processes: compiled steps train as others do, and what auto has chosen is kept."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -113,8 +114,10 @@ def test_what_auto_has_chosen_is_kept_on_resume(tmp_path):
 @pytest.mark.faults
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_what_auto_has_chosen_is_kept_on_a_restart(backend, tmp_path):
-    with kill_task_once(tmp_path, "worker-1"):
-        found = run(tmp_path, backend, "auto", nodes=2, max_restarts=1, **{**LOGREG, "steps": 4000})
+    killer = threading.Thread(target=kill_task_once, args=(tmp_path / "run", "worker-1"))
+    killer.start()
+    found = run(tmp_path, backend, "auto", name="run", nodes=2, sample_interval=0.1, max_restarts=1, **{**LOGREG, "steps": 6000})
+    killer.join()
     assert found.summary["restarts"] == 1
     (choice,) = choices(found.path)
     assert found.summary["compiled"] is choice["compiled"]
