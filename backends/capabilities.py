@@ -40,6 +40,7 @@ class Capabilities:
     - `modes`, `precisions`, `devices`: the values of ``--mode``, ``--precision`` and ``--device`` that it carries out; ``--device auto`` is
       always possible.
     - `exchanges`: the values of ``--exchange``; ``direct`` adds up gradients of CPUs by `exchange.mesh`.
+    - `compiling`: it compiles its steps where ``--compile`` asks for it, and measures whether that pays (`backends.compiling`).
     - `augmentation`: it applies the changes of its batches (``--augment``).
     - `deterministic`: two runs of one sync job are equal to the bit where ``--deterministic`` asks for it, also one that was resumed.
     - `profiling`: it writes traces (``--profile``).
@@ -65,6 +66,7 @@ class Capabilities:
     precisions: frozenset[Precision] = frozenset({"fp32"})
     devices: frozenset[Device] = frozenset({"cpu"})
     exchanges: frozenset[Exchange] = frozenset({"native"})
+    compiling: bool = False
     augmentation: bool = False
     deterministic: bool = False
     profiling: bool = False
@@ -107,6 +109,7 @@ def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Seq
     yield "precision", job.precision, sorted(capabilities.precisions, reverse=True)
     yield "device", job.device, ["auto", *sorted(capabilities.devices)]
     yield "exchange", job.exchange, sorted(capabilities.exchanges, reverse=True)
+    yield "compile", job.compile, ["off", *(["on", "auto"] if capabilities.compiling else [])]
     yield "augment", job.augment, ["none", *([job.augment] if capabilities.augmentation else [])]
     yield "deterministic", _switch(job.deterministic), ["false", *(["true"] if capabilities.deterministic else [])]
     yield "profile", str(job.profile), ["0", *([str(job.profile)] if capabilities.profiling else [])]

@@ -51,5 +51,6 @@ OPTIONAL_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
     "augment": {"augment": "crop"},
     "deterministic": {"deterministic": True},
     "profile": {"profile": 5},
+    "compile": {"compile": "auto"},
 }
 """By option, what a job asks for beyond the least that a backend can."""

@@ -82,6 +82,13 @@ class Job(BaseModel):
             "workers, 64 at most, on CPUs."
         ),
     )
+    compile: Literal["off", "on", "auto"] = Field(
+        "off",
+        description=(
+            "Compile what a worker computes in a step, by XLA (tf) or torch.compile: on, or auto, which times both while the run starts, "
+            "for 5 s at most."
+        ),
+    )
     model: str = Field(
         "logreg",
         description=(

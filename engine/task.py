@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..backends.base import Server, Session, State, StepResult
+from ..backends.compiling.choice import Timing, decide_by
 from ..backends.loading import install_hint, load_backend
 from ..checkpoint import data_info
 from ..core.cluster import Cluster, Task, TaskSpec
@@ -244,6 +245,7 @@ def serve(stream: Stream, opened: Message) -> None:
         os.environ[PROFILE_VARIABLE] = opened["profile_folder"]
     task = task_from_message(opened)
     add_phase_listener(lambda name: stream.send(Message("phase", {"name": name})))
+    decide_by(partial(_ask_whether_to_compile, stream, commands))
     with startup_deadline(opened["start_deadline"], partial(_report_stuck, stream)):
         session = open_session(task, opened)
     if opened["job"].get("max_restarts") and load_backend(opened["job"]["backend"]).capabilities.rejoins and task.placed.leading:
@@ -255,6 +257,17 @@ def serve(stream: Stream, opened: Message) -> None:
         CommandLoop(session, stream, commands, states, reports=task.placed == first).run()  # type: ignore[arg-type]
     else:
         session.serve(commands.closing)  # type: ignore[union-attr]
+
+
+def _ask_whether_to_compile(stream: Stream, commands: Inbox, timing: Timing, tasks: int) -> bool:
+    """Tell the driver what this task has measured, and await what follows from the timings of all."""
+    startup_phase("awaiting whether to compile", for_others=True)
+    found = {"plain_seconds": timing.plain_seconds, "compiled_seconds": timing.compiled_seconds, "reason": timing.reason}
+    stream.send(Message("compile_timed", {**found, "tasks": tasks}))
+    answer = commands.next()
+    if answer.kind != "compile":
+        raise RunFailedError(f"the driver said {answer.kind!r} where it was asked whether to compile")
+    return bool(answer["compile"])
 
 
 def open_session(task: Task, opened: Message) -> Session | Server:

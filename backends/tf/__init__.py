@@ -60,6 +60,7 @@ class TfBackend:
         precisions=frozenset({"fp32", "bf16", "fp16"}),
         devices=frozenset({"cpu", "gpu"}),
         exchanges=frozenset({"native", "direct"}),
+        compiling=True,
         augmentation=True,
         deterministic=True,
         profiling=True,

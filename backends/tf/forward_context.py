@@ -6,6 +6,7 @@ No random state is kept from step to step, so that a resumed run draws what an u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +18,7 @@ from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
 from ..tensor_functions import TensorFunctions
 from .precision import low_format
 
-__all__ = ["TENSORS", "Buffers", "Context", "ForwardContexts"]
+__all__ = ["TENSORS", "Buffers", "Context", "Dropout", "ForwardContexts", "dropped"]
 
 Buffers = Mapping[str, tf.Tensor]
 Context = ForwardContext[tf.Tensor]
@@ -56,33 +57,51 @@ class ForwardContexts:
             context.dropout = self._dropout(step, indices, micro_batch)
         return context
 
-    def _dropout(self, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> Callable[[tf.Tensor, float, int], tf.Tensor]:
+    def _dropout(self, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> Dropout:
         """Return the function of a context, in ops."""
         if micro_batch is not None and not self._shared_masks:
             step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
+        return Dropout(partial(self._shared_mask if self._shared_masks else self._drawn_mask, step, indices))
 
-        def drop(x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
-            rate = drawn_rate(rate)
-            kept = self._shared_mask if self._shared_masks else self._drawn_mask
-            return tf.where(kept(step, indices, x, rate, layer), x * tf.cast(1.0 / (1.0 - rate), x.dtype), tf.zeros([], x.dtype))
-
-        return drop
-
-    def _drawn_mask(self, step: tf.Tensor, indices: tf.Tensor, x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+    def _drawn_mask(
+        self, step: tf.Tensor, indices: tf.Tensor, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int
+    ) -> tf.Tensor:
         """Draw by TensorFlow's Philox, with (seed, rank, layer) and the step as its key."""
         mixed = np.random.SeedSequence([self._seed, self._rank, layer]).generate_state(1, np.uint64).view(np.int64)
         key = tf.stack([tf.constant(mixed[0]), step])
-        if x.shape.rank == 2:
-            return tf.random.stateless_uniform(tf.shape(x), key, alg="philox") >= rate
-        return _half_words(key, tf.shape(x), rate)
+        if static.rank == 2:
+            return tf.random.stateless_uniform(shape, key, alg="philox") >= rate
+        return _half_words(key, shape, rate)
 
-    def _shared_mask(self, step: tf.Tensor, indices: tf.Tensor, x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+    def _shared_mask(
+        self, step: tf.Tensor, indices: tf.Tensor, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int
+    ) -> tf.Tensor:
         """Take the masks that are the same for every backend and number of workers."""
 
         def mask(step: np.int64, indices: NDArray[np.int32], shape: NDArray[np.int32]) -> NDArray[np.bool_]:
             return keep_mask_of_shape(self._seed, int(step), layer, indices, shape.tolist(), rate)
 
-        return tf.ensure_shape(tf.numpy_function(mask, [step, indices, tf.shape(x)], tf.bool), x.shape)
+        return tf.ensure_shape(tf.numpy_function(mask, [step, indices, shape], tf.bool), static)
+
+
+class Dropout:
+    """Drops in the pass of one update. `mask` returns what is kept, in ops, from a static and a dynamic shape, a rate and a layer."""
+
+    def __init__(self, mask: Callable[[tf.TensorShape, tf.Tensor, float, int], tf.Tensor]) -> None:
+        self._mask = mask
+
+    def __call__(self, x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+        """Return x with elements zeroed and the others scaled; see `ForwardContext`."""
+        return dropped(x, self.kept(x.shape, tf.shape(x), rate, layer), rate)
+
+    def kept(self, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+        """Return what is kept of a tensor of a shape, boolean."""
+        return self._mask(static, shape, drawn_rate(rate), layer)
+
+
+def dropped(x: tf.Tensor, kept: tf.Tensor, rate: float) -> tf.Tensor:
+    """Return x with what is not kept zeroed, and the rest divided by 1 − `rate`."""
+    return tf.where(kept, x * tf.cast(1.0 / (1.0 - drawn_rate(rate)), x.dtype), tf.zeros([], x.dtype))
 
 
 def _half_words(key: tf.Tensor, shape: tf.Tensor, rate: float) -> tf.Tensor:

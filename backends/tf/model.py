@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -50,12 +50,17 @@ ExampleSums = Callable[[tf.Tensor, ColumnTensors, Context], Mapping[str, tf.Tens
 Losses = Callable[[tf.Tensor, ColumnTensors, Context], tf.Tensor]
 """From a forward function's result, the target and the context to what each example adds, [batch]."""
 
+Computing = Callable[[HeldParameters, ColumnTensors, ColumnTensors, tf.Tensor, Context], tuple[tf.Tensor, list[tf.Tensor]]]
+"""From parameters, inputs, target, weight and context to Σ example losses and the gradients of `weight` times that."""
+
 
 @dataclass(frozen=True, slots=True)
 class TfModel:
     """A model's functions; `ForwardContexts` makes the contexts. `example_sums` is that of the model's module (`models.objectives`).
 
     `own_losses` is the model's own loss, None for cross entropy.
+
+    `computing` computes the gradients of a micro-batch where it is not done op by op.
 
     Parameters are held in the layouts of `layouts` where the model's module names one (its `storage_layouts(spec)`), else in the canonical
     one.
@@ -67,6 +72,11 @@ class TfModel:
     example_sums: ExampleSums | None = None
     own_losses: Losses | None = None
     decoding: DecodingFunctions | None = None
+    computing: Computing | None = None
+
+    def computing_by(self, computing: Computing) -> TfModel:
+        """Return the same model, whose gradients of each micro-batch `computing` computes."""
+        return replace(self, computing=computing)
 
     def stepper(
         self, read: Callable[[], tuple[HeldParameters, Buffers]], evaluation: Callable[[Buffers], Context], device: str
@@ -102,7 +112,8 @@ class TfModel:
         slices (an empty one gives zeros). The sum is left as it is: a caller divides many of them at once. `context` takes new values of
         buffers.
         """
-        found = [self._loss_and_gradients(parameters, *batch, weight, context) for batch in micro_batches]
+        compute = self._loss_and_gradients if self.computing is None else self.computing
+        found = [compute(parameters, *batch, weight, context) for batch in micro_batches]
         if len(found) == 1:
             return found[0]
         loss_sums, gradients = zip(*found, strict=True)

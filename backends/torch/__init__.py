@@ -51,6 +51,7 @@ class TorchBackend:
         precisions=frozenset({"fp32", "bf16", "fp16"}),
         devices=frozenset({"cpu", "gpu"}),
         exchanges=frozenset({"native", "direct"}),
+        compiling=True,
         augmentation=True,
         deterministic=True,
         profiling=True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -43,6 +44,10 @@ class Dropout:
 
     def __call__(self, x: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
         """Return x with elements zeroed with probability `rate` and the others divided by 1 − rate; see `ForwardContext`."""
+        return x * self.factors(x, rate, layer)
+
+    def factors(self, x: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
+        """Return what a tensor like x is multiplied by."""
         rate = drawn_rate(rate)
         if self._shared_masks:
             kept = keep_mask_of_shape(self._seed, self._step, layer, self._indices, x.shape, rate)
@@ -51,10 +56,10 @@ class Dropout:
             further = [self._micro_batch] if self._micro_batch else []
             mixed = np.random.SeedSequence([self._seed, self._step, self._rank, layer, *further]).generate_state(1, np.uint64)
             if x.ndim > 2 and x.device.type == "cpu":
-                return x * _half_words(int(mixed[0]), x.shape, rate).to(x.dtype).mul_(1.0 / (1.0 - rate))
+                return _half_words(int(mixed[0]), x.shape, rate).to(x.dtype).mul_(1.0 / (1.0 - rate))
             generator = self._generators.setdefault(x.device, torch.Generator(x.device)).manual_seed(int(mixed[0]))
             factors = torch.empty_like(x).bernoulli_(1.0 - rate, generator=generator)
-        return x * factors.div_(1.0 - rate)
+        return factors.div_(1.0 - rate)
 
 
 def _half_words(seed: int, shape: torch.Size, rate: float) -> torch.Tensor:
@@ -74,6 +79,10 @@ class ForwardContexts:
         self._dropout = Dropout(job, rank) if spec.dropout else None
         if self._dropout is not None:
             self._training.dropout = self._dropout
+
+    def training_apart(self) -> Context:
+        """Return a context of a training pass of its own, of which nothing is kept: not the one that `training` returns."""
+        return replace(self._training, updated={})
 
     def training(self, step: int, batches: Batches, position: int, micro_batch: int = 0) -> Context:
         """Return the context of update `step`, on one of the batches; the same object each time, with nothing updated.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,11 +36,23 @@ Losses = Callable[[torch.Tensor, ColumnTensors, Context], torch.Tensor]
 """From a forward function's result, the target and the context to what each example adds, [batch]."""
 
 
+class CompiledLoss(Protocol):
+    """The sum of the losses of batches of some sizes, compiled."""
+
+    def takes(self, y: ColumnTensors) -> bool:
+        """Whether a batch is of such a size."""
+        ...
+
+    def __call__(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: Any, context: Context) -> torch.Tensor:
+        """Return the sum; `context` takes new values of buffers."""
+        ...
+
+
 class Model:
     """Trainable tensors by canonical name, the worker's buffers, and what is computed from them.
 
     `leaves` require gradients; `values` are the same memory without, for the optimiser to write to. `passes` makes the contexts. All
-    tensors have the canonical layout. `rank` numbers the workers.
+    tensors have the canonical layout. `rank` numbers the workers. `compiled` computes training losses where it takes a batch.
     """
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int, leaves: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
@@ -59,6 +71,8 @@ class Model:
         self._function: Forward = module.forward if self._low is None else watched(module.forward, job.precision, self._low, job.model)
         self._own_losses = _own_losses(spec, module)
         self._example_sums = module.example_sums if hasattr(module, "example_sums") else None
+        self.compiled: CompiledLoss | None = None
+        self._unwatched: Forward = module.forward
         self._decoding = DecodingFunctions.of(module) if spec.objective.translation is not None else None
 
     @classmethod
@@ -102,14 +116,35 @@ class Model:
         own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
         return TorchStepper(own, quality.source, self._device)
 
+    @property
+    def named(self) -> Mapping[str, torch.Tensor]:
+        """The parameters by canonical name."""
+        return self._named
+
+    def loss_of(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
+        """Return the sum of the examples' losses with these parameters: what is compiled, and touches nothing but its arguments."""
+        if self._low is None:
+            outputs = self._unwatched(named, x, context)
+        else:
+            with torch.autocast(self._device.type, self._low):
+                outputs = self._unwatched(named, x, context)
+            outputs = outputs.float()
+        if self._own_losses is None:
+            return torch.nn.functional.cross_entropy(outputs, y, reduction="sum")
+        return self._own_losses(outputs, y, context).sum()
+
     def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
         """Return the mean loss of a whole (not empty) batch; `share` is 1 / (what its examples weigh together)."""
+        if self.compiled is not None and self.compiled.takes(y):
+            return self.compiled(self._named, x, y, context) * share
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y)
         return self._own_losses(self.forward(x, context), y, context).sum() * share
 
     def summed_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of the examples' losses; 0, with zero gradients, for an empty slice."""
+        if self.compiled is not None and self.compiled.takes(y):
+            return self.compiled(self._named, x, y, context)
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y, reduction="sum")
         return self._own_losses(self.forward(x, context), y, context).sum()

@@ -131,6 +131,13 @@ class _Ready(_OfTask):
     device_used: Name | None
 
 
+class _CompileTimed(_OfTask):
+    plain_seconds: Elapsed
+    compiled_seconds: Elapsed | None
+    reason: Text | None
+    tasks: Number
+
+
 class _Phase(_OfTask):
     name: Name
 
@@ -234,6 +241,7 @@ _KINDS: Mapping[str, type[Said]] = {
     "trace": _Trace,
     "death": _Death,
     "ready": _Ready,
+    "compile_timed": _CompileTimed,
     "phase": _Phase,
     "worker_stalled": _WorkerStalled,
     "error": _Error,

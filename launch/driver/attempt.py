@@ -53,6 +53,8 @@ class Attempt:
     `began`: training has begun; `trains`: it has, and neither ended nor been stopped in good order. `there`: the nodes that answered when
     the attempt was made. `cluster`: what ``job.json`` says of it, and `nodes_sharing_cores`, of those that it uses, once it was formed.
 
+    `compiled`: whether steps are compiled, as the job says or, with ``--compile auto``, as it was chosen; None until it has been.
+
     `spent` returns the seconds that the run has spent by now, where it is in this attempt, for its checkpoints. `restarts` decides whether
     a task that has failed is started anew alone, and `notify` gets the cause and the task when it is back. Call `form_cluster`,
     `start_tasks`, `await_ready`, `load_origin` and `train`, in this order; whatever they raise, `end` ends every task.
@@ -68,6 +70,7 @@ class Attempt:
         spent: Callable[[Attempt], Mapping[str, Any]],
         restarts: Restarts,
         notify: Callable[[str, str], None],
+        compiled: bool | None,
     ) -> None:
         self.origin = origin
         self.training = training
@@ -76,6 +79,8 @@ class Attempt:
         self.began = self.trains = False
         self.precision_used: str = training.job.precision
         self.device_used: str | None = None
+        self.compiled = compiled
+        self._described = PreparedJson({})
         self.cluster: Mapping[str, Any] = {}
         self.nodes_sharing_cores: int | None = None
         self._gpus = GpuAssignment({})
@@ -165,14 +170,20 @@ class Attempt:
 
     def start_tasks(self, deadline: float) -> None:
         """Have every node start its tasks."""
-        described = PreparedJson(self.training.job.model_dump(mode="json"))
-        self.tasks.start_tasks(self._clustered, lambda node: self._start_request(self._nodes.channels[node], described, deadline))
+        self._described = PreparedJson(self._job_of_tasks)
+        self.tasks.start_tasks(self._clustered, lambda node: self._start_request(self._nodes.channels[node], deadline))
 
-    def _start_request(self, channel: NodeChannel, described: PreparedJson, deadline: float) -> dict[str, Any]:
+    @property
+    def _job_of_tasks(self) -> dict[str, Any]:
+        """The job as tasks are given it: with the choice whether to compile, where that has been made."""
+        chosen = {} if self.compiled is None else {"compile": "on" if self.compiled else "off"}
+        return {**self.training.job.model_dump(mode="json"), **chosen}
+
+    def _start_request(self, channel: NodeChannel, deadline: float) -> dict[str, Any]:
         job = self.training.job
         logs = self._recording.writer.log_path(channel.node, "task").parent.absolute()
         return {
-            "job": described,
+            "job": self._described,
             "log_folder": str(logs) if channel.shares_files else None,
             "sample_interval_seconds": job.sample_interval if job.monitor else None,
             "isolated": channel.isolated,
@@ -189,6 +200,18 @@ class Attempt:
         workers = {task.name: ready[task.name].device_used for task in self.training.placed if task.role == "worker"}
         self.device_used, notice = check_devices(workers, self._gpus, self.training.gpu_advice)
         self._tell_of_gpus(notice)
+        self._keep_choice()
+
+    def _keep_choice(self) -> None:
+        """Record what the tasks have found about compiling; those that are started anew are told it."""
+        choice = self.tasks.compile_choice
+        if choice is None:
+            self.compiled = bool(self.compiled)
+            return
+        self.compiled = choice.compiled
+        found = {"plain_seconds": choice.plain_seconds, "compiled_seconds": choice.compiled_seconds, "reason": choice.reason}
+        self._recording.event("compile_chosen", compiled=choice.compiled, **found)
+        self._described = PreparedJson(self._job_of_tasks)
 
     def _tell_of_gpus(self, notice: str | None) -> None:
         if notice is not None:

@@ -217,7 +217,8 @@ class Driver:
         restarts = Restarts(self._policy, self._training, nodes, self._recording, self._progress, lambda: self._signals.interrupted)
         training = self._training
         while True:
-            attempt = Attempt(training, nodes, self._recording, self._progress, origin, self._spent, restarts, self._notices.restarted)
+            told, compiled = self._notices.restarted, self._compiled_before
+            attempt = Attempt(training, nodes, self._recording, self._progress, origin, self._spent, restarts, told, compiled)
             self._attempts.append(attempt)
             try:
                 self._start(attempt, hosts, deadline)
@@ -256,12 +257,25 @@ class Driver:
         else:
             recording.load_followers()
         attempt.await_ready(deadline)
+        if self.job.compile == "auto":
+            self._write_job(attempt)
         attempt.keep_spares()
         recording.event("cluster_ready")
 
+    @property
+    def _compiled_before(self) -> bool | None:
+        """Whether steps are to be compiled, as the job says or as it was chosen when the run began; None where the choice is to be made."""
+        if self.job.compile != "auto":
+            return self.job.compile == "on"
+        chosen = [attempt.compiled for attempt in self._attempts if attempt.compiled is not None]
+        if chosen or self._resumption is None:
+            return chosen[-1] if chosen else None
+        return self._resumption.compiled
+
     def _write_job(self, attempt: Attempt) -> None:
         """Write ``job.json`` with the cluster of the newest attempt, and the updates that the run comes to with it."""
-        described = {**self._described(), "total_steps": attempt.loop.triggers.total, **attempt.cluster}
+        chosen = {} if self.job.compile != "auto" or attempt.compiled is None else {"compiled": attempt.compiled}
+        described = {**self._described(), "total_steps": attempt.loop.triggers.total, **attempt.cluster, **chosen}
         self._documents.make(partial(self._recording.writer.write_job, described))
         if VOCABULARY in self._training.data.attachments:
             self._documents.make(partial(write_vocabulary, self.path, self._training.data.attachment(VOCABULARY)))
@@ -364,6 +378,7 @@ class Driver:
             attempt.totals,
             nodes_sharing_cores=attempt.nodes_sharing_cores,
             precision_used=attempt.precision_used,
+            compiled=attempt.compiled,
             device_used=attempt.device_used,
             machines=None if self._hosts is None else [machine_of(host) for host in self._hosts],
         )

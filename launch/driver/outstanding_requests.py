@@ -24,7 +24,7 @@ _OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "s
 _ONCE_ENDING = frozenset({"log", "trace"})
 """What a node sends between being asked to stop and having stopped."""
 
-_MOST_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000}
+_MOST_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000, "compile_timed": 1}
 """How often something may be said of a task from its start to its end: a start has half a dozen phases."""
 
 MOST_SIGNS = 100_000

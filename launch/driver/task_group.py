@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ...backends.base import State
+from ...backends.compiling.choice import CompileChoice, Timing
 from ...core.cluster import Role, Task, TaskSpec
 from ...core.errors import RunFailedError, StalledRunError, TrainerError
 from ...core.liveness.silence import TICK_SECONDS
@@ -87,6 +88,8 @@ class TaskGroup:
         self._tasks: dict[str, Task] = {}
         self._request: Callable[[int], dict[str, Any]] = lambda node: {}
         self._absent = AbsentTasks()
+        self._timings: dict[str, Timing] = {}
+        self.compile_choice: CompileChoice | None = None
         self._stalled: deque[str] = deque()
         self._unheard: deque[tuple[int, Message]] = deque()
         self.on_loss: Callable[[TrainerError], bool] = lambda error: False
@@ -241,6 +244,8 @@ class TaskGroup:
             return None
         if answer[1].kind == "stacks":
             self.inquiries.hear(answer[1])
+        elif answer[1].kind == "compile_timed":
+            self._hear_timing(answer[1])
         elif answer[1].kind == "worker_stalled":
             self._stalled.append(f"worker-{answer[1]['worker']}")
         elif answer[1].kind == "ready" and answer[1]["from"] in self._absent:
@@ -250,6 +255,15 @@ class TaskGroup:
         else:
             return answer[0], answer[1]
         return None
+
+    def _hear_timing(self, message: Message) -> None:
+        """Take in what a task has timed; once all have that time it, tell them what follows."""
+        self._timings[message["from"]] = Timing(message["plain_seconds"], message["compiled_seconds"], message["reason"])
+        if len(self._timings) < message["tasks"] or self.compile_choice is not None:
+            return
+        self.compile_choice = CompileChoice.of(list(self._timings.values()))
+        for task in self._timings:
+            self._send_to(task, Message("compile", {"compile": self.compile_choice.compiled}))
 
     def can_replace(self, task: str) -> bool:
         """Whether a task can be started anew by itself: others that could be are there, and go on meanwhile, and so is its node."""

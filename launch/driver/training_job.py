@@ -170,6 +170,7 @@ class TrainingJob:
         *,
         nodes_sharing_cores: int | None,
         precision_used: str,
+        compiled: bool | None,
         device_used: str | None,
         machines: Sequence[str] | None,
     ) -> dict[str, Any]:
@@ -183,6 +184,7 @@ class TrainingJob:
             examples_per_epoch=self.data.info.sizes["train"],
             nodes_sharing_cores=nodes_sharing_cores,
             precision_used=precision_used,
+            compiled=compiled,
             device_used=device_used,
             synthetic=self.data.info.synthetic,
             machines=machines,

@@ -41,12 +41,30 @@ IDENTITY = ("model", "data", "seed")
 """What makes a training this training: that of the checkpoint is gone on with, another one with ``--force`` only."""
 
 
+_MEASURED = frozenset(
+    {
+        "compile",
+        "backend",
+        "mode",
+        "model",
+        "device",
+        "precision",
+        "batch_size",
+        "global_batch_size",
+        "accumulate",
+        "threads",
+        "deterministic",
+    }
+)
+"""What ``--compile auto`` has chosen for: with another value of one of these it measures anew."""
+
+
 @dataclass(frozen=True)
 class Resumption:
     """A run that is to go on, read and verified; nothing of it has been changed yet.
 
     `changed` maps each field of the job that differs from the run's to both values. `segments` describes the segments of the run so far.
-    `notes` are for the user.
+    `notes` are for the user. `compiled`: what ``--compile auto`` has chosen, where the run goes on as it was when that was measured.
     """
 
     path: Path
@@ -55,6 +73,7 @@ class Resumption:
     changed: Mapping[str, tuple[Any, Any]]
     segments: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...]
+    compiled: bool | None = None
 
     @property
     def run_seconds(self) -> float:
@@ -136,6 +155,7 @@ def load_resumption(
         changed,
         described.get("segments", ()),
         tuple(notes),
+        None if _MEASURED & changed.keys() else described.get("compiled"),
     )
 
 

@@ -82,6 +82,7 @@ class _Decided(JsonObject):
 
     global_batch_size_resolved: Count | None = _LACKING
     total_steps: Count = _LACKING
+    compiled: bool | None = _LACKING
     dataset: _Dataset = _LACKING
     sources: dict[Name, Text] = _LACKING
     command: list[Text] = _LACKING

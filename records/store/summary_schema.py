@@ -162,6 +162,7 @@ class Summary(JsonObject):
     precision: Name | None = None
     precision_used: Name | None = None
     device_used: Name | None = None
+    compiled: bool | None = None
     synthetic: bool | None = None
     resumed: Count | None = None
     network_source: Name | list[Name] | None = None

@@ -200,6 +200,7 @@ def summarise(
     nodes_sharing_cores: int | None = None,
     precision_used: str | None = None,
     device_used: str | None = None,
+    compiled: bool | None = None,
     synthetic: bool | None = None,
     machines: Sequence[str] | None = None,
     padding_share: float | None = None,
@@ -209,7 +210,8 @@ def summarise(
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
     could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
     size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the tasks say they
-    computed in, `device_used` the kind of device (``cpu``, ``gpu``) that the workers say they computed on.
+    computed in, `device_used` the kind of device (``cpu``, ``gpu``) that the workers say they computed on, `compiled` whether they
+    compiled what they computed.
     `padding_share` is the padding among the positions that are computed, of text. `synthetic`
     says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
     nodes, in node order.
@@ -234,6 +236,7 @@ def summarise(
         "synthetic": synthetic,
         "precision_used": precision_used,
         "device_used": device_used,
+        "compiled": compiled,
         "resumed": len(resumed_seconds(described)),
         "network_source": network_source(nodes),
         "nodes_sharing_cores": nodes_sharing_cores,

@@ -35,6 +35,7 @@ _PLAIN = (
     "precision",
     "precision_used",
     "device_used",
+    "compiled",
     "network_source",
     "nodes_sharing_cores",
     "updates_by_worker",

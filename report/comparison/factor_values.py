@@ -22,6 +22,7 @@ __all__ = [
     "budget",
     "by_adam",
     "by_sgd",
+    "compiled",
     "cores",
     "dataset",
     "device",
@@ -271,6 +272,12 @@ def exchange(run: Run) -> str | None:
     if run.summary["mode"] != "sync" or run.summary["workers"] == 1:
         return None
     return str(run.job.get("exchange") or "native")
+
+
+def compiled(run: Run) -> str:
+    """Read whether steps were compiled; of a run that does not tell, what it asked for."""
+    known = run.summary.get("compiled")
+    return str(run.job.get("compile") or "off") if known is None else "on" if known else "off"
 
 
 def network(run: Run) -> str | None:

@@ -238,6 +238,7 @@ _MACHINE = (
         WORK,
         "frameworks' collectives take longer for small messages",
     ),
+    Factor("compile", "compiled steps", read.compiled, WORK, "compiled steps are faster or slower, and round in another way"),
     Factor("steps_per_call", "steps per call", read.job_field_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
     Factor("accumulate", "micro-batches", read.job_field("accumulate"), WORK, "a worker computes its batch in more parts or fewer"),
     Factor("deterministic", "deterministic kernels", read.job_field("deterministic"), WORK, "kernels that repeat to the bit are slower"),

@@ -79,6 +79,12 @@ def fit(runs: Sequence[Observed], exchange: Exchange | None = None) -> Fitted:
             raise UsageError(
                 f"run: {first.name!r} and {other.name!r} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes."
             )
+    for other in runs[1:]:
+        if other.compiled != runs[0].compiled:
+            on, off = (runs[0], other) if runs[0].compiled else (other, runs[0])
+            raise UsageError(
+                f"run: {on.name!r} computed compiled steps, and {off.name!r} others (compile): what computing takes is not one figure."
+            )
     own: list[Exchange] = [run.exchange for run in runs if run.mode == "sync" and run.communicates]
     chosen = exchange or (own[0] if own else "native")
     runs = [run.with_exchange(chosen) or run if run.mode == "sync" else run for run in runs]

@@ -53,7 +53,8 @@ class Observed:
     `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
     and received over theirs; None where that was not counted, or is not theirs alone. `server_cores` are those of node 0, which has one.
     `reported_examples_per_second` is the summary's, with the time between steps. `exchange` is how sync workers add up their gradients;
-    `tried`: it is not the run's own, but was tried after it. `untried`: why the direct one was not.
+    `tried`: it is not the run's own, but was tried after it. `untried`: why the direct one was not. `compiled`: they computed
+    compiled steps.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Observed:
     exchange: Exchange = "native"
     tried: bool = False
     untried: str | None = None
+    compiled: bool = False
 
     def with_exchange(self, exchange: Exchange) -> Observed | None:
         """Return what the run says of sync steps with an exchange: its own, or one that was tried after it; None where it says nothing."""
@@ -192,6 +194,7 @@ def observe(run: Run) -> Observed:
         reported_examples_per_second=summary["examples_per_second"],
         exchange=job.get("exchange") or "native",
         untried=calibration.get("direct_untried"),
+        compiled=bool(summary.get("compiled")),
     )
 
 

@@ -20,8 +20,16 @@ TESTS = Path(__file__).parent.parent
 MODES, PRECISIONS, DEVICES = ("sync", "async"), ("fp32", "bf16", "fp16"), ("auto", "cpu", "gpu")
 AUGMENTS, PROFILES, EXCHANGES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100), ("native", "direct")
 
-FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile", "exchange", "accumulate", "clip_norm", "ema_decay")
-TRAINING = ((1, 0.0, 0.0), (4, 0.0, 0.0), (1, 0.5, 0.0), (1, 0.0, 0.99), (4, 0.5, 0.99))
+FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile", "exchange")
+FIELDS += ("compile", "accumulate", "clip_norm", "ema_decay")
+TRAINING = (
+    ("off", 1, 0.0, 0.0),
+    ("off", 4, 0.0, 0.0),
+    ("auto", 1, 0.5, 0.0),
+    ("off", 1, 0.0, 0.99),
+    ("on", 4, 0.5, 0.99),
+    ("on", 1, 0.0, 0.0),
+)
 
 EVERY_JOB = [
     dict(zip(FIELDS, (*values, *training), strict=True))
@@ -35,6 +43,7 @@ declarations = st.builds(
     precisions=st.frozensets(st.sampled_from(PRECISIONS)),
     devices=st.frozensets(st.sampled_from(DEVICES[1:])),
     exchanges=st.frozensets(st.sampled_from(EXCHANGES)),
+    compiling=st.booleans(),
     augmentation=st.booleans(),
     deterministic=st.booleans(),
     profiling=st.booleans(),
@@ -61,6 +70,8 @@ def beyond(job, can):
         found.add("profile")
     if job["exchange"] not in can.exchanges:
         found.add("exchange")
+    if job["compile"] != "off" and not can.compiling:
+        found.add("compile")
     if job["accumulate"] > 1 and not can.accumulation:
         found.add("accumulate")
     if job["clip_norm"] and not can.clipping:

@@ -85,6 +85,7 @@ DIFFERENCES = [
     ("python", {}, {"node": {"python": "3.12.1"}}, WORK - {RESOURCES}),
     ("distributed", {}, {"distributed": "always"}, WORK),
     ("exchange", {"nodes": 2}, {"nodes": 2, "exchange": "direct"}, WORK),
+    ("compile", {}, {"compile": "auto", "summary": {"compiled": True}}, WORK),
     ("steps_per_call", {}, {"steps_per_call": 1}, WORK),
     ("deterministic", {}, {"deterministic": True}, WORK),
     ("accumulate", {"batch_size": 8, "accumulate": 4}, {"batch_size": 16, "accumulate": 2}, WORK),

@@ -43,6 +43,7 @@ def runs(tmp_path_factory):
         "mode",
         "distributed",
         "exchange",
+        "compile",
         "optimizer",
         "schedule",
         "scale_lr",

@@ -85,6 +85,7 @@ SOUND = {
             },
         ),
         Message("ready", {**OWN, "precision_used": None, "device_used": "gpu"}),
+        Message("compile_timed", {**OWN, "plain_seconds": 0.1, "compiled_seconds": None, "reason": "no compiler", "tasks": 2}),
         Message("phase", {**OWN, "name": "importing"}),
         Message("error", {**OWN, "type": "E", "message": "m", "errno": None, "exit_code": None, "peer_lost": False}),
         Message("done", {**OWN, "sequence": 1, "command": "train", "seconds": 0.1, "drain_seconds": 0.0}),

@@ -40,7 +40,7 @@ def test_memory_is_read_for_nodes_of_this_machine_alone(tmp_path, on_this_machin
     with streams() as (ours, theirs):
         nodes = Nodes([NodeChannel(0, ours, "127.0.0.1", None, None, on_this_machine)], recording.sample, recording.log)
         restarts = Restarts(policy_of(job), training, nodes, recording, progress, lambda: False)
-        attempt = Attempt(training, nodes, recording, progress, Origin(), lambda attempt: {}, restarts, lambda *told: None)
+        attempt = Attempt(training, nodes, recording, progress, Origin(), lambda attempt: {}, restarts, lambda *told: None, False)
         try:
             attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), Message("state_begin", begin))
             told = theirs.receive()

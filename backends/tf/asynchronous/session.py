@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -33,12 +34,14 @@ from ...base import (  # fmt: skip
     calibration_batches,
     make_sampler,
 )
+from ...compiling.choice import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_chosen
 from ...loss_scaling import ChiefLossScale
 from ...translating import Translating
 from ..calibration import limits_of, limits_spec
+from ..compiler.gradients import compiled
 from ..data import layout_for, with_mapped_files
 from ..forward_context import Buffers, ForwardContexts
-from ..model import build_model
+from ..model import TfModel, build_model
 from ..optimizers import build_optimizer
 from ..profiler import make_tracer
 from ..runtime import set_tf_config, translated_errors, within
@@ -74,12 +77,14 @@ EVALUATIONS_PER_WORKER = 2
 
 def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSession:
     """Connect to all servers, lay out parameters and datasets, and warm every worker up."""
+    chooses = to_be_chosen(job, spec, data)
     set_tf_config(task)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     with translated_errors(task):
         strategy = within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
     session = AsyncSession(job, spec, data, strategy)
     startup_phase("warming up")
+    session.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
     session.warm_up(job.start_timeout)
     return session
 
@@ -105,9 +110,8 @@ class AsyncSession:
         layout = self._layout = with_mapped_files(layout_for(job, spec, data.info), data)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
-        self._train = self._traced(training(job, self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
         self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
-        self._worker_components = WorkerComponents(job, self._model, self._passes, self._shards, layout)
+        self._op_by_op = self._model
         self._component_functions: dict[StepComponent, tf.types.experimental.ConcreteFunction] = {}
         self._memory: StateMemory | None = None
         self._data = data
@@ -119,6 +123,34 @@ class AsyncSession:
         self._tracer = make_tracer(job.profile, first=True)
         self.scheduled = 0
         self._begin()
+
+    def compile(self, *, on: bool) -> None:
+        """Have workers compute gradients by XLA, or op by op."""
+        self._model = self._compiled_model() if on else self._op_by_op
+        function = training(self._job, self._model, self._passes, self._shards, self._layout)
+        self._train = self._traced(function, tf.TensorSpec([None], tf.int32))
+        self._component_functions.clear()
+
+    def _compiled_model(self) -> TfModel:
+        size = int(self._sampler.whole(0, 0, 1).offsets[-1])
+        return compiled(self._op_by_op, compiled_sizes(size, self._job.accumulate))
+
+    def pays_to_compile(self) -> bool:
+        """Return whether all workers together find that compiled gradients are faster. Their computing leaves no trace."""
+        function = self._component_function("compute", self._compiled_model())
+
+        def time_of_compiled_step() -> float:
+            self._component_functions["compute"] = function
+            return self._time_of_step()
+
+        timing = timed(self._time_of_step, partial(self._on_each_worker, function, CalibrationOrder("compute", 1)), time_of_compiled_step)
+        return settle(timing, 1)
+
+    def _time_of_step(self) -> float:
+        """Return the mean seconds of a gradient on the workers, which all compute at the same time."""
+        self.calibrate(CalibrationOrder("compute", 1))
+        found = self.calibrate(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return sum(result.seconds / result.count for result in found) / len(found)
 
     def _begin(self) -> None:
         """Load the initial state."""
@@ -246,28 +278,35 @@ class AsyncSession:
         """Have every worker repeat a component of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
         self._require_quiescence("calibrate")
         if order.component not in self._component_functions:
-            signature = tf.TensorSpec([None], tf.int32), limits_spec()
-            self._component_functions[order.component] = self._traced(self._worker_components.function(order.component), *signature)
+            self._component_functions[order.component] = self._component_function(order.component, self._model)
         return self._at_once(order)
+
+    def _component_function(self, component: StepComponent, model: TfModel) -> tf.types.experimental.ConcreteFunction:
+        components = WorkerComponents(self._job, model, self._passes, self._shards, self._layout)
+        return self._traced(components.function(component), tf.TensorSpec([None], tf.int32), limits_spec())
 
     def _at_once(self, order: CalibrationOrder) -> list[CalibrationResult]:
         """Give the order to as many workers at once as there are, again until each of them had one.
 
         Raises RunFailedError where that does not come about: the coordinator hands out work as it likes.
         """
-        batches = calibration_batches(self._sampler)
-        arguments = (self._datasets, tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order)))
         for _ in range(MOST_ROUNDS):
-            answers: ResultQueue[None] = ResultQueue(self._job.workers)
-            for _ in range(self._job.workers):
-                answers.put(None, self._coordinator.schedule(self._component_functions[order.component], args=arguments))
-            found = [answers.next()[1].tolist() for _ in range(self._job.workers)]
+            found = self._on_each_worker(self._component_functions[order.component], order)
             by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found}
             if len(by_worker) == self._job.workers or not order.count:  # one that is being replaced may have had none
                 return list(by_worker.values())
         raise RunFailedError(
             f"in {MOST_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
         )
+
+    def _on_each_worker(self, function: tf.types.experimental.ConcreteFunction, order: CalibrationOrder) -> list[tuple[float, ...]]:
+        """Give the order to as many workers at once as there are, or to some of them more than once; return what each answers."""
+        batches = calibration_batches(self._sampler)
+        arguments = (self._datasets, tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order)))
+        answers: ResultQueue[None] = ResultQueue(self._job.workers)
+        for _ in range(self._job.workers):
+            answers.put(None, self._coordinator.schedule(function, args=arguments))
+        return [tuple(answers.next()[1].tolist()) for _ in range(self._job.workers)]
 
     def close(self) -> None:
         """Nothing is waited for: servers end with their processes, and TensorFlow's coordinator would wait for a dead worker for ever."""

@@ -26,7 +26,7 @@ Spread = Callable[[Array | None, tuple[int, ...]], Array]
 class Replica:
     """The variables, at their initial values. Buffers are the rank's own; parameters and slots are equal on all ranks.
 
-    Parameters and slots are held in the layouts of the model; states are canonical.
+    Parameters and slots are held in the layouts of the model; states are canonical. `compiled`: XLA compiles an update that is traced.
     """
 
     def __init__(self, job: Job, model: TfModel) -> None:
@@ -38,6 +38,7 @@ class Replica:
         self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers().items()}
         self.loss_scale = LossScale() if job.precision == "fp16" else None
         self._clip_norm = job.clip_norm
+        self.compiled = False
         self._to_evaluate = [weights_to_evaluate(*held) for held in zip(self._parameters, self._slots, strict=True)]
         self._averages = [slots[EMA] for slots in self._slots] if EMA in self.optimizer.slots else None
         self._reset_averages()
@@ -55,16 +56,18 @@ class Replica:
     def apply(self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> None:
         """In ops: update every parameter, unless a scaled gradient overflowed."""
 
-        def update(gradients: Sequence[tf.Tensor]) -> None:
+        def update(gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> None:
             if self._clip_norm:
                 gradients = clipped(gradients, self._clip_norm)
             for variable, slots, gradient in zip(self._parameters, self._slots, gradients, strict=True):
                 self.optimizer.apply(variable, slots, gradient, scalars)
 
+        if self.compiled:
+            update = tf.function(update, jit_compile=True, autograph=False)
         if self.loss_scale is None:
-            update(gradients)
+            update(gradients, scalars)
         else:
-            self.loss_scale.guarded(gradients, update)
+            self.loss_scale.guarded(gradients, lambda unscaled: update(unscaled, scalars))
 
     def zeros(self) -> list[tf.Tensor]:
         """In ops: return zeros in the shapes of the gradients."""

@@ -30,9 +30,11 @@ from ...base import (
     calibration_batches,
     make_sampler,
 )
+from ...compiling.choice import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_chosen
 from ...malloc_tuning import keep_freed_memory
 from ...translating import Translating
 from ..accumulation import accumulated
+from ..compiler.gradients import compiled
 from ..data import Batch, ColumnTensors, Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
@@ -63,9 +65,11 @@ WARM_SPLIT: Split = "test"
 
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
     """Join the other ranks, put data and parameters in place and warm up."""
+    chooses = to_be_chosen(job, spec, data)
     ranks = join(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
     session = SyncSession(task, job, spec, data, device, ranks)
     startup_phase("warming up")
+    session.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
     session.warm_up()
     return session
 
@@ -77,6 +81,7 @@ class SyncSession:
         self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
         self._sampler = make_sampler(job, data, spec.objective.weight)
         self._model: TfModel = build_model(job.model, spec)
+        self._op_by_op = self._model
         self._micro_batches = micro_batches_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
         self._dataset, self._device = data, device
@@ -109,6 +114,54 @@ class SyncSession:
         self._predictions = {split: ranks.traced(self._prediction(split), *[tf.TensorSpec([], tf.int32)] * 2) for split in self._data}
         self._average = ranks.traced(self._averaging)
         self._tracer, self._left_to_trace = make_tracer(job.profile, first=task.rank == 0), job.profile
+
+    def compile(self, *, on: bool) -> None:
+        """Have whatever is traced from now on compute by XLA, or op by op."""
+        self._model = self._compiled_model() if on else self._op_by_op
+        self._replica.compiled = on
+
+    def _compiled_model(self) -> TfModel:
+        size = int(self._first_batch().offsets[-1])
+        return compiled(self._op_by_op, compiled_sizes(size, self._job.accumulate, self._micro_batches))
+
+    def _first_batch(self) -> Batches:
+        return self._sampler.for_rank(0, 0, 1, self._task.rank)
+
+    def pays_to_compile(self) -> bool:
+        """Return whether all ranks together find that compiled steps are faster. Leaves it open how steps are computed."""
+        timing = timed(self._time_of_step, self._compile_gradient(), self._time_of_compiled_step)
+        pays = settle(timing, self._job.workers)
+        self._replica.reset()
+        return pays
+
+    def _time_of_step(self) -> float:
+        """Return the seconds of a step without communication."""
+        calibrator = self._make_calibrator(self._ranks)
+        calibrator.run(CalibrationOrder("compute", 1))
+        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return seconds / count
+
+    def _time_of_compiled_step(self) -> float:
+        self.compile(on=True)
+        return self._time_of_step()
+
+    def _compile_gradient(self) -> Callable[[], object]:
+        """Return what compiles the gradient of a batch, or micro-batch, and computes it. It only reads, and so it may end late."""
+        batch, model = self._first_batch(), self._compiled_model()
+        first, _ = batch.in_micro_batches(self._job.accumulate)
+        stop = int(first.offsets[1])
+
+        def gradient() -> tf.Tensor:
+            indices = tf.constant(batch.indices[:stop])
+            laid, target = self._data["train"].laid_batch(indices, None if batch.changes is None else tf.constant(batch.changes[:stop]))
+            parameters, buffers = self._replica.read()
+            context = self._passes.training(buffers, tf.constant(0, tf.int64) if self._passes.dropout else None, indices)
+            micro_batches = self._data["train"].micro_batches(laid, target, self._micro_batches)
+            loss_sum, gradients = model.loss_and_gradients(parameters, micro_batches, tf.constant(1.0), context)
+            return tf.add_n([loss_sum, *(tf.reshape(one, [-1])[0] for one in gradients)])
+
+        function = self._ranks.traced(gradient)
+        return lambda: function().numpy()
 
     def warm_up(self) -> None:
         """Trace and run everything once, on every rank together, then go back to the initial state."""

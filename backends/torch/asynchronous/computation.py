@@ -16,10 +16,13 @@ from ....core.liveness.startup_watchdog import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches, Sampler
 from ....models.base import ModelSpec
+from ...base import CalibrationOrder, calibration_batches
+from ...compiling.choice import TIMED_SECONDS, to_be_chosen
 from ...loss_scaling import FIRST_SCALE
 from ...parameter_server.computation import Computed
 from ...timing import Calibrator, Exchange
 from ..calibration import make_calibrator
+from ..compiler.choice import choose
 from ..data import ColumnTensors, resident_splits
 from ..model import Context, MicroBatch, Model, micro_batches_of
 from ..optimizers import clipped
@@ -50,7 +53,16 @@ class TorchComputation:
         self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
         keep_steps_memory()
         startup_phase("warming up")
+        first, timing = sampler.whole(0, 0, 1), to_be_chosen(job, model, data)
+        choose(job, self._model, self._splits["train"], first, lambda: self._time_of_step(sampler), job.workers, timing=timing)
         self._warm_up(sampler.examples_at_once(job.micro_batch))
+
+    def _time_of_step(self, sampler: Sampler) -> float:
+        """Return the seconds of a gradient."""
+        calibrator = self.calibrator(calibration_batches(sampler), None)
+        calibrator.run(CalibrationOrder("compute", 1))
+        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return seconds / count
 
     def _warm_up(self, count: int) -> None:
         """Run the kernels of training and evaluation once, on parameters that are all zero."""
@@ -139,7 +151,7 @@ class TorchComputation:
             self._on_device.copy_(self._values)
         return self._model.sums(self._splits[split], start, stop)
 
-    def calibrator(self, batches: Batches, exchange: Exchange) -> Calibrator:
+    def calibrator(self, batches: Batches, exchange: Exchange | None) -> Calibrator:
         """Return what repeats the components of a step; see `Computation.calibrator`."""
 
         def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:

@@ -24,9 +24,11 @@ from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ...compiling.choice import TIMED_SECONDS, to_be_chosen
 from ...timing import Calibrator, Exchange
 from ...translating import Translating
 from ..calibration import make_calibrator
+from ..compiler.choice import choose
 from ..data import ColumnTensors, resident_splits
 from ..model import MicroBatch, Model, micro_batches_of
 from ..optimizers import make_rule, reset_slots
@@ -52,6 +54,7 @@ class SyncSession:
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
         self._spec, self._job, self._device = model, job, device
+        timing = to_be_chosen(job, model, data)
         self._task, self._rank, self._world = task, task.rank, task.cluster.workers
         self._sampler = make_sampler(job, data, model.objective.weight)
         self._splits = resident_splits(job, model, data, device)
@@ -75,7 +78,16 @@ class SyncSession:
         self._updater = Updater(job, self._rule, self._loss_scale, self._source)
         keep_steps_memory()
         startup_phase("warming up")
+        first = self._sampler.for_rank(0, 0, 1, self._rank)
+        choose(job, self._model, self._splits["train"], first, self._time_of_step, job.workers, timing=timing)
         self._warm_up()
+
+    def _time_of_step(self) -> float:
+        """Return the seconds of a step without communication."""
+        calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=self._exchange is not None), None)
+        calibrator.run(CalibrationOrder("compute", 1))
+        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return seconds / count
 
     def _warm_up(self) -> None:
         """Run two steps that leave no trace: first kernels, and the rebuild of DDP's buckets after the first backward pass.

@@ -1,0 +1,1 @@
+"""How does XLA compile what TensorFlow computes in a step?"""

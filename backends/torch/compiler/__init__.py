@@ -1,0 +1,1 @@
+"""How does torch.compile compile what torch computes in a step?"""

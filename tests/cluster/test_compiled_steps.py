@@ -1,0 +1,144 @@
+"""``--compile`` with real processes: compiled steps train as others do, and what auto has chosen is kept."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from crosstrain.conformance.faults import kill_task_once
+from crosstrain.conformance.reference import train_logistic_regression
+from crosstrain.conformance.runs import norm_wise_difference, options_of, read_run, relative_difference, run_job, trainer
+from crosstrain.core.job import Job
+from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.records.store.run_directory import RunReader
+
+pytestmark = pytest.mark.cluster
+
+LOGREG = {"global_batch_size": 30, "steps": 120, "lr": 0.05, "eval_every": "end"}
+"""An epoch ends in a smaller batch, which is not compiled."""
+
+CNN = {"model": "cnn", "data": "glyphs", "global_batch_size": 12, "steps": 6, "optimizer": "adam", "lr": 1e-3, "eval_every": "end"}
+DROPPING = {"model": "alexnet", "data": "synthetic-images:size=64,classes=10,train=64,test=16", "global_batch_size": 4, "steps": 3}
+
+slow = pytest.mark.slow
+WAYS = {"one": {}, "native": {"nodes": 2}, "direct": {"nodes": 2, "exchange": "direct"}}
+EVERY = [
+    pytest.param("tf", "one"),
+    pytest.param("tf", "native"),
+    pytest.param("tf", "direct", marks=slow),
+    *(pytest.param("torch", way, marks=slow) for way in WAYS),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """What torch has compiled is kept for the tests that follow: it takes half a minute."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+def run(out, backend, compile_, **job):
+    return run_job(out, backend=backend, compile=compile_, tensorboard=False, start_timeout=900, stall_timeout=900, **job)
+
+
+def choices(path):
+    return [record.detail for record in RunReader(path).events() if record.event == "compile_chosen"]
+
+
+@pytest.mark.parametrize(("backend", "way"), EVERY)
+def test_compiled_steps_equal_the_reference(backend, way, tmp_path):
+    job = {**LOGREG, **WAYS[way]}
+    found = run(tmp_path, backend, "on", **job)
+    expected = train_logistic_regression(Job(backend="reference", **job), open_dataset("digits"))
+    assert relative_difference(found.losses, expected.losses) <= 1e-5
+    assert norm_wise_difference(found.weights, expected.weights) <= 1e-4
+    assert found.summary["compiled"] is True
+    assert choices(found.path) == []
+
+
+@slow
+@pytest.mark.parametrize(("backend", "way"), EVERY)
+def test_a_network_is_trained_as_without_compiling(backend, way, tmp_path):
+    plain, compiled = (run(tmp_path / how, backend, how, **CNN, **WAYS[way]) for how in ("off", "on"))
+    assert relative_difference(compiled.losses, plain.losses) <= 1e-4
+    assert norm_wise_difference(compiled.weights, plain.weights) <= 1e-4
+
+
+@slow
+@pytest.mark.parametrize("backend", ["tf", "torch"])
+@pytest.mark.parametrize("more", [{"accumulate": 2, "clip_norm": 0.5}, {"ema_decay": 0.9}, {"model": "resnet18", "steps": 3}], ids=str)
+def test_other_ways_to_train_are_as_without_compiling(backend, more, tmp_path):
+    plain, compiled = (run(tmp_path / how, backend, how, **{**CNN, **more}) for how in ("off", "on"))
+    assert relative_difference(compiled.losses, plain.losses) <= 1e-3
+    assert norm_wise_difference(compiled.weights, plain.weights) <= 1e-3
+
+
+@pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=slow)])
+def test_async_workers_compute_compiled_gradients(backend, tmp_path):
+    found = run(tmp_path, backend, "on", mode="async", nodes=2, batch_size=10, epochs=8, lr=0.02, eval_every="end")
+    assert found.summary["updates_applied"] == found.summary["steps"]
+    assert found.summary["compiled"] is True
+    assert found.summary["eval"]["accuracy"] > 0.8
+
+
+@slow
+@pytest.mark.parametrize("backend", ["tf", "torch"])
+def test_deterministic_runs_repeat_to_the_bit_and_drop_the_same(backend, tmp_path):
+    one, two = (run(tmp_path / name, backend, "on", deterministic=True, **DROPPING) for name in ("one", "two"))
+    np.testing.assert_array_equal(one.losses, two.losses)
+    assert norm_wise_difference(one.weights, two.weights) == 0
+    plain = run(tmp_path / "plain", backend, "off", deterministic=True, **DROPPING)
+    assert relative_difference(one.losses, plain.losses) <= 1e-3
+
+
+def test_what_auto_has_chosen_is_kept_on_resume(tmp_path):
+    """Also where the machine would choose otherwise by now: the record decides."""
+    found = run(tmp_path, "tf", "auto", nodes=2, **LOGREG)
+    (choice,) = choices(found.path)
+    assert found.summary["compiled"] is choice["compiled"]
+    assert choice["plain_seconds"] > 0
+    described = found.path / "job.json"
+    job = json.loads(described.read_text())
+    assert (job["compile"], job["compiled"]) == ("auto", choice["compiled"])
+    described.write_text(json.dumps({**job, "compiled": not choice["compiled"]}))
+    done = trainer("run", "--resume", str(found.path), "--steps", "150", "--quiet")
+    assert done.returncode == 0, done.stderr
+    resumed = read_run(found.path)
+    assert len(choices(found.path)) == 1
+    assert resumed.summary["compiled"] is not choice["compiled"]
+    assert len(resumed.losses) == 150
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["tf", "torch"])
+def test_what_auto_has_chosen_is_kept_on_a_restart(backend, tmp_path):
+    killer = threading.Thread(target=kill_task_once, args=(tmp_path / "run", "worker-1"))
+    killer.start()
+    found = run(tmp_path, backend, "auto", name="run", nodes=2, sample_interval=0.1, max_restarts=1, **{**LOGREG, "steps": 6000})
+    killer.join()
+    assert found.summary["restarts"] == 1
+    (choice,) = choices(found.path)
+    assert found.summary["compiled"] is choice["compiled"]
+
+
+def test_without_a_compiler_torch_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    asked = {"compile": "on", "steps": 5}
+    refused = trainer("run", "--backend", "torch", "--out", str(tmp_path / "on"), "--quiet", *options_of(asked))
+    assert refused.returncode == 2, refused.stderr
+    assert "--compile: got 'on', but torch.compile needs a C++ compiler" in refused.stderr
+    assert "apt install g++" in refused.stderr
+    found = run(tmp_path / "auto", "torch", "auto", **LOGREG)
+    (choice,) = choices(found.path)
+    assert (choice["compiled"], choice["compiled_seconds"]) == (False, None)
+    assert "C++ compiler" in choice["reason"]
+
+
+@pytest.mark.parametrize("backend", ["tf", "torch"])
+def test_sequences_are_refused(backend, tmp_path):
+    asked = {"compile": "on", "steps": 5, "model": "transformer:tiny", "data": "numbers"}
+    refused = trainer("run", "--backend", backend, "--out", str(tmp_path), "--quiet", *options_of(asked))
+    assert refused.returncode == 2, refused.stderr
+    assert "--compile: got 'on', but the examples of" in refused.stderr

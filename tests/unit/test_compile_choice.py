@@ -1,0 +1,104 @@
+"""Whether steps are compiled: what follows from the timings of all tasks, and that compiling is given up in time."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.backends.compiling.choice import (
+    GAIN,
+    CompileChoice,
+    Timing,
+    compiled_sizes,
+    decide_by,
+    pays,
+    settle,
+    timed,
+    to_be_chosen,
+)
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.data.sampler import Batches
+from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.models.build import build_model
+
+seconds = st.floats(1e-6, 1e3)
+timings = st.lists(st.builds(Timing, seconds, st.none() | seconds), min_size=1, max_size=8)
+
+
+@given(timings)
+def test_steps_are_compiled_where_all_can_and_it_saves_time(found):
+    fast_enough = all(timing.compiled_seconds is not None for timing in found) and sum(
+        timing.compiled_seconds for timing in found
+    ) <= GAIN * sum(timing.plain_seconds for timing in found)
+    assert pays(found) == fast_enough
+    assert pays(found[::-1]) == fast_enough or len(found) > 2  # sums of many differ with their order in the last bit
+    assert CompileChoice.of(found).compiled == fast_enough
+
+
+def test_a_reason_is_kept():
+    choice = CompileChoice.of([Timing(1.0, 0.1), Timing(3.0, None, "no compiler")])
+    assert choice == CompileChoice(compiled=False, plain_seconds=2.0, compiled_seconds=None, reason="no compiler")
+
+
+def test_what_compiles_too_long_is_given_up_in_time():
+    never, told = threading.Event(), []
+    began = time.monotonic()
+    found = timed(lambda: 0.5, never.wait, lambda: pytest.fail("nothing was compiled"), lambda: told.append("given up"), limit_seconds=0.2)
+    assert time.monotonic() - began < 5.0
+    never.set()
+    assert found == Timing(0.5, None, "it was not compiled within 0.2 s")
+    assert told == ["given up"]
+
+
+def test_an_error_of_the_compiler_is_the_reason():
+    def fail():
+        raise ValueError("cannot compile that")
+
+    found = timed(lambda: 0.5, fail, lambda: pytest.fail("nothing was compiled"))
+    assert found == Timing(0.5, None, "ValueError: cannot compile that")
+
+
+def test_both_kinds_are_timed():
+    assert timed(lambda: 0.5, lambda: None, lambda: 0.25) == Timing(0.5, 0.25)
+
+
+def test_a_process_asks_whoever_decides():
+    asked = []
+
+    def refuse(timing, tasks):
+        asked.append((timing, tasks))
+        return False
+
+    assert settle(Timing(1.0, 0.1), 3)  # by itself
+    decide_by(refuse)
+    try:
+        assert not settle(Timing(1.0, 0.1), 3)
+    finally:
+        decide_by(lambda timing, tasks: pays([timing]))
+    assert asked == [(Timing(1.0, 0.1), 3)]
+
+
+@given(st.integers(0, 5000), st.integers(1, 64))
+def test_micro_batches_of_the_first_batch_are_compiled(size, most):
+    batches, _ = Batches.single(size).in_micro_batches(most)
+    cut = {after - before for before, after in zip(batches.offsets[:-1].tolist(), batches.offsets[1:].tolist(), strict=True)}
+    assert cut - {0} <= compiled_sizes(size, most)
+    assert len(compiled_sizes(size, most)) <= 4
+    assert compiled_sizes(size) == {size, size // 2} - {0}
+
+
+@pytest.mark.parametrize(("compile_", "chosen"), [("off", False), ("on", False), ("auto", True)])
+def test_a_choice_is_made_with_auto(compile_, chosen):
+    data = open_dataset("digits")
+    assert to_be_chosen(Job(backend="tf", compile=compile_), build_model("logreg", data.info), data) == chosen
+
+
+def test_sequences_are_not_compiled():
+    data = open_dataset("numbers")
+    model = build_model("transformer:tiny", data.info)
+    assert not to_be_chosen(Job(backend="tf", compile="auto"), model, data)
+    with pytest.raises(UsageError, match=r"compile: got 'on', but the examples of .* vary in length"):
+        to_be_chosen(Job(backend="tf", compile="on"), model, data)
