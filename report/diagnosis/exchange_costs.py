@@ -13,7 +13,7 @@ from .evidence import Evidence
 __all__ = ["BAND", "ExchangeCosts", "exchange_costs", "exchange_text"]
 
 BAND = 0.25
-"""How far an estimate may be off: what it has to keep to, as a fraction (docs/where-the-time-goes.md has those that were judged)."""
+"""How far an estimate may be off: as a fraction; all that were judged on a machine at rest were within it (docs/where-the-time-goes.md)."""
 
 
 @dataclass(frozen=True, slots=True)
