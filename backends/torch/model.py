@@ -120,7 +120,7 @@ class Model:
             return call
 
         own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
-        return TorchStepper(own, quality.source, self._device)
+        return TorchStepper(own, quality.source, self.spec.logits_per_position, self._device)
 
     def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
         """Return the mean loss of a whole (not empty) batch; `share` is 1 / (what its examples weigh together)."""
