@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import ForwardContext, ModelSpec
-from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ..tensor_functions import TensorFunctions
 
 __all__ = ["TENSORS", "Dropout", "ForwardContexts"]
@@ -72,8 +72,7 @@ class ForwardContexts:
         self.evaluation: Context = ForwardContext(training=False, buffers=buffers, compute=low, settings=spec.settings)
         self._training: Context = ForwardContext(training=True, buffers=buffers, compute=low, settings=spec.settings)
         self._dropout = Dropout(job, rank) if spec.dropout else None
-        if self._dropout is not None:
-            self._training.dropout = self._dropout
+        self._training.dropout = refused_dropout(spec.name) if self._dropout is None else self._dropout
 
     def training(self, step: int, batches: Batches, position: int, micro_batch: int = 0) -> Context:
         """Return the context of update `step`, on one of the batches; the same object each time, with nothing updated.
