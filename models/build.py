@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
-
-from ..core.errors import TrainerError, UsageError
+from ..core.errors import TrainerError, UsageError, raised
 from ..core.job import Job
 from ..core.plugins import find, load, model_base
 from ..data.base import DataInfo
@@ -44,9 +42,7 @@ def build_model(name: str, data: DataInfo) -> ModelSpec:
     except TrainerError:
         raise
     except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
-        raise UsageError(f"model: {name!r} cannot be built for {data.name!r}: {what}") from error
+        raise UsageError(f"model: {name!r} cannot be built for {data.name!r}: {raised(error)}") from error
     if not isinstance(spec, ModelSpec):
         raise UsageError(f"model: the `build` of {name!r} returned {type(spec).__name__}, not a ModelSpec")
     if not spec.inputs:
