@@ -96,7 +96,13 @@ def _with_vocabulary(name: str, size: int) -> str:
     base = name.partition(":")[0]
     if not isinstance(source, TakesArguments):
         raise UsageError(f"vocabulary: got {size}, but the source of {base!r} has no with_arguments to find it again by. {_DUTIES}")
-    full_name = _full_name(base, of_source(base, source.with_vocabulary, size))
+    try:
+        sized = of_source(base, source.with_vocabulary, size)
+    except UsageError as error:  # which knows its own argument alone, and not that it was given by the option
+        allowed = str(error).partition("; allowed: ")[2]
+        said = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
+        raise UsageError(f"vocabulary: got {size}{said}") from error
+    full_name = _full_name(base, sized)
     if full_name in _names_of_other_sizes(base, source, size):
         raise UsageError(f"vocabulary: got {size}, but {full_name!r} is the name that its source has with another size as well. {_DUTIES}")
     found = resolve(full_name).name
