@@ -126,7 +126,7 @@ def _description(chosen: ChosenWeights, export_format: str) -> dict[str, object]
     return {
         "schema": 1,
         "format": export_format,
-        "model": meta.model["name"],
+        "model": meta.job["model"],
         **(text_description(meta) if "columns" in meta.data else _image_description(meta)),
         "parameters": meta.model["parameters"],
         "buffers": meta.model["buffers"],
@@ -167,7 +167,7 @@ def _readme(meta: Meta, made_of: str, export_format: str, written: ExportFormat)
     channels, height, width = meta.data["input_shape"]
     usage = written.usage.replace("IMAGES", f"(1, {channels}, {height}, {width})")
     return (
-        f"# {meta.model['name']} as {export_format}\n\n"
+        f"# {meta.job['model']} as {export_format}\n\n"
         f"This folder holds {written.summary}. It was trained on {meta.data['name']} by `trainer` with {meta.step:,} updates."
         f"{made_of}\n\n"
         f"Input: images, [batch, {channels}, {height}, {width}], channels first, pixels normalised as (pixel / 255 − mean) / std with\n"

@@ -40,7 +40,7 @@ def text_readme(meta: Meta, made_of: str, export_format: str, written: ExportFor
     """Return the page for people. `made_of` has what is to be said of how the weights came about beside the updates."""
     languages = " to ".join(meta.data.get("languages", ()))
     return (
-        f"# {meta.model['name']} as {export_format}\n\n"
+        f"# {meta.job['model']} as {export_format}\n\n"
         f"This folder holds {written.text_summary or written.summary}. It was trained on {meta.data['name']} ({languages}) by `trainer`\n"
         f"with {meta.step:,} updates.{made_of}\n\n"
         f"Text becomes pieces, and pieces text, by `{VOCABULARY}`, a model of sentencepiece. `model.json` says what is put in and comes\n"

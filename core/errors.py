@@ -5,6 +5,7 @@ The command line prints ``str(error)`` on standard error and exits with ``exit_c
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "StalledRunError",
     "TrainerError",
     "UsageError",
+    "raised",
     "writing",
 ]
 
@@ -102,3 +104,10 @@ class ResumableRunError(InterruptedRunError):
     """The user ended the run, and it has saved a checkpoint to go on from."""
 
     exit_code = 75
+
+
+def raised(error: Exception) -> str:
+    """Return what code of somebody else's raised, as one line: the kind, the message, and the file and line where it was raised."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if said else ''}{said} ({at.filename}, line {at.lineno})"

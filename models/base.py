@@ -61,8 +61,9 @@ class ModelSpec:
     `settings` is whatever the model's `build` made of its arguments (`models.arguments`), a frozen dataclass of its own; forward functions
     find it in their context.
     `buffers` are numbers that training changes without a gradient (running statistics of batch normalisation). `dropout` says whether
-    the forward function draws at random while training. `width` is the size of the vectors that a model of one such size computes with
-    throughout (a Transformer's d_model), which the schedule ``noam`` needs; None where there is none.
+    the forward function draws at random while training; one that does without saying so is refused. `width` is the size of the vectors
+    that a model of one such size computes with throughout (a Transformer's d_model), which the schedule ``noam`` needs; None where there is
+    none.
     """
 
     name: str

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
-
-from ..core.errors import TrainerError, UsageError
+from ..core.errors import TrainerError, UsageError, raised
 from ..core.job import Job
 from ..core.plugins import find, load, model_base
 from ..data.base import DataInfo
@@ -44,9 +42,7 @@ def build_model(name: str, data: DataInfo) -> ModelSpec:
     except TrainerError:
         raise
     except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
-        raise UsageError(f"model: {name!r} cannot be built for {data.name!r}: {what}") from error
+        raise UsageError(f"model: {name!r} cannot be built for {data.name!r}: {raised(error)}") from error
     if not isinstance(spec, ModelSpec):
         raise UsageError(f"model: the `build` of {name!r} returned {type(spec).__name__}, not a ModelSpec")
     if not spec.inputs:
@@ -57,4 +53,28 @@ def build_model(name: str, data: DataInfo) -> ModelSpec:
             f"model: {name!r} reads the columns {', '.join(dict.fromkeys((*spec.inputs, spec.target)))}, and {data.name!r} has no "
             f"{' and no '.join(dict.fromkeys(lacking))}; it has {', '.join(there)}. Choose another dataset: trainer data list"
         )
+    _check_translation(name, spec, data)
     return spec
+
+
+def _check_translation(name: str, spec: ModelSpec, data: DataInfo) -> None:
+    """Raise UsageError where what an objective translates is not what the model reads and says."""
+    quality = spec.objective.translation
+    if quality is None:
+        return
+    what = f"model: the {type(quality).__name__} of {name!r}"
+    if quality.source not in spec.inputs:
+        raise UsageError(
+            f"{what} has the source {quality.source!r}, which the model does not read; its `inputs` are {', '.join(spec.inputs)}."
+        )
+    if quality.target not in (*spec.inputs, spec.target):
+        read = ", ".join(dict.fromkeys((*spec.inputs, spec.target)))
+        raise UsageError(f"{what} has the target {quality.target!r}, which the model does not read; its `inputs` and `target` are {read}.")
+    sizes = data.text.vocabulary_sizes
+    if wordless := [column for column in (quality.source, quality.target) if column not in sizes]:
+        raise UsageError(f"{what} translates {' and '.join(wordless)}, of which {data.name!r} has no vocabulary_sizes.")
+    if spec.logits_per_position != sizes[quality.target]:
+        raise UsageError(
+            f"model: {name!r} has logits_per_position={spec.logits_per_position}; a model that translates needs"
+            f" {sizes[quality.target]}, a number for each piece of {quality.target!r}."
+        )

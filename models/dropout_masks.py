@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LARGEST_RATE", "drawn_rate", "keep_mask", "keep_mask_of_positions", "keep_mask_of_shape", "philox_4x32"]
+from ..core.errors import UsageError
+
+__all__ = ["LARGEST_RATE", "drawn_rate", "keep_mask", "keep_mask_of_positions", "keep_mask_of_shape", "philox_4x32", "refused_dropout"]
 
 Numbers = NDArray[np.uint64] | np.uint64
 
@@ -32,6 +35,20 @@ LARGEST_RATE = 1.0 - 2.0**-15
 def drawn_rate(rate: float) -> float:
     """Return the rate at which is dropped where `rate`, below 1, is asked for; the two differ above `LARGEST_RATE` alone."""
     return min(rate, LARGEST_RATE)
+
+
+def refused_dropout(name: str) -> Callable[[Any, float, int], Any]:
+    """Return what a training pass of the model called `name` has for dropout where its spec names none: UsageError for a rate above 0."""
+
+    def dropout(x: Any, rate: float, layer: int) -> Any:
+        if rate > 0:
+            raise UsageError(
+                f"model: {name!r} drops with the rate {rate:g} (dropout number {layer}) while it trains,"
+                " and its ModelSpec lacks dropout=True"
+            )
+        return x
+
+    return dropout
 
 
 def keep_mask_of_shape(

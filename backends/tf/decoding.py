@@ -14,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from ...core.errors import UsageError
 from ...data.columns import LENGTHS
-from ..decoding_functions import DecodingFunctions
+from ..decoding_functions import DecodingChecks, DecodingFunctions
 
-__all__ = ["TfStepper"]
+__all__ = ["TfStepper", "decoding_checks"]
 
 NUMBERS = tf.TensorSpec([None], tf.int32)
 """The type of pieces, lengths or rows."""
@@ -26,19 +27,23 @@ NUMBERS = tf.TensorSpec([None], tf.int32)
 class TfStepper:
     """Implements `models.decoding.search.Stepper` with functions of a model that read its parameters, in ops, at each call.
 
-    `encode(inputs)` and `decode_step(tokens, position, memory, cache)`. `device` is where to compute. Traced when it is made.
+    `encode(inputs)` and `decode_step(tokens, position, memory, cache)`, of a model that has so many `pieces`. `device` is where to compute.
+    Traced when it is made. That and its methods raise UsageError where the functions return something else than they have to
+    (`DecodingChecks`).
     """
 
-    def __init__(self, functions: DecodingFunctions, source: str, device: str) -> None:
+    def __init__(self, functions: DecodingFunctions, source: str, pieces: int, device: str) -> None:
         self._device = device
+        self._checks = checks = decoding_checks(pieces)
 
         def begun(source_bs: tf.Tensor, lengths_b: tf.Tensor) -> tuple[Any, Any]:
-            memory = functions.encode({source: source_bs, f"{source}{LENGTHS}": lengths_b})
-            return memory, functions.empty_cache(memory)
+            memory = checks.memory(functions.encode({source: source_bs, f"{source}{LENGTHS}": lengths_b}), None)
+            return memory, checks.cache(functions.empty_cache(memory), None)
 
         def stepped(tokens_n: tf.Tensor, position: tf.Tensor, memory: Any, cache: Any) -> tuple[tf.Tensor, Any]:
-            logits_nv, cache = functions.decode_step(tokens_n, position, memory, cache)
-            return tf.nn.log_softmax(logits_nv), cache
+            logits_nv, after = checks.step(functions.decode_step(tokens_n, position, memory, cache), None, cache)
+            tf.nest.map_structure(_check_growth, cache, after)
+            return tf.nn.log_softmax(tf.cast(logits_nv, tf.float32)), after
 
         def taken(structure: Any, rows: tf.Tensor) -> Any:
             return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), structure)
@@ -65,7 +70,8 @@ class TfStepper:
         padded_bs = np.zeros((len(sources), max(lengths)), np.int32)
         for row, source in zip(padded_bs, sources, strict=True):
             row[: len(source)] = source
-        self._memory, self._cache = self._begin(tf.constant(padded_bs), tf.constant(lengths, tf.int32))
+        memory, cache = self._begin(tf.constant(padded_bs), tf.constant(lengths, tf.int32))
+        self._memory, self._cache = self._checks.memory(memory, len(sources)), self._checks.cache(cache, len(sources))
         self._position, self._sentence_n = 0, np.arange(len(sources))
 
     def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -78,9 +84,31 @@ class TfStepper:
                 self._memory = self._memory_rows(self._memory, rows)
             self._sentence_n = sentence_n
         tokens, position = tf.constant(tokens_n.astype(np.int32)), tf.constant(self._position)
-        log_probabilities_nv, self._cache = self._step(tokens, position, self._memory, self._cache)
+        found = self._step(tokens, position, self._memory, self._cache)
+        log_probabilities_nv, self._cache = self._checks.step(found, len(tokens_n), self._cache)
         self._position += 1
         return np.array(log_probabilities_nv)  # a copy, which may be written to
+
+
+def decoding_checks(pieces: int) -> DecodingChecks:
+    """Return the checks of a model's decoding functions, which give so many logits."""
+    return DecodingChecks(_shape, pieces)
+
+
+def _shape(found: Any) -> Sequence[int | None] | None:
+    if not isinstance(found, tf.Tensor):
+        return None
+    sizes: list[int | None] = [] if found.shape.rank is None else found.shape.as_list()
+    return sizes
+
+
+def _check_growth(before: tf.Tensor, after: tf.Tensor) -> None:
+    """Raise UsageError where a tensor of the cache becomes one that the next step, which is traced already, cannot be given."""
+    if after.dtype != before.dtype or not before.shape.is_compatible_with(after.shape):
+        raise UsageError(
+            f"model: the function 'decode_step' was given a cache with {before.dtype.name} {before.shape} in it and returned"
+            f" {after.dtype.name} {after.shape}; the same is needed, save in a dimension that is 0 in what 'empty_cache' returns"
+        )
 
 
 def _growing(spec: tf.TensorSpec) -> tf.TensorSpec:

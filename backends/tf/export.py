@@ -16,6 +16,7 @@ from ...models.base import ForwardContext
 from ...models.decoding.settings import GREEDY
 from ..decoding_functions import DecodingFunctions
 from ..export import Export
+from .decoding import decoding_checks
 from .forward_context import Context
 
 __all__ = ["export"]
@@ -100,17 +101,20 @@ class _Translating(tf.Module):  # type: ignore[misc]
             raise ValueError(f"{self._spec.name!r} translates nothing")
         lengths_b = tf.math.count_nonzero(pieces != PADDING, axis=1, dtype=tf.int32)
         total = tf.shape(pieces)[1] + extra
-        memory = self._functions.encode(parameters, {quality.source: pieces, quality.source + LENGTHS: lengths_b}, context)
+        checks = decoding_checks(self._spec.logits_per_position)
+        given = {quality.source: pieces, quality.source + LENGTHS: lengths_b}
+        memory = checks.memory(self._functions.encode(parameters, given, context), None)
 
         def step(place: tf.Tensor, before_b: tf.Tensor, done_b: tf.Tensor, said: tf.TensorArray, cache: Any) -> tuple[Any, ...]:
-            logits_bv, cache = self._functions.decode_step(parameters, before_b, place, memory, cache, context)
+            found = self._functions.decode_step(parameters, before_b, place, memory, cache, context)
+            logits_bv, cache = checks.step(found, None, cache)
             numbers_v = tf.range(tf.shape(logits_bv)[1])
             scores_bv = tf.where((numbers_v == PADDING) | (numbers_v == BEGIN), -np.inf, logits_bv)
             piece_b = tf.argmax(scores_bv, axis=1, output_type=tf.int32)
             piece_b = tf.where(done_b | (place >= lengths_b + extra), PADDING, piece_b)
             return place + 1, piece_b, (piece_b == END) | (piece_b == PADDING), said.write(place, piece_b), cache
 
-        cache = self._functions.empty_cache(memory)
+        cache = checks.cache(self._functions.empty_cache(memory), None)
         begin_b = tf.fill(tf.shape(lengths_b), BEGIN)
         said = tf.TensorArray(tf.int32, size=total, element_shape=[None], clear_after_read=False)
         said = said.unstack(tf.zeros(tf.stack([total, tf.shape(pieces)[0]]), tf.int32))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...models.base import ForwardContext, ModelSpec
-from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ..tensor_functions import TensorFunctions
 from .precision import low_format
 
@@ -40,7 +40,7 @@ class ForwardContexts:
     def __init__(self, job: Job, spec: ModelSpec, rank: int) -> None:
         self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
         self._low = low_format(job.precision)
-        self._settings = spec.settings
+        self._name, self._settings = spec.name, spec.settings
         self.dropout = spec.dropout
 
     def evaluation(self, buffers: Buffers) -> Context:
@@ -53,8 +53,7 @@ class ForwardContexts:
         `micro_batch` int32 is their number among the micro-batches of the update, which each draw for themselves; None where it has one.
         """
         context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low, settings=self._settings)
-        if self.dropout:
-            context.dropout = self._dropout(step, indices, micro_batch)
+        context.dropout = self._dropout(step, indices, micro_batch) if self.dropout else refused_dropout(self._name)
         return context
 
     def _dropout(self, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> Dropout:

@@ -97,7 +97,7 @@ class TfModel:
             return call
 
         own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
-        return TfStepper(own, quality.source, device)
+        return TfStepper(own, quality.source, self.spec.logits_per_position, device)
 
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors by canonical name, as they are held, as what a forward function takes."""

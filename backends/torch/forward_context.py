@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import ForwardContext, ModelSpec
-from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ..tensor_functions import TensorFunctions
 
 __all__ = ["TENSORS", "Dropout", "ForwardContexts"]
@@ -77,8 +77,7 @@ class ForwardContexts:
         self.evaluation: Context = ForwardContext(training=False, buffers=buffers, compute=low, settings=spec.settings)
         self._training: Context = ForwardContext(training=True, buffers=buffers, compute=low, settings=spec.settings)
         self._dropout = Dropout(job, rank) if spec.dropout else None
-        if self._dropout is not None:
-            self._training.dropout = self._dropout
+        self._training.dropout = refused_dropout(spec.name) if self._dropout is None else self._dropout
 
     def training_apart(self) -> Context:
         """Return a context of a training pass of its own, of which nothing is kept: not the one that `training` returns."""

@@ -114,7 +114,7 @@ class Model:
             return call
 
         own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
-        return TorchStepper(own, quality.source, self._device)
+        return TorchStepper(own, quality.source, self.spec.logits_per_position, self._device)
 
     @property
     def named(self) -> Mapping[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from ...checkpoint.trained_vocabulary import trained_vocabulary
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.console import json_text, note, raw_stream
 from ...data.sources.translation.tokenizer import Vocabulary
+from ...data.text import UNKNOWN
 from ...launch.standalone.task import StandaloneTask
 from ...launch.standalone.translation import translated
 from ...models.decoding.search import Hypothesis
@@ -163,6 +164,8 @@ class _Writer:
             note(f"line {line.number}: {problem}; its translation is empty")
         elif line.pieces and len(hypotheses) < (self._n_best or 1):
             note(f"line {line.number}: {len(hypotheses)} of {self._n_best} translations; the model gives all others the probability 0")
+        if unknown := line.pieces.count(UNKNOWN):
+            note(f"line {line.number}: {unknown:,} of {len(line.pieces) - 1:,} pieces are unknown to the vocabulary")
         texts = [self._text(hypothesis) for hypothesis in hypotheses]
         if self._as_json:
             found = [

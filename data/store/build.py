@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,8 @@ from .manifest import (
     write_manifest,
     wrong_attachment,
 )
+from .prepared_checks import SIDES, check_attachments, check_prepared, checked_left_out, wrong_translation
+from .source_calls import FailedSourceError, called, yielded
 from .writer import BrokenSourceError, SplitWriter
 
 __all__ = ["build_store"]
@@ -50,6 +52,8 @@ def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir
             _remove_leftovers(root, key)
             if again or not (root / key).exists():
                 _make(root, key, name, source, data_dir)
+    except BrokenSourceError as error:
+        raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
     except OSError as error:
         problem = f"data: the store of {name!r} cannot be made in {str(root)!r}: {error}"
         raise TrainerError(f"{problem}. Free some space or set {CACHE_VARIABLE} to a folder that you can write.") from error
@@ -84,16 +88,19 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
     except BaseException as error:
         shutil.rmtree(draft)
         _settle(work, name, error, begins=begins)
-        if isinstance(error, BrokenSourceError):
-            raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
         raise
 
 
 def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
+    """Return what a source makes. Raises BrokenSourceError where its code fails, or that is nothing that can be stored."""
     if isinstance(source, LoadsInParts):
         work.mkdir(exist_ok=True)
-        return source.load_in(work, data_dir)
-    return source.load(data_dir)
+        loaded = called(source.load_in, work, data_dir)
+        check_prepared(loaded, "load_in")
+    else:
+        loaded = called(source.load, data_dir)
+        check_prepared(loaded, "load")
+    return loaded
 
 
 def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> None:
@@ -104,12 +111,12 @@ def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> Non
     """
     if not work.exists():
         return
-    if isinstance(error, UsageError | BrokenSourceError):
+    if isinstance(error, UsageError | BrokenSourceError) and not isinstance(error, FailedSourceError):
         if begins:
             shutil.rmtree(work)
     elif isinstance(error, OSError):
         note(f"data: what has been done of {name} is kept in {str(work)!r}; trainer data remove {name} removes it")
-    elif isinstance(error, KeyboardInterrupt | TrainerError):
+    elif isinstance(error, KeyboardInterrupt | TrainerError | FailedSourceError):
         note(f"data: what has been done of {name} is kept, and the next try goes on there")
 
 
@@ -140,41 +147,47 @@ def _write_images(
     for split in SPLITS:
         counted = pixels if split == "train" and given is None else None
         with SplitWriter(folder, split, prepared.input_shape, prepared.classes, counted) as writer:
-            for block in prepared.blocks[split]():
+            for block in yielded(prepared.blocks[split], f"its blocks of {split}"):
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
-    left_out = tuple(prepared.left_out())
+    left_out = checked_left_out(prepared.left_out)
     mean, std = _sound(given or pixels.statistics(), prepared.input_shape[0])
-    return Manifest(
-        name=name,
-        version=version,
-        data_dir=str(data_dir.resolve()) if data_dir else None,
-        input_shape=prepared.input_shape,
-        classes=prepared.classes,
-        sizes=sizes,
-        mean=mean,
-        std=std,
-        synthetic=prepared.synthetic,
-        flippable=prepared.flippable,
-        class_names=prepared.class_names,
-        left_out=left_out,
-        files=entries,
-    )
+    try:
+        return Manifest(
+            name=name,
+            version=version,
+            data_dir=str(data_dir.resolve()) if data_dir else None,
+            input_shape=prepared.input_shape,
+            classes=prepared.classes,
+            sizes=sizes,
+            mean=mean,
+            std=std,
+            synthetic=prepared.synthetic,
+            flippable=prepared.flippable,
+            class_names=prepared.class_names,
+            left_out=left_out,
+            files=entries,
+        )
+    except ValidationError as error:
+        raise BrokenSourceError(first_problem(error)) from error
 
 
 def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedColumns) -> ColumnManifest:
     features, vocabulary_sizes = prepared.features, dict(prepared.features.vocabulary_sizes)
+    translates = bool(features.languages)
+    if translates and (wrong := wrong_translation(prepared)) is not None:
+        raise BrokenSourceError(wrong)
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
     for split in SPLITS:
-        with ColumnWriter(folder, split, prepared.columns, vocabulary_sizes) as writer:
-            for block in prepared.blocks[split]():
+        with ColumnWriter(folder, split, prepared.columns, vocabulary_sizes, SIDES if translates else ()) as writer:
+            for block in yielded(prepared.blocks[split], f"its blocks of {split}"):
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
-    attachments = prepared.attachments()
-    if features.languages:
+    attachments = check_attachments(called(prepared.attachments))
+    if translates:
         translated = {name: size for name, size in vocabulary_sizes.items() if name in ("source", "target")}
         if (wrong := wrong_scoring_files(attachments, translated, sizes["test"])) is not None:
             raise BrokenSourceError(f"it says its languages {', '.join(features.languages)}, and {wrong}")
@@ -189,7 +202,7 @@ def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None,
             synthetic=prepared.synthetic,
             languages=features.languages,
             bleu_tokenizer=features.bleu_tokenizer,
-            left_out=tuple(prepared.left_out()),
+            left_out=checked_left_out(prepared.left_out),
             files=entries,
             attachments=_write_attachments(folder, attachments),
         )
@@ -222,8 +235,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
     """Turn whole arrays into one block a split. Raises BrokenSourceError where they are not what `PreparedArrays` promises."""
-    if set(arrays.images) != set(SPLITS) or set(arrays.labels) != set(SPLITS):
-        raise BrokenSourceError(f"it has the splits {sorted(arrays.images)} and {sorted(arrays.labels)}, not train and test")
     images = arrays.images["train"]
     if images.ndim != 4:
         raise BrokenSourceError(f"train images are {images.dtype} {list(images.shape)}, not uint8 [n, channels, height, width]")
@@ -235,6 +246,8 @@ def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
 def _sound(statistics: Statistics, channels: int) -> Statistics:
     """Return mean and std. Raises BrokenSourceError where they are not a usable number a channel."""
     mean, std = statistics
+    if not all(isinstance(numbers, Sequence | np.ndarray) for numbers in statistics):
+        raise BrokenSourceError(f"mean {mean!r} and std {std!r} are not a number for each channel")
     if len(mean) != channels or len(std) != channels:
         raise BrokenSourceError(f"mean and std have {len(mean)} and {len(std)} numbers for {channels} channels")
     if not np.isfinite([*mean, *std]).all() or min(std) <= 0:

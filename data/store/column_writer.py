@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +12,7 @@ import numpy as np
 from ..base import Split
 from ..columns import Column, ColumnSpec
 from .manifest import FileEntry, offsets_file, values_file
+from .prepared_checks import wrong_sentences
 from .writer import HEADER_BYTES, BrokenSourceError, complete
 
 __all__ = ["ColumnWriter"]
@@ -20,11 +21,19 @@ __all__ = ["ColumnWriter"]
 class ColumnWriter:
     """Writes the columns of one split into the store's folder; to be used in a ``with`` block.
 
-    `vocabulary_sizes` has, for columns of tokens, how many different ones there are.
+    `vocabulary_sizes` has, for columns of tokens, how many different ones there are; `sentences` are the columns of a translation.
     """
 
-    def __init__(self, folder: Path, split: Split, columns: tuple[ColumnSpec, ...], vocabulary_sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        split: Split,
+        columns: tuple[ColumnSpec, ...],
+        vocabulary_sizes: Mapping[str, int],
+        sentences: Sequence[str] = (),
+    ) -> None:
         self._folder, self._split, self._columns, self._vocabulary_sizes = folder, split, columns, vocabulary_sizes
+        self._sentences = sentences
         self._open_files = ExitStack()
         self._handles: dict[str, BinaryIO] = {}
         self._elements = {column.name: 0 for column in columns}
@@ -47,8 +56,15 @@ class ColumnWriter:
 
     def add(self, block: Mapping[str, Column]) -> None:
         """Write some examples. Raises BrokenSourceError, saying what is wrong, where they are not what they ought to be."""
+        if not isinstance(block, Mapping):
+            raise BrokenSourceError(f"a {self._split} block is of the type {type(block).__name__}, not a mapping from names to columns")
         if set(block) != {column.name for column in self._columns}:
-            raise BrokenSourceError(f"a {self._split} block has the columns {', '.join(sorted(block))}")
+            raise BrokenSourceError(f"a {self._split} block has the columns {', '.join(sorted(map(str, block)))}")
+        for name, column in block.items():
+            if not isinstance(column, Column) or not isinstance(column.values, np.ndarray):
+                raise BrokenSourceError(f"{self._split} {name} of a block is not a Column of an array")
+            if not column.values.ndim or not (column.offsets is None or isinstance(column.offsets, np.ndarray)):
+                raise BrokenSourceError(f"{self._split} {name} of a block has values without a dimension, or offsets that are no array")
         sizes = {name: len(column) for name, column in block.items()}
         if len(set(sizes.values())) != 1:
             raise BrokenSourceError(f"the columns of a {self._split} block have different numbers of examples: {sizes}")
@@ -57,6 +73,8 @@ class ColumnWriter:
             if problem := column.wrong_with(spec):
                 raise BrokenSourceError(f"{self._split} {problem}")
             self._check_tokens(spec.name, column)
+            if spec.name in self._sentences and (problem := wrong_sentences(column, self.count)):
+                raise BrokenSourceError(f"{self._split} {spec.name}: {problem}")
             values = np.ascontiguousarray(column.values, np.dtype(spec.dtype).newbyteorder("<"))
             self._handles[values_file(self._split, spec.name)].write(values.data)
             if column.offsets is not None:

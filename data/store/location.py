@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 from ...core.errors import UsageError
 from ..base import DatasetSource
 from .manifest import SCHEMA
+from .source_calls import of_source
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -80,7 +81,10 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_nam
 
 def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
     """Return what tells the original files of a source, as they are now, from others, or from what they were before."""
-    files = source.originals(data_dir) if isinstance(source, HasOriginals) else [file for file in data_dir.rglob("*") if file.is_file()]
+    if isinstance(source, HasOriginals):
+        files = of_source(source.name, lambda: list(source.originals(data_dir)))
+    else:
+        files = [file for file in data_dir.rglob("*") if file.is_file()]
     return _fingerprint(data_dir, files)
 
 

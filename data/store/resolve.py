@@ -12,6 +12,7 @@ from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
 from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
+from .source_calls import of_source
 
 __all__ = ["Resolved", "resolve", "whole_path", "written_out"]
 
@@ -40,7 +41,7 @@ def resolve(name: str, data_dir: Path | None = None) -> Resolved:
         return Resolved(base, source, data_dir)
     if not isinstance(source, TakesArguments):
         raise UsageError(f"data: got {name!r}, but {base!r} takes no arguments. Leave {colon + text!r} out.")
-    given = source.with_arguments(text)
+    given = of_source(base, source.with_arguments, text)
     full_name = _full_name(base, given)
     if not (isinstance(given, HasFolder) and given.folder):
         return Resolved(full_name, given, data_dir)
@@ -95,7 +96,13 @@ def _with_vocabulary(name: str, size: int) -> str:
     base = name.partition(":")[0]
     if not isinstance(source, TakesArguments):
         raise UsageError(f"vocabulary: got {size}, but the source of {base!r} has no with_arguments to find it again by. {_DUTIES}")
-    full_name = _full_name(base, source.with_vocabulary(size))
+    try:
+        sized = of_source(base, source.with_vocabulary, size)
+    except UsageError as error:  # which knows its own argument alone, and not that it was given by the option
+        allowed = str(error).partition("; allowed: ")[2]
+        said = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
+        raise UsageError(f"vocabulary: got {size}{said}") from error
+    full_name = _full_name(base, sized)
     if full_name in _names_of_other_sizes(base, source, size):
         raise UsageError(f"vocabulary: got {size}, but {full_name!r} is the name that its source has with another size as well. {_DUTIES}")
     found = resolve(full_name).name
@@ -108,4 +115,4 @@ def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterat
     """Yield what a source is called with some other sizes, as far as it can have them: of the default one its name may say nothing."""
     for other in (size - 1, size + 1):
         with contextlib.suppress(UsageError):
-            yield _full_name(base, source.with_vocabulary(other))
+            yield _full_name(base, of_source(base, source.with_vocabulary, other))

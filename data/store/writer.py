@@ -55,6 +55,8 @@ class SplitWriter:
 
     def add(self, block: Block) -> None:
         """Write some examples. Raises BrokenSourceError, saying what is wrong, where they are not what they ought to be."""
+        if not isinstance(block, tuple) or len(block) != 2 or not all(isinstance(array, np.ndarray) for array in block):
+            raise BrokenSourceError(f"a {self._split} block is of the type {type(block).__name__}, not two arrays, (images, labels)")
         images, labels = block
         self._check(images, labels)
         self._images.write(np.ascontiguousarray(images.transpose(0, 2, 3, 1)).data)

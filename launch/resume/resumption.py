@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, i
 from ...checkpoint.compatibility import data_problem, model_problem
 from ...core.errors import UsageError
 from ...core.job import Job
+from ...core.plugins import model_base
 from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.units import Target
 from ...core.untrusted.console import note
@@ -120,6 +122,12 @@ def load_resumption(
 
     differing = [field for field in IDENTITY if getattr(job, field) != origin[field]]
     problems = [f"{field} is {getattr(job, field)!r} instead of {origin[field]!r}" for field in differing]
+    if "model" in differing and model_base(job.model) == model_base(origin["model"]) and not force:
+        others = f" The rest differs as well: {'; '.join(problems[1:])}." if len(problems) > 1 else ""
+        raise UsageError(
+            f"resume: the checkpoint is of the model {origin['model']!r}, and {job.model!r} has other arguments. Type its name with them: "
+            f"--model {shlex.quote(origin['model'])}; or begin another training from it with --force.{others}"
+        )
     _require_same_training(problems, force=force)
     data = open_dataset(job.data, job.data_dir)
     spec: ModelSpec = build_model(job.model, data.info)

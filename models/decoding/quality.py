@@ -60,8 +60,11 @@ class TranslationQuality:
 
     def wrong_with(self, sums: Mapping[str, float], sentences: float) -> str | None:
         """Return why these cannot be the sums of so many sentences, or None."""
-        if set(sums) != set(self.sums):
-            return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
+        if missing := [name for name in self.sums if name not in sums]:
+            there = ", ".join(sorted(sums)) or "of no name"
+            return f"no {' and no '.join(missing)}: sums {there}, instead of {', '.join(sorted(self.sums))}"
+        if more := sorted(set(sums) - set(self.sums)):
+            return f"{' and '.join(more)}, which is none of its `sums`: {', '.join(sorted(self.sums))}"
         for name, value in sums.items():
             if not (0 <= value <= 2**53 and float(value).is_integer() if name in _COUNTS else math.isfinite(value)):
                 return f"{value:g} {name}"

@@ -74,13 +74,14 @@ class SequenceNetworkLayers(Protocol):
     ) -> Any:
         """Return softmax(query · key / √e) · value with the heads side by side, [batch, query, width]; dropout on the softmax.
 
-        `mask` is what `attended` gave, None where every key is attended to. `causal`: query i attends to the keys up to i alone, and there
-        is no mask.
+        `mask` is what `attended` gave or any other boolean [batch, heads, query time, key time], of which each size may be 1, True where a
+        key is attended to; None where every key is. `causal`: query i attends to the keys up to i alone, of those that the mask leaves.
+        Each query needs a key. Raises UsageError for a mask of anything but booleans.
         """
         ...
 
     def appended(self, before: Any, new: Any) -> Any:
-        """Return two x_bhte of one format with one time after the other."""
+        """Return two x_bhte of one format with one time after the other: along the third dimension alone."""
         ...
 
     def dropout(self, x_btd: Any, rate: float, layer: int) -> Any:

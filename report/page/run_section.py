@@ -69,6 +69,8 @@ def _settings(run: Run) -> list[str]:
     servers = count_text(job["ps"]) if job["mode"] == "async" else UNKNOWN
     tokens = job.get("batch_tokens")
     batch = count_text(job.get("global_batch_size_resolved")) if tokens is None else f"{count_text(tokens)} tokens a worker"
+    if job["mode"] == "async" and tokens is None and job.get("global_batch_size_resolved") is not None:
+        batch += " over all workers, an update of one worker's"
     return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(workers), servers, batch]
 
 

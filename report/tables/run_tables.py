@@ -79,6 +79,8 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
     main.add_column(no_wrap=True)
     main.add_column(no_wrap=True)
     for label, key, show in _ASKED:
+        if key == "global_batch_size" and figures["mode"] == "async":  # an update is of one worker's batch
+            label, key = "batch of an update", "batch_size"
         if figures[key] is not None:
             main.add_row(label, show(figures[key]))
     for one in run_columns(entry.runs):
@@ -128,7 +130,8 @@ def _as_shown(entry: Row) -> Row:
     figures = dict(entry.figures)
     if figures["synthetic"]:
         figures["data"] = f"{figures['data']} (synthetic)"
-    figures["global_batch_size"] = batch_text(figures["global_batch_size"], entry.runs[0].job.get("batch_tokens"))
+    for batch in ("global_batch_size", "batch_size"):
+        figures[batch] = batch_text(figures[batch], entry.runs[0].job.get("batch_tokens"))
     figures["precision_used"] = figures["precision_used"] or figures["precision"]
     return Row(entry.label, entry.runs, figures, entry.sigmas, entry.left_out, entry.converged)
 

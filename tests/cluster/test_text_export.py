@@ -100,6 +100,8 @@ def test_figures_are_claimed_of_the_weights_that_were_evaluated(run, tmp_path):
     def described(name, *options):
         trainer("export", run, "--format", "safetensors", "-o", tmp_path / name, *options)
         found = json.loads((tmp_path / name / "model.json").read_text())
+        assert found["model"] == "transformer:tiny"
+        assert (tmp_path / name / "README.md").read_text().startswith("# transformer:tiny as safetensors\n")
         says = "The weights are the mean of 2 checkpoints." in (tmp_path / name / "README.md").read_text()
         return [found[key] for key in ("updates", "averaged_checkpoints", "weights", "metrics", "translation_signature")], says
 

@@ -77,7 +77,7 @@ def test_a_run_with_arguments_goes_on_and_is_evaluated(backend, tmp_path):
     assert (summary["steps"], summary["model"]) == (25, "transformer:tiny?dropout=0")
     wrong = trainer("run", "--resume", str(run.path), "--model", "transformer:base", "--steps", "+5", "--quiet")
     assert wrong.returncode == 2
-    assert "transformer:tiny?dropout=0" in wrong.stderr
+    assert "--model 'transformer:tiny?dropout=0'" in wrong.stderr
     last = read_run(run.path).evals[-1].metrics
     done = trainer("evaluate", str(run.path), "--backend", backend, "--json", "--model", job["model"])
     assert done.returncode == 0, done.stderr

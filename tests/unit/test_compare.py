@@ -68,6 +68,13 @@ def test_the_table_of_one_run(tmp_path):
     assert to_text(one_run(summary_of(sync_run(tmp_path)))) == ONE_RUN
 
 
+def test_an_update_of_an_async_run_is_of_one_workers_batch(tmp_path):
+    summary = summary_of(async_run(tmp_path))
+    text = to_text(one_run({**summary, "batch_size": 32, "global_batch_size": 64}))
+    assert re.search(r"^batch of an update +32$", text, re.MULTILINE)
+    assert "global batch" not in text
+
+
 def test_a_target_that_was_missed_is_said_plainly(tmp_path):
     text = to_text(one_run(summary_of(async_run(tmp_path, until="accuracy>=0.9"))))
     assert "accuracy>=0.9 NOT reached within the budget\n" in text

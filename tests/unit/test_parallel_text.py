@@ -246,7 +246,7 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_refused(tmp_path):
         open_dataset(corpus(tmp_path).replace("400", "30000"))
 
 
-class InterruptedOnPurposeError(Exception):
+class InterruptedOnPurposeError(BaseException):
     pass
 
 

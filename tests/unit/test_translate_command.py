@@ -57,3 +57,14 @@ def test_a_terminal_is_shown_what_it_would_obey(vocabulary, monkeypatch):
         write(vocabulary, "a\u200fb\x1b[31m")
         assert os.read(leader, 1000) == b"a\\u200fb\\x1b[31m\r\n"
     os.close(leader)
+
+
+def test_pieces_that_the_vocabulary_does_not_know_are_counted(vocabulary, capfd):
+    write(vocabulary, "blue tree ß")
+    assert capfd.readouterr().err == ""
+    without = Vocabulary(train_vocabulary(["red house", "blue tree"] * 9, 30, bytes_too=False))
+    (pieces,) = without.encode(["blue ß tree é"])
+    write(without, "blue ß tree é")
+    assert capfd.readouterr().err == f"line 7: 2 of {len(pieces) - 1} pieces are unknown to the vocabulary\n"
+    write(without, "blue tree")
+    assert capfd.readouterr().err == ""

@@ -96,6 +96,14 @@ def test_a_source_of_ones_own_has_it(letters, data, size, name):
     assert written_out(Job(data=data, vocabulary=size)).data == name
 
 
+def test_a_size_that_its_source_refuses_is_that_of_the_option(letters):
+    letters(Letters())
+    with pytest.raises(UsageError, match=r"^vocabulary: got 20, and its source refuses that: vocabulary: 40 to 400"):
+        written_out(Job(data="letters", vocabulary=20))
+    with pytest.raises(UsageError, match=r"^vocabulary: got 14; allowed: a whole number from 32 to"):
+        written_out(Job(data="numbers", vocabulary=14))
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

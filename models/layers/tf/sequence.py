@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ....data.text import PADDING
 from ...base import ForwardContext
+from ..masks import refuse_mask
 from ..position_codes import frequencies
 
 __all__ = ["SequenceLayers"]
@@ -95,9 +96,11 @@ class SequenceLayers:
         query_bhqe, key_bhke, value_bhke = self._low(query_bhqe), self._low(key_bhke), self._low(value_bhke)
         _, count, _, width = query_bhqe.shape
         scores_bhqk = tf.cast(tf.matmul(query_bhqe * tf.cast(width**-0.5, query_bhqe.dtype), key_bhke, transpose_b=True), tf.float32)
+        if mask is not None:
+            refuse_mask(mask.dtype.name, layer)
         if causal:
-            places = tf.range(tf.shape(query_bhqe)[2])
-            mask = places <= places[:, None]
+            earlier_qk = tf.range(tf.shape(key_bhke)[2]) <= tf.range(tf.shape(query_bhqe)[2])[:, None]
+            mask = earlier_qk if mask is None else mask & earlier_qk
         if mask is not None:
             scores_bhqk += tf.where(mask, 0.0, OUT_OF_REACH)
         shares_bhqk = tf.nn.softmax(scores_bhqk)

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ....data.text import PADDING
 from ...base import ForwardContext
+from ..masks import refuse_mask
 from ..position_codes import exponent_step, position_codes
 
 __all__ = ["SequenceLayers"]
@@ -107,10 +108,14 @@ class SequenceLayers:
             query_bhqe, key_bhke, value_bhke = (x_bhte.to(self._context.compute) for x_bhte in (query_bhqe, key_bhke, value_bhke))
         batch, count, time, width = query_bhqe.shape
         slow = query_bhqe.dtype != torch.float32 and query_bhqe.device.type == "cpu"
-        if slow or (rate and self._context.training):
+        by_itself = slow or (rate and self._context.training)
+        if mask is not None:
+            refuse_mask(str(mask.dtype).removeprefix("torch."), layer)
+        if causal and (by_itself or mask is not None):  # the fused kernel takes one of the two
+            earlier_qk = torch.ones(time, key_bhke.shape[2], dtype=torch.bool, device=query_bhqe.device).tril()
+            mask, causal = earlier_qk if mask is None else mask & earlier_qk, False
+        if by_itself:
             scores_bhqk = torch.matmul(query_bhqe * width**-0.5, key_bhke.transpose(2, 3)).float()
-            if causal:
-                mask = torch.ones(time, time, dtype=torch.bool, device=query_bhqe.device).tril()
             if mask is not None:
                 scores_bhqk = scores_bhqk + torch.where(mask, 0.0, OUT_OF_REACH)
             shares_bhqk = self.dropout(torch.softmax(scores_bhqk, 3), rate, layer)

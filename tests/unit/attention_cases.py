@@ -1,0 +1,72 @@
+"""``python attention_cases.py BACKEND SEED FILE``: attends with a backend's layers, and writes what that gave and was given to FILE (npz).
+
+Also what is said of masks that are none, and of dropout that the spec does not name.
+"""
+
+import os
+import sys
+from importlib import import_module
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+
+import numpy as np
+
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.models.base import ForwardContext, ModelSpec, ParameterSpec
+
+KINDS = [(masked, causal, training) for masked in (False, True) for causal in (False, True) for training in (False, True)]
+RATE = 0.25
+
+
+def drawn(draw):
+    """Query, key, value and a mask that leaves each query the first key, of sizes that are drawn; the mask is of one of many shapes."""
+    batch, heads, queries, more, width = draw.integers([1, 1, 1, 0, 1], [4, 4, 6, 4, 5])
+    keys = queries + more
+    query, key, value = (draw.standard_normal((batch, heads, time, width)).astype(np.float32) for time in (queries, keys, keys))
+    sizes = [draw.choice([1, size]) for size in (batch, heads, queries)]
+    mask = draw.random((*sizes, keys)) < 0.5
+    mask[..., 0] = True
+    return query, key, value, mask
+
+
+def said(function):
+    try:
+        function()
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def training_context(backend):
+    """A context of a training pass, of a model that has no dropout."""
+    job, spec = Job(model="logreg"), ModelSpec("plain", (ParameterSpec("w", (2, 2)),))
+    contexts = import_module(f"crosstrain.backends.{backend}.forward_context").ForwardContexts
+    return contexts(job, spec, 0).training({}, None, None) if backend == "tf" else contexts(job, spec, 0, {}, None).training(0, None, 0)
+
+
+def main(backend, seed, file):
+    functions = import_module(f"crosstrain.backends.{backend}.forward_context").TENSORS
+    layers = import_module(f"crosstrain.models.layers.{backend}.sequence").SequenceLayers
+    draw, results = np.random.default_rng(int(seed)), {}
+    for number in range(20):
+        query, key, value, mask = drawn(draw)
+        results |= {f"{number}/query": query, f"{number}/key": key, f"{number}/value": value, f"{number}/mask": mask}
+        tensors = [functions.tensor(array) for array in (query, key, value, mask)]
+        for masked, causal, training in KINDS:
+            context = ForwardContext(training, dropout=lambda x, rate, layer: x * (1 + rate))
+            given = (*tensors[:3], tensors[3] if masked else None, RATE if training else 0.0, 0)
+            results[f"{number}/{masked}/{causal}/{training}"] = functions.array(layers({}, context).attention(*given, causal=causal))
+    query, key, value, mask = map(functions.tensor, drawn(draw))
+    context = ForwardContext(False)
+    for kind in ("float32", "int32"):
+        other = import_module("tensorflow").cast(mask, kind) if backend == "tf" else mask.to(getattr(import_module("torch"), kind))
+        results[f"said of {kind}"] = said(lambda other=other: layers({}, context).attention(query, key, value, other, 0.0, 5))
+    context = training_context(backend)
+    results["said of dropout"] = said(lambda: context.dropout(query, 0.1, 3))
+    results["said of no dropout"] = said(lambda: context.dropout(query, 0.0, 3))
+    np.savez(file, **results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

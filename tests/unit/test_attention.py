@@ -1,0 +1,69 @@
+"""A mask and causality hold together in attention, on both frameworks; what is no mask is refused by both, and dropout without a word."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attention_cases import KINDS, RATE
+
+pytestmark = pytest.mark.long
+BACKENDS = pytest.mark.parametrize("backend", ["tf", "torch"])
+CASES = 20
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, pytestconfig):
+    """What each backend computed in a process of its own."""
+    seed = pytestconfig.getoption("--seed") or random.randrange(2**31)
+    print(f"attention: --seed {seed}")
+    folder, script = tmp_path_factory.mktemp("attention"), str(Path(__file__).parent / "attention_cases.py")
+    found = {}
+    for backend in ("tf", "torch"):
+        file = folder / f"{backend}.npz"
+        done = subprocess.run(
+            [sys.executable, script, backend, str(seed), str(file)], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found[backend] = dict(np.load(file))
+    return found
+
+
+def attended(query, key, value, reached, factor):
+    """Attention by its definition, float64, heads side by side."""
+    query, key, value = (array.astype(np.float64) for array in (query, key, value))
+    scores = np.where(reached, query @ key.swapaxes(2, 3) / np.sqrt(query.shape[3]), -np.inf)
+    shares = np.exp(scores - scores.max(3, keepdims=True))
+    mixed = shares / shares.sum(3, keepdims=True) * factor @ value
+    return mixed.transpose(0, 2, 1, 3).reshape(mixed.shape[0], mixed.shape[2], -1)
+
+
+@BACKENDS
+@pytest.mark.parametrize(("masked", "causal", "training"), KINDS)
+def test_each_query_reaches_what_mask_and_causality_leave(results, backend, masked, causal, training):
+    found = results[backend]
+    for number in range(CASES):
+        query, key, value, mask = (found[f"{number}/{name}"] for name in ("query", "key", "value", "mask"))
+        reached = np.ones((*query.shape[:3], key.shape[2]), np.bool_)
+        if masked:
+            reached &= mask
+        if causal:
+            reached &= np.tri(query.shape[2], key.shape[2], dtype=np.bool_)
+        expected = attended(query, key, value, reached, 1 + RATE if training else 1)
+        assert np.abs(found[f"{number}/{masked}/{causal}/{training}"] - expected).max() < 1e-5
+
+
+@BACKENDS
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_a_mask_of_numbers_is_refused(results, backend, kind):
+    said = str(results[backend][f"said of {kind}"])
+    assert said.startswith(f"model: the attention with the dropout number 5 was given a mask of {kind}; bool is needed, [batch, heads,")
+
+
+@BACKENDS
+def test_dropout_that_the_spec_does_not_name_is_refused(results, backend):
+    said = "model: 'plain' drops with the rate 0.1 (dropout number 3) while it trains, and its ModelSpec lacks dropout=True"
+    assert str(results[backend]["said of dropout"]) == said
+    assert str(results[backend]["said of no dropout"]) == ""

@@ -1,0 +1,188 @@
+"""A source whose code fails, or that hands over something else than it has to, is one sentence; so is a translation that is none."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import TrainerError, UsageError
+from crosstrain.data.base import PreparedArrays, PreparedBlocks, PreparedColumns, TextFeatures
+from crosstrain.data.columns import Column, ColumnSpec
+from crosstrain.data.sources.translation.tokenizer import train_vocabulary
+from crosstrain.data.store.build import build_store
+from crosstrain.data.store.prepared_checks import wrong_sentences
+from crosstrain.data.text import END, PADDING
+
+MODEL = train_vocabulary(["red house", "green ship", "blue tree"], 40, bytes_too=False)
+COLUMNS = tuple(ColumnSpec(side, "uint16", (None,)) for side in ("source", "target"))
+FEATURES = TextFeatures({"source": 40, "target": 40}, ("en", "de"), "char")
+
+
+def column(*rows):
+    return Column(np.array([piece for row in rows for piece in row], np.uint16), np.cumsum([0, *map(len, rows)]).astype(np.int64))
+
+
+def block(**columns):
+    sentences = column([5, 6, END], [END])
+    return {"source": sentences, "target": sentences, **columns}
+
+
+def translation(**changes):
+    blocks = {split: lambda: iter([block()]) for split in ("train", "test")}
+    files = {"vocabulary.model": MODEL, "test.target.txt": b"one\ntwo\n"}
+    return replace(PreparedColumns(COLUMNS, FEATURES, blocks, attachments=lambda: files), **changes)
+
+
+def images(**changes):
+    found = np.zeros((2, 1, 3, 3), np.uint8)
+    both = lambda array: {"train": array, "test": array}  # noqa: E731
+    return replace(PreparedArrays(both(found), both(np.zeros(2, np.int64)), 1, (0.5,), (0.5,)), **changes)
+
+
+def of_blocks(first, **changes):
+    return PreparedBlocks(
+        **{"input_shape": (1, 3, 3), "classes": 1, "blocks": {split: lambda: [first] for split in ("train", "test")}, **changes}
+    )
+
+
+def with_block(found):
+    return translation(blocks={split: lambda: iter([found]) for split in ("train", "test")})
+
+
+def with_features(**changes):
+    return translation(features=replace(FEATURES, **changes))
+
+
+@dataclass
+class Source:
+    made: object
+    name: str = "bad"
+    description: str = "made for a test"
+    version: int = 1
+    loads: list = field(default_factory=list)
+
+    def load(self, data_dir):
+        return self.made() if callable(self.made) else self.made
+
+
+def build(root, source):
+    build_store(root, "made", source.name, source, None, again=True)
+
+
+def fails(*_):
+    raise KeyError("oops")
+
+
+def fails_later():
+    yield block()
+    fails()
+
+
+@pytest.mark.parametrize("made", [translation(), images()], ids=["translation", "images"])
+def test_what_keeps_its_promises_is_stored(tmp_path, made):
+    build(tmp_path, Source(made))
+    assert (tmp_path / "made" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        fails,
+        translation(attachments=fails),
+        translation(left_out=fails),
+        translation(blocks={"train": fails, "test": fails}),
+        translation(blocks={"train": fails_later, "test": fails_later}),
+        of_blocks((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), left_out=fails),
+    ],
+    ids=["load", "attachments", "left_out", "blocks", "a later block", "left_out of images"],
+)
+def test_what_its_code_raises_is_told_with_file_and_line(tmp_path, made):
+    with pytest.raises(UsageError) as caught:
+        build(tmp_path, Source(made))
+    line = fails.__code__.co_firstlineno + 1
+    assert str(caught.value) == f"data: the source of 'bad' is broken: KeyError: 'oops' ({__file__}, line {line})."
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_what_it_says_to_people_comes_out_as_it_is(tmp_path):
+    def refuse():
+        raise TrainerError("the network is down")
+
+    with pytest.raises(TrainerError, match=r"^the network is down$"):
+        build(tmp_path, Source(refuse))
+
+
+def test_what_it_had_done_is_kept_for_the_next_try(tmp_path, capsys):
+    class InParts(Source):
+        def load_in(self, work, data_dir):
+            (work / "half").touch()
+            fails()
+
+    with pytest.raises(UsageError, match="KeyError"):
+        build(tmp_path, InParts(None))
+    assert (tmp_path / ".made.work" / "half").exists()
+    assert "kept" in capsys.readouterr().err
+
+
+BROKEN = [
+    (None, "its load returned None, not one of PreparedArrays"),
+    ([1], "its load returned of the type list"),
+    (translation(attachments=None), "its attachments is None, not a function"),
+    (translation(attachments=lambda: None), "its attachments returned None, not a mapping from names to bytes"),
+    (translation(attachments=lambda: {"a.txt": "text"}), "its attachment 'a.txt' is of the type str, not bytes"),
+    (translation(left_out=()), "its left_out is of the type tuple, not a function"),
+    (translation(left_out=lambda: [1]), "its left_out returned something else than texts"),
+    (translation(blocks=None), "its blocks are None"),
+    (translation(blocks={"train": fails}), "its blocks have the splits ['train'], not train and test"),
+    (translation(blocks={"train": fails, "test": 3}), "its blocks have of the type int for test, not a function"),
+    (translation(blocks={"train": lambda: None, "test": fails}), "its blocks of train returned None"),
+    (translation(columns=["source"]), "its columns are not a tuple of ColumnSpec"),
+    (translation(features=None), "its features are None, not TextFeatures"),
+    (with_features(vocabulary_sizes={"source": "40", "target": 40}), "its vocabulary_sizes are"),
+    (with_block([1, 2]), "a train block is of the type list"),
+    (with_block(block(source=[1, 2])), "train source of a block is not a Column of an array"),
+    (with_block(block(source=Column([1, 2], None))), "train source of a block is not a Column of an array"),
+    (with_block(block(source=Column(np.uint16(3)))), "train source of a block is not a Column of an array"),
+    (with_block(block(source=Column(np.array([5, 2], np.uint16), [0, 2]))), "offsets that are no array"),
+    (images(images=None), "its images are None"),
+    (images(labels={"train": np.zeros(2, np.int64)}), "its labels have the splits ['train'], not train and test"),
+    (images(labels={"train": [0], "test": [0]}), "its labels have of the type list for train, not an array"),
+    (images(mean=None), "mean None and std (0.5,) are not a number for each channel"),
+    (of_blocks(3), "a train block is of the type int, not two arrays"),
+    (of_blocks(3, input_shape=(3, 3)), "its input_shape is (3, 3), not (channels, height, width)"),
+    (of_blocks(3, classes="ten"), "its classes are 'ten'"),
+    (with_features(languages=("en",)), "its languages are ('en',); a translation has two"),
+    (with_features(languages=("en", "de", "fr")), "a translation has two"),
+    (with_features(bleu_tokenizer="flores200"), "its bleu_tokenizer is 'flores200'; one of 13a, intl, char, zh, none is needed"),
+    (with_features(bleu_tokenizer="chars"), "its bleu_tokenizer is 'chars'"),
+    (with_features(vocabulary_sizes={"source": 40}), "no column 'target' of pieces"),
+    (with_block(block(target=column([5], [5, END]))), "train target: sentence 1 does not end with END (2)"),
+    (with_block(block(source=column([END], []))), "train source: sentence 2 has no pieces, not even END (2)"),
+    (with_block(block(source=column([END], [5, PADDING, END]))), "train source: sentence 2 has padding (0) among its pieces"),
+    (with_block(block(source=column([END], [5, END, END]))), "train source: sentence 2 has END (2) among its pieces"),
+]
+
+
+@pytest.mark.parametrize(("made", "said"), BROKEN, ids=[said for _, said in BROKEN])
+def test_what_is_none_is_refused_and_leaves_nothing(tmp_path, made, said):
+    with pytest.raises(UsageError) as caught:
+        build(tmp_path, Source(made if made is None else lambda: made))
+    assert str(caught.value).startswith("data: the source of 'bad' is broken: ")
+    assert said in str(caught.value)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+SENTENCES = st.lists(
+    st.lists(st.integers(0, 5), max_size=4).map(lambda row: [*row, END]) | st.lists(st.integers(0, 5), max_size=3), max_size=6
+)
+
+
+@given(SENTENCES, st.integers(0, 9))
+def test_sentences_are_right_where_each_of_them_is(rows, first):
+    wrong = [not row or row[-1] != END or PADDING in row or END in row[:-1] for row in rows]
+    problem = wrong_sentences(column(*rows), first)
+    assert (problem is not None) == any(wrong)
+    if problem is not None:
+        assert wrong[int(problem.split()[1]) - first - 1]

@@ -1,0 +1,115 @@
+"""What a user's network returns while it decodes is looked at once, by the same rules on every backend."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.backends.decoding_functions import DecodingChecks
+from crosstrain.core.errors import UsageError
+
+CHECKS = DecodingChecks(lambda found: found.shape if isinstance(found, np.ndarray) else None, 7)
+CACHES = "cache of a list", "cache of a text"
+FORM = "tensors in tuples are needed, which may be nested, each [batch, …]"
+
+
+def tensors(rows):
+    return st.lists(st.integers(0, 3), max_size=2).map(lambda sizes: np.zeros((rows, *sizes)))
+
+
+def structures(leaf):
+    return st.recursive(leaf, lambda part: st.lists(part, max_size=3).map(tuple), max_leaves=8)
+
+
+def replaced(structure, place, part):
+    """The structure with `part` in place of the tensor of that number."""
+    count = 0
+
+    def walk(found):
+        nonlocal count
+        if isinstance(found, tuple):
+            return tuple(map(walk, found))
+        count += 1
+        return part if count - 1 == place else found
+
+    return walk(structure), count
+
+
+@given(structures(tensors(3)), st.booleans())
+def test_nested_tuples_of_tensors_are_memory_and_cache(structure, known):
+    rows = 3 if known else None
+    assert CHECKS.memory(structure, rows) is structure
+    assert CHECKS.cache(structure, rows) is structure
+    assert CHECKS.step((np.zeros((3, 7)), structure), rows, structure)[1] is structure
+
+
+@given(structures(tensors(3)), st.data())
+def test_whatever_else_is_in_them_is_named(structure, data):
+    wrong = data.draw(st.sampled_from([None, 3, 0.5, "text", [], {}, np.float32(1.0), np.zeros(()), np.zeros((4, 3))]))
+    _, count = replaced(structure, -1, None)
+    if not count:
+        return
+    broken, _ = replaced(structure, data.draw(st.integers(0, count - 1)), wrong)
+    for check, name in ((CHECKS.memory, "encode"), (CHECKS.cache, "empty_cache")):
+        with pytest.raises(UsageError, match=f"^model: the function '{name}' returned ") as caught:
+            check(broken, 3)
+        assert str(caught.value).endswith(FORM)
+    with pytest.raises(UsageError, match=r"^model: the function 'decode_step' returned .* in its cache") as caught:
+        CHECKS.step((np.zeros((3, 7)), broken), 3, structure)
+    assert str(caught.value).endswith(FORM)
+
+
+@given(st.lists(st.integers(0, 9), max_size=4))
+def test_logits_have_a_number_for_each_piece(shape):
+    given = np.zeros(shape), ()
+    if shape == [3, 7]:
+        assert CHECKS.step(given, 3, ()) == given
+    else:
+        with pytest.raises(UsageError) as caught:
+            CHECKS.step(given, 3, ())
+        assert str(caught.value) == (
+            f"model: the function 'decode_step' returned the logits {shape} for 3 rows; a number for each piece is needed,"
+            " [batch, pieces], here [3, 7]"
+        )
+
+
+@given(structures(tensors(3)), structures(tensors(3)))
+def test_a_cache_keeps_its_form(before, after):
+    def form(structure):
+        return tuple(map(form, structure)) if isinstance(structure, tuple) else None
+
+    step = np.zeros((3, 7)), after
+    if form(before) == form(after):
+        assert CHECKS.step(step, 3, before)[1] is after
+    else:
+        with pytest.raises(UsageError, match="tuples of one form are needed"):
+            CHECKS.step(step, 3, before)
+
+
+@pytest.fixture(scope="module")
+def said():
+    """By backend, what it says of each mistake; each in a process of its own."""
+    script = str(Path(__file__).parent / "decoding_mistakes.py")
+    found = {}
+    for backend in ("tf", "torch"):
+        done = subprocess.run([sys.executable, script, backend], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        found[backend] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.long
+def test_both_backends_say_what_is_wrong(said):
+    for found in said.values():
+        assert found.pop("nothing") is None
+        for mistake, message in found.items():
+            assert message is not None, mistake
+            function = "encode" if mistake.startswith("memory") else "empty_cache" if mistake in CACHES else "decode_step"
+            assert message.startswith(f"model: the function '{function}' "), mistake
+            assert "needed" in message
+    assert set(said["tf"]) == set(said["torch"])
