@@ -116,7 +116,7 @@ def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None)
 def _as_it_was(run: Run, part: _Part) -> Answer:
     summary = run.summary
     figures = {name: summary[name] for name in ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")}
-    evaluations = len(part.measured.evaluation_seconds)
+    evaluations = len(run.evals)  # of all parts, as the seconds are
     parts = _parts(figures["train_seconds"], evaluations, figures["eval_seconds"], figures["checkpoint_seconds"], 0.0)
     if run.job.get("translation_signatures") and not part.translated:
         parts += ", without the translation of all test sentences at the end, which was not finished"
@@ -148,12 +148,13 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
     return {
         "predicted": True,
         "planned_steps": left.steps + part.steps,
-        "measured_steps": part.steps,
-        "measured_seconds": summary["run_seconds"],
+        "measured_steps": part.steps - part.began_step,
+        "measured_seconds": summary["run_seconds"] - part.began_seconds,
         "total_seconds": fixed + run_seconds,
         "total_seconds_low": band[0],
         "total_seconds_high": band[1],
         "run_seconds": run_seconds,
+        "earlier_seconds": part.began_seconds,
         "init_seconds": summary["init_seconds"],
         "train_seconds": part.trained_seconds + left.train_seconds,
         "evaluations": 0 if anew is None else anew.evaluations,
@@ -180,11 +181,13 @@ def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[
     planned = "as planned" if wanted == AS_PLANNED else "as asked"
     until = f", or less where {run.job['until']} is reached before" if run.job.get("until") else ""
     around = time_text(total - whole["run_seconds"])
+    earlier = f"until it was resumed {time_text(part.began_seconds)}, then " if part.began_seconds else ""
     times = (whole[name] for name in ("eval_seconds", "checkpoint_seconds", "translate_seconds"))
     parts = _parts(whole["train_seconds"], whole["evaluations"], *times)
-    judged = f"{count_text(part.steps)} updates in {time_text(whole['measured_seconds'])}"
+    judged = f"{count_text(whole['measured_steps'])} updates in {time_text(whole['measured_seconds'])}"
+    since = " since the run was resumed" if part.began_seconds else ""
     return (
         f"about {time_text(total)}{band} {planned}, {count_text(whole['planned_steps'])} updates{until}: "
-        f"start-up and end {around}, {parts}; "
-        f"judged by {judged}; left from there {time_text(left.seconds)}"
+        f"start-up and end {around}, {earlier}{parts}; "
+        f"judged by {judged}{since}; left from there {time_text(left.seconds)}"
     )

@@ -106,6 +106,28 @@ def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):
     assert found["text"].startswith("4.5 s as planned, 200 updates: start-up and end 2.5 s, training 2 s")
 
 
+RESUMED = {"segments": [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 1.5, "step": 150, "changed": {}}]}
+"""After 150 of 200 updates, and three of four evaluations."""
+
+
+def resumed(out, **options):
+    evaluations = [replace(EVALUATION, step=step, time_seconds=step / 100, seconds=0.01) for step in (50, 100, 150, 200)]
+    return trained(out, evaluations=evaluations, eval_every="50steps", described=RESUMED, **options)
+
+
+def test_the_evaluations_of_all_parts_go_with_the_seconds_of_all_parts(tmp_path):
+    found = asked(resumed(tmp_path, state="succeeded", total=200))["duration"]
+    assert "200 updates: start-up and end 2.5 s, training 2 s, 4 evaluations " in found["text"]
+
+
+def test_a_prediction_names_the_part_that_it_is_judged_by(tmp_path):
+    found = asked(resumed(tmp_path, save_final=False))["duration"]
+    assert (found["measured_steps"], found["measured_seconds"], found["earlier_seconds"]) == (50, pytest.approx(0.5), 1.5)
+    assert found["run_seconds"] == pytest.approx(found["earlier_seconds"] + found["train_seconds"] + found["eval_seconds"], abs=0.02)
+    assert "until it was resumed 1.5 s, then training " in found["text"]
+    assert "; judged by 50 updates in 0.5 s since the run was resumed; " in found["text"]
+
+
 def test_a_run_that_its_target_ended_has_no_plan_left(tmp_path):
     record = replace(EVALUATION, step=200, time_seconds=2.0)
     path = trained(tmp_path, state="succeeded", until="accuracy>=0.8", evaluations=[record])
