@@ -310,7 +310,9 @@ class TrainingLoop:
         self.outcome.train_seconds_by_leader[leader] += training
         if leader == 0:
             self.outcome.train_seconds += training
-            if command.message.kind in ("evaluate", "decode"):
+            if command.message.kind == "decode" and self._trained:
+                self.outcome.translate_seconds += seconds - drained
+            elif command.message.kind in ("evaluate", "decode"):
                 self.outcome.eval_seconds += seconds - drained
             if command.message.kind == "state":
                 self.outcome.checkpoint_seconds += seconds - drained

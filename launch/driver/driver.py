@@ -354,6 +354,7 @@ class Driver:
         clock = Clock(
             run_seconds=self._recording.run_seconds,
             total_seconds=self._segments.total_before + time.time() - self._recording.began,
+            translate_seconds=attempt.totals.translate_seconds,
             earlier=self._resized.earlier or self._segments.earlier,
             **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )

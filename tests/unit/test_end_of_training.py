@@ -57,6 +57,15 @@ def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
     assert run.records.events["translated"]["sentences"] == 700
 
 
+def test_translating_at_the_end_is_time_of_its_own():
+    """Each command takes as long, says the task; those before the end are evaluations."""
+    run = Run()
+    outcome = run.loop.run()
+    decoded = run.tasks.commands.count("decode") - ORDERS_AT_THE_END
+    assert outcome.translate_seconds == pytest.approx(0.1 * ORDERS_AT_THE_END)
+    assert outcome.eval_seconds == pytest.approx(0.1 * (run.tasks.commands.count("evaluate") + decoded))
+
+
 def test_a_failure_of_the_translations_costs_no_state():
     def fail(loop, number):
         raise RunFailedError("out of memory")
@@ -77,6 +86,7 @@ def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
     assert (outcome.updates_reported, outcome.interrupted) == (STEPS, False)
     assert run.saver.written == run.tasks.commands.count("state")
     assert "translated" not in run.records.events
+    assert outcome.translate_seconds == pytest.approx(0.2)  # as far as it came
     assert run.records.events["translation_interrupted"] == {"step": STEPS, "split": "test"}
 
 
