@@ -50,6 +50,7 @@ __all__ = [
     "single_process",
     "summary_field",
     "threads",
+    "update_examples",
 ]
 
 Value = Callable[[Run], Any]
@@ -140,6 +141,11 @@ def batch(key: str) -> Value:
         return run.summary.get(key) if tokens is None else batch_text(run.summary.get(key), tokens)
 
     return value
+
+
+def update_examples(run: Run) -> Any:
+    """Read how many examples an update is of: the global batch in sync mode, one worker's batch in async mode."""
+    return batch("global_batch_size" if run.summary["mode"] == "sync" else "batch_size")(run)
 
 
 def _occurring(values: Iterable[Any]) -> tuple[Any, ...] | None:

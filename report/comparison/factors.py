@@ -101,15 +101,17 @@ _INDEPENDENT = (
     _independent("nodes", "nodes", "--by nodes gives speed-up and efficiency"),
     _independent("workers", "workers", "they share the global batch, or make it larger"),
     _independent("ps", "parameter servers", "they share the parameters", summary="parameter_servers"),
-    Factor(
-        "global_batch_size",
-        "global batch",
-        read.batch("global_batch_size"),
-        _AN_UPDATE,
-        "an update is of another number of examples; loss and metrics after as many epochs differ by design",
-        independent=True,
-    ),
+    Factor("global_batch_size", "global batch", read.batch("global_batch_size"), NOTHING, "of all workers together", independent=True),
     Factor("batch_size", "batch per worker", read.batch("batch_size"), NOTHING, "larger batches keep a worker busier", independent=True),
+    Factor(
+        "update_examples",  # what the settings above come to, so it tells no runs apart that they do not
+        "examples of an update",
+        read.update_examples,
+        _AN_UPDATE,
+        "steps/s count other amounts of work; loss and metrics after as many epochs differ by design",
+        independent=True,
+        given="mode",
+    ),
 )
 
 _LEARNING = (

@@ -212,9 +212,9 @@ def test_where_a_run_lies_and_what_it_is_called_keeps_no_repeats_apart(key, valu
         ({"backend": "tf"}, ["backend"], set()),
         ({"mode": "async"}, ["mode"], {STEPS}),
         ({"nodes": 2, "batch_size": 16}, ["nodes", "workers", "batch_size"], set()),
-        ({"nodes": 2}, ["nodes", "workers", "global_batch_size"], {STEPS}),
+        ({"nodes": 2}, ["nodes", "workers", "global_batch_size", "update_examples"], {STEPS}),
         ({"procs_per_node": 2, "batch_size": 16}, ["workers", "batch_size"], set()),
-        ({"batch_size": 64}, ["global_batch_size", "batch_size"], {STEPS}),
+        ({"batch_size": 64}, ["global_batch_size", "batch_size", "update_examples"], {STEPS}),
     ],
 )
 def test_what_is_compared_is_no_fault(other, keys, marks):
@@ -222,6 +222,19 @@ def test_what_is_compared_is_no_fault(other, keys, marks):
     assert [difference.key for difference in found.independent] == keys
     assert found.faults == []
     assert found.marks(1) == marks
+
+
+def test_an_update_of_async_mode_is_of_one_workers_batch():
+    sync, two = made(batch_size=32), made("two", mode="async", nodes=2, batch_size=32)
+    found = compare_settings([sync, two])
+    assert "update_examples" not in [difference.key for difference in found.independent]
+    assert not [line for line in above(compare_runs([sync, two])) if "examples of an update" in line]
+    four = made("four", mode="async", nodes=4, batch_size=32)
+    assert compare_settings([two, four]).marks(1) == set()  # each worker's update is as large, so steps/s compare
+    larger = compare_runs([two, made("larger", mode="async", nodes=2, batch_size=64)])
+    assert larger.marks[1] == {STEPS}
+    told = "  examples of an update: steps/s count other amounts of work; loss and metrics after as many epochs differ by design."
+    assert told in above(larger)
 
 
 @pytest.mark.parametrize(
