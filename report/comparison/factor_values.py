@@ -25,6 +25,7 @@ __all__ = [
     "cores",
     "dataset",
     "device",
+    "ended_by_patience",
     "evaluated",
     "exchange",
     "framework",
@@ -254,8 +255,13 @@ def judged_by_translations(run: Run) -> bool:
     """Return whether a run's target, or the best of its evaluations, is a matter of the translations that it makes while it trains."""
     until, best = run.job.get("until"), run.job.get("keep_best")
     judged = [] if until is None else [Target.parse(until).metric]
-    judged += [best] if best is not None else [run.metrics[0].name] if run.job.get("patience") else []
+    judged += [best] if best is not None else [run.metrics[0].name] if ended_by_patience(run) else []
     return not run.translation_metrics.isdisjoint(judged)
+
+
+def ended_by_patience(run: Run) -> bool:
+    """Return whether a run stopped because it had not improved for so long; most limits of patience never come to that."""
+    return bool((run.summary.get("patience") or {}).get("exhausted"))
 
 
 def budget(run: Run) -> tuple[str, int]:

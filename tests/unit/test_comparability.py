@@ -31,6 +31,9 @@ def translating(training="greedy", end="beam4"):
     return {"described": {"metrics": infos, "translation_metrics": ["bleu", "chrf", "exact"], "translation_signatures": signatures}}
 
 
+MISSED = {"summary": {"target_reached": False}}
+EXHAUSTED = {"patience": {"evaluations": 3, "exhausted": True}}
+
 DIFFERENCES = [
     ("model", {}, {"model": "cnn"}, set(GROUPS)),
     ("data", {}, {"data": "mnist"}, LEARNT),
@@ -60,8 +63,10 @@ DIFFERENCES = [
     ("augment", {}, {"augment": "flip"}, set(GROUPS)),
     ("precision", {}, {"summary": {"precision_used": "bf16 (emulated)"}}, set(GROUPS)),
     ("budget", {}, {"epochs": 2}, FIGURES | {TIME}),
-    ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8"}, LEARNT | {TIME}),
-    ("patience", {}, {"patience": 3}, LEARNT | {TIME}),
+    ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8", "summary": {"target_reached": True}}, LEARNT | {TIME}),
+    ("until", {"until": "accuracy>=0.9", **MISSED}, {"until": "accuracy>=0.8", **MISSED}, {TARGET}),
+    ("patience", {}, {"patience": 3, "summary": EXHAUSTED}, LEARNT | {TIME}),
+    ("patience", {"patience": 9}, {"patience": 3}, set()),
     ("eval_every", {}, {"eval_every": "10steps"}, {TIME, TARGET}),
     ("checkpoints", {}, {"checkpoint_every": "1epoch"}, {TIME, TARGET, RESOURCES}),
     ("checkpoints", {}, {"save_final": False}, {TIME, TARGET, RESOURCES}),
@@ -102,9 +107,11 @@ DIFFERENCES = [
      {"described": {"translation_signatures": {"training": "tok:char|greedy", "end": "tok:13a|beam4"}}}, {TRANSLATIONS}),
     ("translation_signature", {"until": "bleu>=20", **translating("a")}, {"until": "bleu>=20", **translating("b")}, {TRANSLATIONS, TARGET}),
     ("translation_signature", {"keep_best": "chrf", **translating("a")}, {"keep_best": "chrf", **translating("b")}, {TRANSLATIONS, TARGET}),
-    ("translation_signature", {"patience": 3, **translating("a")}, {"patience": 3, **translating("b")}, {TRANSLATIONS, TARGET}),
+    ("translation_signature", {"patience": 3, "summary": EXHAUSTED, **translating("a")}, {"patience": 3, **translating("b")},
+     {TRANSLATIONS, TARGET}),
+    ("translation_signature", {"patience": 3, **translating("a")}, {"patience": 3, **translating("b")}, {TRANSLATIONS}),
     ("translation_signature", {"until": "loss<=2", **translating("a")}, {"until": "loss<=2", **translating("b")}, {TRANSLATIONS}),
-    ("translation_signature", {"keep_best": "perplexity", "patience": 3, **translating("a")},
+    ("translation_signature", {"keep_best": "perplexity", "patience": 3, "summary": EXHAUSTED, **translating("a")},
      {"keep_best": "perplexity", "patience": 3, **translating("b")}, {TRANSLATIONS}),
     ("translation_signature_at_the_end", translating(end="tok:13a|beam4"), translating(end="tok:13a|beam1"), {AT_THE_END}),
     ("translation_signature_at_the_end", translating(end="x"),
