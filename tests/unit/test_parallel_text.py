@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import sys
 import tracemalloc
 
@@ -242,8 +243,24 @@ def test_a_name_that_says_too_little_is_refused(name):
 
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"no vocabulary of 30000 pieces .*Choose another size"):
-        open_dataset(corpus(tmp_path).replace("400", "30000"))
+    name = corpus(tmp_path)
+    said = r"no vocabulary of 30,000 pieces .*: it is short, and has at most [\d,]+ pieces\. Give --vocabulary (\d+), or \?vocabulary=\1 in"
+    with pytest.raises(UsageError, match=said) as refused:
+        open_dataset(name.replace("400", "30000"))
+    size = int(re.search(r"--vocabulary (\d+)", str(refused.value))[1])
+    assert max(open_dataset(name.replace("400", str(size))).info.features.vocabulary_sizes.values()) == size
+
+
+@pytest.mark.parametrize("bytes_too", [True, False])
+def test_the_size_that_is_named_fits(bytes_too):
+    lines = [f"der Hund läuft {number} Meter" for number in range(40)]
+    for wrong in (20, 60_000):
+        with pytest.raises(UsageError, match=f"no vocabulary of {wrong:,} pieces") as refused:
+            train_vocabulary(lines, wrong, bytes_too=bytes_too)
+        size = int(re.search(r"--vocabulary (\d+)", str(refused.value))[1])
+        assert Vocabulary(train_vocabulary(lines, size, bytes_too=bytes_too)).size == size
+    with pytest.raises(UsageError, match=r"can be made of this text: it has no sentence\.$"):
+        train_vocabulary([], 400, bytes_too=bytes_too)
 
 
 class InterruptedOnPurposeError(Exception):
