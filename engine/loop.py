@@ -164,6 +164,11 @@ class TrainingLoop:
         self._stop_requested = True
         return True
 
+    @property
+    def only_translates(self) -> bool:
+        """Whether all is trained, and what is left are the end's translations."""
+        return self._trained and self.objective.translation is not None
+
     def pause(self) -> bool:
         """As `interrupt`, so that training goes on elsewhere; return False too where there is nothing left to train."""
         if not self._running or self._trained or not self.checkpoints.saves_on_interrupt:

@@ -391,8 +391,10 @@ class Driver:
     # Signals --------------------------------------------------------------------------------------------------------
 
     def _end_in_good_order(self) -> None:
-        if any(attempt.interrupt() for attempt in self._attempts):
-            note("trainer: saving a checkpoint and ending the run (once more to end it at once)")
+        stopping = next((attempt for attempt in self._attempts if attempt.interrupt()), None)
+        if stopping is not None:
+            what = "ending the translation; the run is complete" if stopping.only_translates else "saving a checkpoint and ending the run"
+            note(f"trainer: {what} (once more to end it at once)")
             return
         note("trainer: ending the run (once more to end it at once)")
         for interrupt in self._interrupts:

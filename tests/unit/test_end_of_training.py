@@ -82,6 +82,7 @@ def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
     run = Run(lambda loop, number: found.append(loop.interrupt()) if number == 1 else None, **saves)
     outcome = run.loop.run()
     assert found == [True]
+    assert run.loop.only_translates
     assert run.orders == 2
     assert (outcome.updates_reported, outcome.interrupted) == (STEPS, False)
     assert run.saver.written == run.tasks.commands.count("state")
@@ -103,6 +104,7 @@ def test_a_pause_while_training_stops_it_with_a_checkpoint():
     run = Run(checkpoint_every="10steps")
     run.tasks.before = lambda command: run.loop.pause() if command.kind == "train" else None
     outcome = run.loop.run()
+    assert not run.loop.only_translates
     assert outcome.interrupted
     assert outcome.updates_reported < STEPS
     assert (run.saver.written, run.orders) == (1, 0)
