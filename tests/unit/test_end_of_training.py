@@ -5,6 +5,7 @@ from made_up_training import LeadingTask, Records, Saver, training_loop
 from test_translation_orders import OBJECTIVE, answer
 
 from crosstrain.core.errors import RunFailedError
+from crosstrain.engine.progress.base import QuietProgress
 
 SENTENCES = 700
 STEPS = 24
@@ -74,6 +75,29 @@ def test_a_failure_of_the_translations_costs_no_state():
     with pytest.raises(RunFailedError, match="out of memory"):
         run.loop.run()
     assert (run.saver.written, run.loop.outcome.updates_reported) == (1, STEPS)
+
+
+class Seen(QuietProgress):
+    """Keeps what it is told that goes on beside training, each once."""
+
+    def __init__(self):
+        self.said = []
+
+    def doing(self, text):
+        if text not in self.said[-1:]:
+            self.said.append(text)
+
+
+def test_how_far_evaluations_and_the_translation_at_the_end_are_is_told():
+    run = Run()
+    run.loop.progress = seen = Seen()
+    run.loop.run()
+    said = [text for text in seen.said if text is not None]
+    assert said[0] == f"evaluating after step {STEPS}"
+    assert [text for text in said if "greedy" in text] == [f"translating 500 test sentences (greedy): {done} done" for done in (0, 256)]
+    at_the_end = [f"translating all 700 test sentences (beam 4): {64 * order} done" for order in range(ORDERS_AT_THE_END)]
+    assert [text for text in said if "beam" in text] == at_the_end
+    assert seen.said[-1] is None
 
 
 @pytest.mark.parametrize("saves", [{"checkpoint_every": "10steps"}, {}, {"save_final": False}])
