@@ -46,8 +46,21 @@ def _compute(explanation: Explanation) -> Iterator[Advice]:
     evidence = explanation.evidence
     if evidence.summary["precision"] == "fp32":
         share = evidence.shares.step["compute"] if evidence.shares else 0.0
-        reason = f"touches computing alone, {share:.0%} of each step; by how much, depends on the processor"
+        reason = f"touches computing alone, {share:.0%} of each step; {_bf16_needs(explanation)}"
         yield Advice("--precision bf16", reason, None, None, "convolutions and products are then rounded to 8 bits")
+
+
+def _bf16_needs(explanation: Explanation) -> str:
+    """Say what the effect of bf16 depends on. Records name the processors, and not their instructions."""
+    evidence = explanation.evidence
+    if evidence.summary["device_used"] == "gpu":
+        return "by how much, depends on the GPU"
+    models = sorted({str(node["cpu_model"]) for node in evidence.env if node.get("cpu_model")})
+    named = f" of {' and '.join(models)}" if models else ""
+    return (
+        "quicker only on a processor with instructions for it (AVX-512 BF16, AMX: avx512_bf16 or amx_bf16 in /proc/cpuinfo); "
+        f"the run's records do not tell those{named}"
+    )
 
 
 def _data(explanation: Explanation) -> Iterator[Advice]:

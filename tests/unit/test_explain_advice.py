@@ -162,6 +162,9 @@ def test_cores_that_are_not_used(tmp_path):
     assert found["--threads 4"].speedup == pytest.approx(4)
     assert found["--threads 4"].bound == "at most"
     assert found["--precision bf16"].speedup is None
+    assert "only on a processor with instructions for it" in found["--precision bf16"].reason
+    on_gpu = advice(tmp_path, steps(compute=10), figures={"device_used": "gpu"}, name="gpu")
+    assert on_gpu["--precision bf16"].reason.endswith("; by how much, depends on the GPU")
     assert "--batch-size 64" not in found  # everything grows with the batch
     shared = advice(tmp_path, steps(compute=10), **{**options, "figures": {"nodes_sharing_cores": 2}}, name="shared")
     assert "--threads 4" not in shared
