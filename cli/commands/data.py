@@ -12,7 +12,7 @@ from ...core.errors import DamagedStoreError
 from ...core.untrusted.console import json_text
 from ...data.base import DataInfo, TextFeatures
 from ...data.store import dataset_list, stored_dataset
-from ...data.store.description import described
+from ...data.store.description import described, distinct_test_pairs
 from ...data.store.location import cache_root
 from ...data.store.removal import find_stores, remove_store
 from ...data.store.resolve import full_name, whole_path
@@ -63,6 +63,9 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int
         opened = stored_dataset.open_dataset(name, data_dir)
         sizes, synthetic = opened.info.sizes, " (synthetic)" if opened.info.synthetic else ""
         click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} {_examples(opened.info)}{synthetic} in {opened.path}")
+        distinct = distinct_test_pairs(opened)
+        if distinct is not None and distinct < sizes["test"]:
+            click.echo(f"  of the {sizes['test']:,} test pairs {distinct:,} are distinct")
         for line in opened.left_out:
             click.echo(f"  left out: {line}")
 
