@@ -168,7 +168,10 @@ def _of_several(run: Path, selection: Selection) -> ChosenWeights:
 def _named(run: Path, selection: Selection) -> Path:
     asked = selection.checkpoint or ""
     if selection.best or selection.average > 1:
-        raise UsageError(f"--checkpoint: got {asked!r}, which is one already; --best and --average-checkpoints choose among all of a run.")
+        other = "--best" if selection.best else "--average-checkpoints"
+        raise UsageError(
+            f"--checkpoint: got {asked!r}, which names the one to take, and {other}, which has it chosen; give one of the two."
+        )
     known = {path.name: path for path in list_checkpoints(run)}
     name = checkpoint_name(int(asked)) if asked.isascii() and asked.isdigit() and len(asked) <= 20 else asked
     if name not in known:

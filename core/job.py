@@ -43,7 +43,6 @@ MOST_EXAMPLES = 2**53
 LARGEST = 1e30  # a float32 holds it, and some factors besides
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
-MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Finite = Annotated[float, Field(ge=0, le=LARGEST)]
 AboveZero = Annotated[float, Field(gt=0, le=LARGEST)]
@@ -188,7 +187,7 @@ class Job(BaseModel):
         "10 s, less often where training would stand still for more than 0.5 % of the time).",
     )
     keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
-    keep_best: MetricName | None = Field(
+    keep_best: str | None = Field(
         None, description="Keep the checkpoints of the best evaluations by this figure as well: loss or a metric, such as accuracy."
     )
     keep_best_count: Positive = Field(1, description="With --keep-best: how many of the best to keep, beside the newest.")
@@ -310,6 +309,17 @@ class Job(BaseModel):
         if not is_plain_name(value) or not value.strip() or value.startswith((".", "-")):
             raise ValueError("a folder name of visible characters, without slashes, that does not start with a dot or a dash")
         return value
+
+    @field_validator("keep_best")
+    @classmethod
+    def _figure(cls, value: str | None) -> str | None:
+        """In any case, as a target's figure is; whether the model has it, its objective says, which can name those that there are."""
+        if value is None:
+            return None
+        name = value.strip().lower()
+        if not re.fullmatch(r"[ -~]{1,64}", name):
+            raise ValueError("a figure of the evaluation by its name, such as loss, accuracy or bleu")
+        return name
 
     @field_validator("mlflow")
     @classmethod

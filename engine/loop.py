@@ -164,6 +164,11 @@ class TrainingLoop:
         self._stop_requested = True
         return True
 
+    @property
+    def only_translates(self) -> bool:
+        """Whether all is trained, and what is left are the end's translations."""
+        return self._trained and self.objective.translation is not None
+
     def pause(self) -> bool:
         """As `interrupt`, so that training goes on elsewhere; return False too where there is nothing left to train."""
         if not self._running or self._trained or not self.checkpoints.saves_on_interrupt:
@@ -271,6 +276,7 @@ class TrainingLoop:
         self.recorder.check()
         self._workers.tick()
         answer = self.tasks.receive(TICK_SECONDS)
+        self._tell_what_is_done()
         if answer is None:
             if self._silence.tick(time.monotonic(), {TASKS: (self._messages_heard, self.checkpoints.active_at)}):
                 silent, limit = self._silence.seconds(TASKS), self.job.stall_timeout
@@ -282,6 +288,14 @@ class TrainingLoop:
             self._on_answer(leader, message)
         except ImpossibleAnswerError as error:
             self.tasks.refuse(leader, str(error))
+
+    def _tell_what_is_done(self) -> None:
+        """Have a person see, while nothing is trained, what takes the time, and how far it is."""
+        command = self._queued[0] if self._queued else None
+        said = self._evaluation.said if command is not None and command.message.kind == "decode" else None
+        if command is not None and command.message.kind == "evaluate":
+            said = f"evaluating after step {command.at_step:,}"
+        self.progress.doing(said)
 
     def _on_answer(self, leader: int, message: Message) -> None:
         if message.kind == "steps":
@@ -310,7 +324,9 @@ class TrainingLoop:
         self.outcome.train_seconds_by_leader[leader] += training
         if leader == 0:
             self.outcome.train_seconds += training
-            if command.message.kind in ("evaluate", "decode"):
+            if command.message.kind == "decode" and self._trained:
+                self.outcome.translate_seconds += seconds - drained
+            elif command.message.kind in ("evaluate", "decode"):
                 self.outcome.eval_seconds += seconds - drained
             if command.message.kind == "state":
                 self.outcome.checkpoint_seconds += seconds - drained
@@ -359,6 +375,7 @@ class TrainingLoop:
                 self._await()
         while self._queued:
             self._await()
+        self.progress.doing(None)
         if self._evaluation.translating:
             self.recorder.event("translation_interrupted", step=self._next_step, split="test")
             self.progress.message("the run is complete, but its test sentences were not all translated (interrupted by the user)")

@@ -124,6 +124,7 @@ class TrainingTotals:
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
+    translate_seconds: float = 0.0
     train_seconds_by_leader: list[float] = field(default_factory=list)
     seconds_by_worker: dict[int, float] = field(default_factory=dict)
     target_reached: bool | None = None

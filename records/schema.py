@@ -222,7 +222,8 @@ class Clock:
 
     `init_seconds` from command to run clock; `run_seconds` the run clock at the end; `train_seconds` the part inside train commands,
     `eval_seconds` and `checkpoint_seconds` those inside evaluation and saving; `total_seconds` from command to the end of the run.
-    `earlier` has what the segments before the last spent of each of those four, of a run that was resumed.
+    `translate_seconds` is the part in which all test sentences were translated at the end, whether that was finished or not.
+    `earlier` has what the segments before the last spent of each of those five, of a run that was resumed.
     `train_seconds_by_node` is the time that the node's busiest leading task (sync) or worker (async, where measured) spent training.
     """
 
@@ -233,4 +234,5 @@ class Clock:
     checkpoint_seconds: float
     total_seconds: float
     train_seconds_by_node: tuple[float | None, ...] = ()
+    translate_seconds: float = 0.0
     earlier: Mapping[str, float] = field(default_factory=dict)

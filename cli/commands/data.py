@@ -12,10 +12,10 @@ from ...core.errors import DamagedStoreError
 from ...core.untrusted.console import json_text
 from ...data.base import DataInfo, TextFeatures
 from ...data.store import dataset_list, stored_dataset
-from ...data.store.description import described
+from ...data.store.description import described, distinct_test_pairs
 from ...data.store.location import cache_root
 from ...data.store.removal import find_stores, remove_store
-from ...data.store.resolve import whole_path
+from ...data.store.resolve import full_name, whole_path
 from ...report.tables.alignment import holds_figures, plain_lines
 from ..options import GivenPath, name_settings
 
@@ -25,6 +25,11 @@ __all__ = ["data"]
 @click.group()
 def data() -> None:
     """List, prepare, verify and remove datasets."""
+
+
+_vocabulary_option = click.option(
+    "--vocabulary", type=click.IntRange(2, 65_535), help="Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
+)
 
 
 @data.command("list")
@@ -47,16 +52,20 @@ def list_command(as_json: bool) -> None:
 @data.command("prepare")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@_vocabulary_option
 @click.option("--again", is_flag=True, help="Make the store again, also where there is one.")
-def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) -> None:
+def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int | None, again: bool) -> None:
     """Make the stores of datasets, so that a run finds them ready."""
-    name_settings({"data_dir": "flag"})
+    name_settings({"data_dir": "flag", "vocabulary": "flag"})
     data_dir = None if data_dir is None else whole_path(data_dir)
-    for name in names:
+    for name in names if vocabulary is None else [full_name(name, data_dir, vocabulary) for name in names]:
         stored_dataset.prepare(name, data_dir, again)
         opened = stored_dataset.open_dataset(name, data_dir)
         sizes, synthetic = opened.info.sizes, " (synthetic)" if opened.info.synthetic else ""
         click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} {_examples(opened.info)}{synthetic} in {opened.path}")
+        distinct = distinct_test_pairs(opened)
+        if distinct is not None and distinct < sizes["test"]:
+            click.echo(f"  of the {sizes['test']:,} test pairs {distinct:,} are distinct")
         for line in opened.left_out:
             click.echo(f"  left out: {line}")
 
@@ -64,14 +73,16 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) ->
 @data.command("info")
 @click.argument("name", metavar="NAME")
 @click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@_vocabulary_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def info_command(name: str, data_dir: Path | None, as_json: bool) -> None:
+def info_command(name: str, data_dir: Path | None, vocabulary: int | None, as_json: bool) -> None:
     """Say what a dataset consists of: examples, shapes and classes, or languages, lengths and vocabulary.
 
     It is prepared where it is not yet.
     """
-    name_settings({"data_dir": "flag"})
+    name_settings({"data_dir": "flag", "vocabulary": "flag"})
     data_dir = None if data_dir is None else whole_path(data_dir)
+    name = name if vocabulary is None else full_name(name, data_dir, vocabulary)
     facts = described(stored_dataset.open_dataset(name, data_dir))
     if as_json:
         click.echo(json_text(facts, indent=2))

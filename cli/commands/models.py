@@ -14,7 +14,7 @@ from ...core.untrusted.console import json_text
 from ...data.base import DataInfo, TextFeatures
 from ...data.columns import ColumnSpec
 from ...data.store.stored_dataset import open_dataset
-from ...models.arguments import Argument, arguments_of
+from ...models.arguments import SIZE, Argument, arguments_of
 from ...models.build import build_model
 
 __all__ = ["ModelRow", "describe_models", "models"]
@@ -67,7 +67,10 @@ def describe_models() -> list[ModelRow]:
 def _row(plugin: Plugin, data: DataInfo) -> ModelRow:
     backends = tuple(key.split("/")[1] for key in available("forward") if key.split("/")[0] == plugin.name)
     try:
-        arguments = tuple(map(_described, arguments_of(plugin.name, load(plugin, "model")).values()))
+        known = arguments_of(plugin.name, load(plugin, "model"))
+        arguments = tuple(
+            _described(argument, own=f"that of the {SIZE}" if SIZE in known else "the model's own") for argument in known.values()
+        )
         module = importlib.import_module(plugin.target.partition(":")[0])
         description = (module.__doc__ or "").strip().split("\n")[0]
     except UsageError as error:
@@ -81,10 +84,10 @@ def _row(plugin: Plugin, data: DataInfo) -> ModelRow:
     return ModelRow(plugin.name, description, None, data.name, backends, problems[0], arguments)
 
 
-def _described(argument: Argument) -> str:
-    """Return an argument, what it may be and what it is otherwise."""
-    default = "" if argument.default is None else f" [default: {argument.write(argument.default)}]"
-    return f"{argument.name}: {argument.allowed}{default}"
+def _described(argument: Argument, own: str) -> str:
+    """Return an argument, what it may be and what it is otherwise; `own` says whose a default is that the model chooses by itself."""
+    default = own if argument.default is None else argument.write(argument.default)
+    return f"{argument.name}: {argument.allowed} [default: {default}]"
 
 
 def _line(row: ModelRow) -> str:

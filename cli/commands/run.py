@@ -421,7 +421,7 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
     from ...records.store.run_directory import RunReader
     from ...report.tables.run_tables import one_run, to_text
 
-    click.echo(to_text(one_run(summary, RunReader(path).job())))
+    click.echo(to_text(one_run(summary, RunReader(path).job(), Path(path))))
     click.echo(f"run directory: {path}")
     if summary["profile"] is not None:
         folder = Path(path) / summary["profile"]

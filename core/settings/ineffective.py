@@ -18,18 +18,21 @@ __all__ = ["TAKES_EFFECT", "Requirement", "idle_settings"]
 class Requirement:
     """The setting that another one needs, and the values with which it does something; none at all: any value, where it has one.
 
-    `above_zero`: any number but 0, of which `shown` is one to type.
+    `above_zero`: any number but 0; `unlike`: any value but that one; of these `shown` is one to type.
     """
 
     field: str
     values: tuple[Any, ...] = ()
     above_zero: bool = False
+    unlike: str | None = None
     shown: str = ""
 
     def holds(self, job: Mapping[str, Any]) -> bool:
         """Return whether it does something in a job, given by its fields."""
         if self.above_zero:
             return bool(job[self.field])
+        if self.unlike is not None:
+            return bool(job[self.field] != self.unlike)
         return job[self.field] in self.values if self.values else job[self.field] is not None
 
     def flags(self) -> str:
@@ -50,6 +53,7 @@ TAKES_EFFECT: Mapping[str, Requirement] = {
     "epsilon": Requirement("optimizer", ("adam", "adamw")),
     "sample_interval": Requirement("monitor", (True,)),
     "keep_best_count": Requirement("keep_best"),
+    "patience": Requirement("eval_every", unlike="end", shown="1epoch"),
     "mlflow_experiment": Requirement("mlflow"),
     "restart_window": Requirement("max_restarts", above_zero=True, shown="3"),
     "min_nodes": Requirement("max_restarts", above_zero=True, shown="3"),

@@ -12,9 +12,10 @@ from ..base import ImageFeatures
 from .manifest import SPLITS
 from .stored_dataset import StoredDataset
 
-__all__ = ["described"]
+__all__ = ["described", "distinct_test_pairs"]
 
 _VOCABULARY = "vocabulary.json"
+_TEST_LINES = ("test.source.txt", "test.target.txt")
 _TEXT_SOURCES = "packages.json"
 """Of a text that is made of others: what it was made of, and ``pairs_sha256``, its digest."""
 
@@ -37,11 +38,21 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
                     "median_length": int(np.median(lengths)),
                     "longest": int(lengths.max()),
                 }
+        if (distinct := distinct_test_pairs(dataset)) is not None:
+            facts["distinct_test_pairs"] = distinct
         if (digest := _text_sha256(dataset)) is not None:
             facts["text_sha256"] = digest
         if _VOCABULARY in dataset.attachments:
             facts["vocabulary"] = parse_json(dataset.attachment(_VOCABULARY))
     return {**facts, "left_out": list(dataset.left_out), "path": str(dataset.path), "digest": dataset.digest}
+
+
+def distinct_test_pairs(dataset: StoredDataset) -> int | None:
+    """Return how many of the test split's pairs of sentences are different ones, None of what is no translation."""
+    if not set(_TEST_LINES) <= set(dataset.attachments):
+        return None
+    source, target = (dataset.attachment(name).split(b"\n") for name in _TEST_LINES)
+    return len(set(zip(source[:-1], target[:-1], strict=False)))
 
 
 def _text_sha256(dataset: StoredDataset) -> str | None:

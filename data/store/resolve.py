@@ -14,7 +14,7 @@ from ...core.job import Job
 from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
 from .source_calls import of_source
 
-__all__ = ["Resolved", "resolve", "whole_path", "written_out"]
+__all__ = ["Resolved", "full_name", "resolve", "whole_path", "written_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,17 @@ def written_out(job: Job) -> Job:
     vocabulary of what is no text, and for two of different sizes.
     """
     data_dir = None if job.data_dir is None else whole_path(job.data_dir)
-    name = resolve(job.data, data_dir).name
-    if job.vocabulary is not None:
-        _refuse_another_size(job.data, job.vocabulary)
-        name = _with_vocabulary(name, job.vocabulary)
+    name = full_name(job.data, data_dir, job.vocabulary)
     return job.model_copy(update={"data": name, "data_dir": data_dir, "vocabulary": None})
+
+
+def full_name(data: str, data_dir: Path | None, vocabulary: int | None) -> str:
+    """Return a dataset's full name, with a vocabulary of so many pieces where one is asked for. Raises UsageError as `written_out` does."""
+    name = resolve(data, data_dir).name
+    if vocabulary is None:
+        return name
+    _refuse_another_size(data, vocabulary)
+    return _with_vocabulary(name, vocabulary)
 
 
 def _refuse_another_size(data: str, size: int) -> None:
@@ -102,13 +108,13 @@ def _with_vocabulary(name: str, size: int) -> str:
         allowed = str(error).partition("; allowed: ")[2]
         said = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
         raise UsageError(f"vocabulary: got {size}{said}") from error
-    full_name = _full_name(base, sized)
-    if full_name in _names_of_other_sizes(base, source, size):
-        raise UsageError(f"vocabulary: got {size}, but {full_name!r} is the name that its source has with another size as well. {_DUTIES}")
-    found = resolve(full_name).name
-    if found != full_name:
-        raise UsageError(f"vocabulary: got {size}, but the name {full_name!r} that {base!r} has with it leads to {found!r}. {_DUTIES}")
-    return full_name
+    named = _full_name(base, sized)
+    if named in _names_of_other_sizes(base, source, size):
+        raise UsageError(f"vocabulary: got {size}, but {named!r} is the name that its source has with another size as well. {_DUTIES}")
+    found = resolve(named).name
+    if found != named:
+        raise UsageError(f"vocabulary: got {size}, but the name {named!r} that {base!r} has with it leads to {found!r}. {_DUTIES}")
+    return named
 
 
 def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterator[str]:

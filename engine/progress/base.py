@@ -34,6 +34,10 @@ class Progress(Protocol):
         """An evaluation has ended."""
         ...
 
+    def doing(self, text: str | None) -> None:
+        """What the run does meanwhile instead of training, and how far it is with it; None when that is over."""
+        ...
+
     def message(self, text: str) -> None:
         """Something happened that a person should read."""
         ...
@@ -56,6 +60,9 @@ class QuietProgress:
         """Say nothing."""
 
     def evaluation(self, record: EvalRecord) -> None:
+        """Say nothing."""
+
+    def doing(self, text: str | None) -> None:
         """Say nothing."""
 
     def message(self, text: str) -> None:

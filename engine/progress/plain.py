@@ -22,7 +22,7 @@ NODES_SECONDS = 10.0
 
 
 class PlainProgress:
-    """Writes plain lines: about every two seconds, and for every evaluation; on the nodes about every ten."""
+    """Writes plain lines: about every two seconds, and for every evaluation; on the nodes, and on what gets on slowly, about every ten."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -30,6 +30,7 @@ class PlainProgress:
         self._metrics: Sequence[MetricInfo] = ()
         self._nodes = NodeSamples()
         self._started = False
+        self._said = ""
         self._written = self._nodes_written = 0.0
 
     def start(self, job: Job, metrics: Sequence[MetricInfo], total_steps: int | None) -> None:
@@ -61,6 +62,16 @@ class PlainProgress:
     def evaluation(self, record: EvalRecord) -> None:
         """Write a line."""
         self.message(evaluation_text(record, self._metrics))
+
+    def doing(self, text: str | None) -> None:
+        """Write a line when the last one is old enough; the same one again only after as long as lines about the nodes take."""
+        now = time.monotonic()
+        if text is not None and now - self._written >= (NODES_SECONDS if text == self._said else LINE_SECONDS):
+            self._written = now
+            self._said = text
+            self.message(text)
+        elif text is None:
+            self._said = ""
 
     def message(self, text: str) -> None:
         """Write a line."""

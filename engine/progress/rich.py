@@ -33,6 +33,7 @@ class RichProgress:
         self._nodes = NodeSamples()
         self._live: Live | None = None
         self._drawn = 0.0
+        self._doing: str | None = None
 
     def start(self, job: Job, metrics: Sequence[MetricInfo], total_steps: int | None) -> None:
         """Begin to draw."""
@@ -57,6 +58,12 @@ class RichProgress:
         """Leave a line above the picture."""
         self._console.print(Text(evaluation_text(record, self._metrics)))
 
+    def doing(self, text: str | None) -> None:
+        """Show it in the picture until it is over."""
+        if text != self._doing:
+            self._doing = text
+            self._draw()
+
     def message(self, text: str) -> None:
         """Leave a line above the picture."""
         self._console.print(Text(text))
@@ -78,6 +85,8 @@ class RichProgress:
         state = self._state
         parts: list[Text | Table] = [Text(state.title, style="bold")]
         parts.append(Text(state.line() if state.loss is not None else "starting"))
+        if self._doing is not None:
+            parts.append(Text(self._doing))
         rows = self._nodes.rows()
         if rows:
             parts.append(_node_table(rows))

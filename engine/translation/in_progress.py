@@ -53,6 +53,17 @@ class EvaluationInProgress:
         """Whether translations are awaited."""
         return self._orders is not None
 
+    @property
+    def said(self) -> str | None:
+        """How far the translations are that are awaited, in words; None where none are."""
+        orders = self._orders
+        if orders is None:
+            return None
+        every = "all " if orders.sentences == self._sizes[orders.split] else ""
+        beam = orders.decoding.beam
+        search = "greedy" if beam == 1 else f"beam {beam}"
+        return f"translating {every}{orders.sentences:,} {orders.split} sentences ({search}): {orders.done:,} done"
+
     def begin(self, split: Split) -> list[Message]:
         """Return the commands of an evaluation while the job trains."""
         return [Message("evaluate", {"split": split}), *self._order(split, while_training(self._job, self._sizes[split]))]

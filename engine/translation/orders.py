@@ -25,7 +25,8 @@ class TranslationOrders:
     """
 
     def __init__(self, quality: TranslationQuality, split: Split, decoded: Decoded, leaders: int) -> None:
-        self._quality, self._split, self._decoded, self._leaders = quality, split, decoded, leaders
+        self._quality, self._decoded, self._leaders = quality, decoded, leaders
+        self.split, self.decoding = split, decoded.decoding
         self._at_once = leaders * max(1, ROWS_OF_A_TASK // decoded.decoding.beam)
         self._awaited = {start: set(range(leaders)) for start in range(0, decoded.sentences, self._at_once)}
         self._counted = dict.fromkeys(self._awaited, 0.0)
@@ -37,7 +38,7 @@ class TranslationOrders:
     @property
     def messages(self) -> list[Message]:
         """What every leading task is to be sent, in this order."""
-        return [decode_message(self._split, start, self._stop(start), self._decoded.decoding) for start in self._awaited]
+        return [decode_message(self.split, start, self._stop(start), self.decoding) for start in self._awaited]
 
     def _stop(self, start: int) -> int:
         return min(start + self._at_once, self._decoded.sentences)
@@ -66,6 +67,11 @@ class TranslationOrders:
     def complete(self) -> bool:
         """Whether every leading task has answered every order."""
         return not any(self._awaited.values())
+
+    @property
+    def done(self) -> int:
+        """How many sentences have been translated by now."""
+        return int(sum(self._counted.values()))
 
     @property
     def sums(self) -> dict[str, float]:

@@ -308,6 +308,11 @@ class Attempt:
         self._nodes.wake()
         return True
 
+    @property
+    def only_translates(self) -> bool:
+        """Whether all is trained and what is left are the translations at the run's end, which `interrupt` then ends."""
+        return self.loop.only_translates
+
     # Its end --------------------------------------------------------------------------------------------------------
 
     def end(self, *, politely: bool) -> None:

@@ -368,6 +368,7 @@ class Driver:
         clock = Clock(
             run_seconds=self._recording.run_seconds,
             total_seconds=self._segments.total_before + time.time() - self._recording.began,
+            translate_seconds=attempt.totals.translate_seconds,
             earlier=self._resized.earlier or self._segments.earlier,
             **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )
@@ -405,8 +406,10 @@ class Driver:
     # Signals --------------------------------------------------------------------------------------------------------
 
     def _end_in_good_order(self) -> None:
-        if any(attempt.interrupt() for attempt in self._attempts):
-            note("trainer: saving a checkpoint and ending the run (once more to end it at once)")
+        stopping = next((attempt for attempt in self._attempts if attempt.interrupt()), None)
+        if stopping is not None:
+            what = "ending the translation; the run is complete" if stopping.only_translates else "saving a checkpoint and ending the run"
+            note(f"trainer: {what} (once more to end it at once)")
             return
         note("trainer: ending the run (once more to end it at once)")
         for interrupt in self._interrupts:

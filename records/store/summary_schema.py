@@ -50,6 +50,7 @@ class _RunShares(JsonObject):
     train_seconds: Duration = 0.0
     eval_seconds: Duration = 0.0
     checkpoint_seconds: Duration = 0.0
+    translate_seconds: Duration = 0.0
     other_seconds: Duration = 0.0
 
 
@@ -176,6 +177,7 @@ class Summary(JsonObject):
     train_seconds: Duration
     eval_seconds: Duration = 0.0
     checkpoint_seconds: Duration = 0.0
+    translate_seconds: Duration = 0.0
     run_seconds: Duration
     total_seconds: Duration
     steps_per_second: Figure | None = None

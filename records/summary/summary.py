@@ -180,7 +180,7 @@ def job_fields(job: Job, name: str) -> dict[str, Any]:
 
 
 def _times(clock: Clock) -> dict[str, float]:
-    names = ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "run_seconds", "total_seconds")
+    names = ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds", "run_seconds", "total_seconds")
     return {name: getattr(clock, name) for name in names}
 
 

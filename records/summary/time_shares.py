@@ -16,7 +16,7 @@ __all__ = ["COMPONENTS", "StepTimes", "time_shares"]
 COMPONENTS = ("data_seconds", "compute_seconds", "peers_seconds", "communicate_seconds")
 """What a worker's step consists of; they sum to its `step_seconds`."""
 
-_CLOCK = ("run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")
+_CLOCK = ("run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds")
 
 Shares = dict[str, Any]
 

@@ -13,7 +13,7 @@ from ...core.errors import UsageError
 from ...records.schema import Clock
 from ...records.store.run_directory import RunState
 from ...records.summary.summary import summarise
-from ..series.throughput import checkpoint_pauses, pauses, training_clock
+from ..series.throughput import checkpoint_pauses, end_translations, pauses, training_clock
 from .run import Run
 
 __all__ = ["as_recorded"]
@@ -52,8 +52,10 @@ def _clock(run: Run) -> Clock:
     init = max(0.0, -min(times, default=0.0))
     saving = math.fsum(end - start for start, end in checkpoint_pauses(run.events))
     evaluating = math.fsum(record.seconds for record in run.evals)
-    train = float(training_clock(np.array([last]), pauses(run.evals, run.events))[0])
-    return Clock(init, last, max(0.0, train), evaluating, saving, init + last)
+    translated = end_translations(run.events)
+    translating = math.fsum(end - start for start, end in translated)
+    train = float(training_clock(np.array([last]), sorted([*pauses(run.evals, run.events), *translated]))[0])
+    return Clock(init, last, max(0.0, train), evaluating, saving, init + last, translate_seconds=translating)
 
 
 def _nodes_sharing_cores(run: Run) -> int | None:

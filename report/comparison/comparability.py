@@ -177,7 +177,7 @@ def compare_settings(
     (keys of `RULES`) whose difference is wanted: it makes nothing incomparable, save where a factor is independent anyway.
     """
     wanted = {rule.key for rule in RULES if rule.key in independent and not rule.independent}
-    rules = [replace(rule, independent=True, confounds=NOTHING) if rule.key in wanted else rule for rule in RULES]
+    rules = [replace(rule, independent=True, confounds=NOTHING, also=None) if rule.key in wanted else rule for rule in RULES]
     values = [{rule.key: rule.value(run) for rule in RULES} for run in runs]
     for known, own in zip(values, seeds or (), strict=bool(seeds)):
         known["seed"] = own

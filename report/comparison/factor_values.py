@@ -26,6 +26,7 @@ __all__ = [
     "cores",
     "dataset",
     "device",
+    "ended_by_patience",
     "evaluated",
     "exchange",
     "framework",
@@ -51,6 +52,7 @@ __all__ = [
     "single_process",
     "summary_field",
     "threads",
+    "update_examples",
 ]
 
 Value = Callable[[Run], Any]
@@ -141,6 +143,11 @@ def batch(key: str) -> Value:
         return run.summary.get(key) if tokens is None else batch_text(run.summary.get(key), tokens)
 
     return value
+
+
+def update_examples(run: Run) -> Any:
+    """Read how many examples an update is of: the global batch in sync mode, one worker's batch in async mode."""
+    return batch("global_batch_size" if run.summary["mode"] == "sync" else "batch_size")(run)
 
 
 def _occurring(values: Iterable[Any]) -> tuple[Any, ...] | None:
@@ -249,8 +256,13 @@ def judged_by_translations(run: Run) -> bool:
     """Return whether a run's target, or the best of its evaluations, is a matter of the translations that it makes while it trains."""
     until, best = run.job.get("until"), run.job.get("keep_best")
     judged = [] if until is None else [Target.parse(until).metric]
-    judged += [best] if best is not None else [run.metrics[0].name] if run.job.get("patience") else []
+    judged += [best] if best is not None else [run.metrics[0].name] if ended_by_patience(run) else []
     return not run.translation_metrics.isdisjoint(judged)
+
+
+def ended_by_patience(run: Run) -> bool:
+    """Return whether a run stopped because it had not improved for so long; most limits of patience never come to that."""
+    return bool((run.summary.get("patience") or {}).get("exhausted"))
 
 
 def budget(run: Run) -> tuple[str, int]:

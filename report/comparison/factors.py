@@ -88,6 +88,14 @@ def _judged_by_translations(run: Run) -> frozenset[str]:
     return frozenset({TARGET}) if read.judged_by_translations(run) else NOTHING
 
 
+def _ended_by_target(run: Run) -> frozenset[str]:
+    return LEARNT | {TIME} if run.summary.get("target_reached") else NOTHING
+
+
+def _ended_by_patience(run: Run) -> frozenset[str]:
+    return LEARNING | {TIME} if read.ended_by_patience(run) else NOTHING
+
+
 _ANOTHER_SCORE = "BLEU by another search, tokenizer or release, or of other sentences, is another figure"
 _AN_UPDATE = frozenset({STEPS})
 _PAUSES = frozenset({TIME, TARGET})
@@ -101,15 +109,17 @@ _INDEPENDENT = (
     _independent("nodes", "nodes", "--by nodes gives speed-up and efficiency"),
     _independent("workers", "workers", "they share the global batch, or make it larger"),
     _independent("ps", "parameter servers", "they share the parameters", summary="parameter_servers"),
-    Factor(
-        "global_batch_size",
-        "global batch",
-        read.batch("global_batch_size"),
-        _AN_UPDATE,
-        "an update is of another number of examples; loss and metrics after as many epochs differ by design",
-        independent=True,
-    ),
+    Factor("global_batch_size", "global batch", read.batch("global_batch_size"), NOTHING, "of all workers together", independent=True),
     Factor("batch_size", "batch per worker", read.batch("batch_size"), NOTHING, "larger batches keep a worker busier", independent=True),
+    Factor(
+        "update_examples",  # what the settings above come to, so it tells no runs apart that they do not
+        "examples of an update",
+        read.update_examples,
+        _AN_UPDATE,
+        "steps/s count other amounts of work; loss and metrics after as many epochs differ by design",
+        independent=True,
+        given="mode",
+    ),
 )
 
 _LEARNING = (
@@ -163,8 +173,23 @@ _LEARNING = (
         "one was to train longer than the other",
         show=read.shown_budget,
     ),
-    Factor("until", "target", read.job_field_or("until", "none"), LEARNING | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
-    Factor("patience", "patience", read.job_field("patience"), LEARNING | {TIME}, "a run stops when it has not improved for so long"),
+    Factor(
+        "until",
+        "target",
+        read.job_field_or("until", "none"),
+        frozenset({TARGET}),
+        "a run stops at its target",
+        order=BY_FIELD["until"],
+        also=_ended_by_target,
+    ),
+    Factor(
+        "patience",
+        "patience",
+        read.job_field("patience"),
+        NOTHING,
+        "it ends a run that has not improved for so long",
+        also=_ended_by_patience,
+    ),
     Factor(
         "translation_signature",
         "how translations are made and scored",

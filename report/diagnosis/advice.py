@@ -46,8 +46,21 @@ def _compute(explanation: Explanation) -> Iterator[Advice]:
     evidence = explanation.evidence
     if evidence.summary["precision"] == "fp32":
         share = evidence.shares.step["compute"] if evidence.shares else 0.0
-        reason = f"touches computing alone, {share:.0%} of each step; by how much, depends on the processor"
+        reason = f"touches computing alone, {share:.0%} of each step; {_bf16_needs(explanation)}"
         yield Advice("--precision bf16", reason, None, None, "convolutions and products are then rounded to 8 bits")
+
+
+def _bf16_needs(explanation: Explanation) -> str:
+    """Say what the effect of bf16 depends on. Records name the processors, and not their instructions."""
+    evidence = explanation.evidence
+    if evidence.summary["device_used"] == "gpu":
+        return "by how much, depends on the GPU"
+    models = sorted({str(node["cpu_model"]) for node in evidence.env if node.get("cpu_model")})
+    named = f" of {' and '.join(models)}" if models else ""
+    return (
+        "quicker only on a processor with instructions for it (AVX-512 BF16, AMX: avx512_bf16 or amx_bf16 in /proc/cpuinfo); "
+        f"the run's records do not tell those{named}"
+    )
 
 
 def _data(explanation: Explanation) -> Iterator[Advice]:
@@ -89,6 +102,18 @@ def _evaluating(explanation: Explanation) -> Iterator[Advice]:
     yield from _less_often("--eval-every", evidence.job["eval_every"], evidence.evaluations, evidence.summary["eval_seconds"], explanation)
 
 
+def _translating(explanation: Explanation) -> Iterator[Advice]:
+    """The search at the end with fewer hypotheses; how much of its time that saves, no figure of the run tells."""
+    evidence = explanation.evidence
+    beam = evidence.job.get("beam", 1)
+    if beam > 1:
+        seconds = evidence.summary["translate_seconds"]
+        reason = f"at the end {beam} hypotheses of each test sentence were followed, {seconds:.2f} s in all; greedy search follows one"
+        yield Advice(
+            "--beam 1", reason, None, None, "its scores compare with those of runs that search greedily at the end, and with no others"
+        )
+
+
 def _saving(explanation: Explanation) -> Iterator[Advice]:
     evidence = explanation.evidence
     cadence = saved_every(evidence.job["checkpoint_every"], evidence.job.get("max_restarts", 0))
@@ -124,6 +149,7 @@ _BY_COMPONENT: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
     "compute": _compute,
     "data": _data,
     "evaluating": _evaluating,
+    "translating": _translating,
     "saving": _saving,
     "other": _other,
 }

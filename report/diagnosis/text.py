@@ -15,6 +15,7 @@ from .batch_size_advice import Advice
 from .exchange_costs import exchange_text
 from .links import Link, busiest
 from .padding import padding_text
+from .time_shares import BESIDE_TRAINING
 from .verdict import NEARLY_ALL, NOTABLE, Explanation, NodeView
 
 __all__ = ["headline", "notes", "page"]
@@ -25,6 +26,7 @@ NAMES = {
     "data": "data",
     "peers": "waiting for a slow node",
     "evaluating": "evaluating",
+    "translating": "translating at the end",
     "saving": "saving checkpoints",
     "other": "between commands",
 }
@@ -84,6 +86,7 @@ def headline(explanation: Explanation) -> str:
         "data": _data,
         "peers": _peers,
         "evaluating": _evaluating,
+        "translating": _translating,
         "saving": _saving,
         "other": _other,
         "mixed": _mixed,
@@ -181,6 +184,16 @@ def _evaluating(explanation: Explanation) -> str:
     return f"evaluating holds it back: it takes {percent(explanation.run_fractions['evaluating'])} of the run's time ({how})."
 
 
+def _translating(explanation: Explanation) -> str:
+    evidence = explanation.evidence
+    share, seconds = percent(explanation.run_fractions["translating"]), number_text(evidence.summary["translate_seconds"], 1)
+    finished = "" if evidence.summary["translated"] else ", and was not finished"
+    return (
+        f"translating all test sentences at the end holds it back: it takes {share} of the run's time ({seconds} s{finished}). "
+        "It takes place once; a longer run has less of it."
+    )
+
+
 def _saving(explanation: Explanation) -> str:
     share = percent(explanation.run_fractions["saving"])
     saved = explanation.evidence.saved
@@ -238,9 +251,9 @@ def _run_line(explanation: Explanation) -> str:
 
 
 def _beside(explanation: Explanation) -> str:
-    return ", ".join(
-        f"{NAMES[component]} {percent(explanation.run_fractions[component])}" for component in ("evaluating", "saving", "other")
-    )
+    fractions, translates = explanation.run_fractions, bool(explanation.evidence.job.get("translation_signatures"))
+    shown = [component for component in (*BESIDE_TRAINING, "other") if component != "translating" or translates or fractions[component]]
+    return ", ".join(f"{NAMES[component]} {percent(fractions[component])}" for component in shown)
 
 
 def _nodes(explanation: Explanation) -> Table:

@@ -11,10 +11,23 @@ from typing import Any
 
 from ...records.summary.time_shares import COMPONENTS
 
-__all__ = ["STEP_COMPONENTS", "Shares", "Worker", "around_training", "calibrated_segment", "node_fractions", "read_shares", "read_workers"]
+__all__ = [
+    "BESIDE_TRAINING",
+    "STEP_COMPONENTS",
+    "Shares",
+    "Worker",
+    "around_training",
+    "calibrated_segment",
+    "node_fractions",
+    "read_shares",
+    "read_workers",
+]
 
 STEP_COMPONENTS = ("compute", "data", "peers", "network")
 """What a step consists of."""
+
+BESIDE_TRAINING = {"evaluating": "eval_seconds", "translating": "translate_seconds", "saving": "checkpoint_seconds"}
+"""What a run's clock knows beside training, and the figure of a summary that has its seconds; translating is that at the run's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class Shares:
 
     - `step`: of the training time, by `STEP_COMPONENTS`; in sync mode of the step as the slowest worker makes it: what a worker of ordinary
       speed does itself, what it waits for the slowest, and what the exchange adds to that. In async mode of the workers' time together.
-    - `run`: of the run clock: those, and `evaluating`, `saving` and `other`; they add up to 1
+    - `run`: of the run clock: those, and `evaluating`, `translating`, `saving` and `other`; they add up to 1
     - `uncertainty`: of each component of `run`, how far it may be off because what was calibrated varied
     - `slowest`: the worker with the most own time; `slowness`: that time over that of a worker of ordinary speed
     """
@@ -101,8 +114,9 @@ def ordinary(workers: Sequence[Worker]) -> Worker:
 
 
 def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return what fractions of the run clock were spent training, evaluating, saving and otherwise; known without calibration too."""
-    seconds = {"training": summary["train_seconds"], "evaluating": summary["eval_seconds"], "saving": summary["checkpoint_seconds"]}
+    """Return what fractions of the run clock were spent training, beside it and otherwise; known without calibration too."""
+    beside = {component: summary[name] for component, name in BESIDE_TRAINING.items()}
+    seconds = {"training": summary["train_seconds"], **beside}
     whole = max(summary["run_seconds"], sum(seconds.values()))
     fractions = {component: value / whole if whole else 0.0 for component, value in seconds.items()}
     return {**fractions, "other": max(0.0, 1.0 - sum(fractions.values()))}
@@ -119,7 +133,7 @@ def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares
     around = around_training(summary)
     training = around["training"] * (1.0 - idle)
     run = {component: fraction * training for component, fraction in step.items()}
-    run |= {component: around[component] for component in ("evaluating", "saving")}
+    run |= {component: around[component] for component in BESIDE_TRAINING}
     run["other"] = max(0.0, 1.0 - sum(run.values()))
     uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], alone=len(workers) == 1)
     uncertainty = {component: uncertain.get(component, 0.0) * training for component in run}

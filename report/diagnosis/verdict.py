@@ -11,17 +11,19 @@ from ..catalog.run import Run
 from .evidence import Evidence, read_evidence
 from .exchange_costs import ExchangeCosts, exchange_costs
 from .links import Link, NetworkCause, message_fraction, network_cause
-from .time_shares import Shares, Worker, around_training, node_fractions
+from .time_shares import BESIDE_TRAINING, Shares, Worker, around_training, node_fractions
 
 __all__ = ["Evidence", "Explanation", "NodeView", "explain", "read_evidence"]
 
-Verdict = Literal["starved", "compute", "network", "data", "peers", "evaluating", "saving", "other", "mixed", "unclear", "unknown"]
+Verdict = Literal[
+    "starved", "compute", "network", "data", "peers", "evaluating", "translating", "saving", "other", "mixed", "unclear", "unknown"
+]
 
 SLOW = 1.5
 """From this on a worker counts as slow: its own work takes so many times that of a worker of ordinary speed."""
 
 DOMINANT = 0.4
-"""Below this nothing dominates: with seven components, what is less has another of nearly its size beside it or is spread over many."""
+"""Below this nothing dominates: with eight components, what is less has another of nearly its size beside it or is spread over many."""
 
 LEAST_DIFFERENCE = 0.05
 """Shares of two runs of one job differ by so much on a machine that does other things too; a smaller lead decides nothing."""
@@ -134,7 +136,7 @@ def _judged(evidence: Evidence) -> Explanation:
     shares = evidence.shares
     if shares is None:
         around = around_training(evidence.summary)
-        long = [component for component in ("evaluating", "saving", "other") if around[component] > LARGEST_UNSEEN]
+        long = [component for component in (*BESIDE_TRAINING, "other") if around[component] > LARGEST_UNSEEN]
         verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
         views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
         return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, evidence)

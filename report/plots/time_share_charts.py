@@ -21,9 +21,13 @@ _NO_UPDATES = "made no updates"
 _CLOCK_COMPONENTS = {
     "training": ("train_seconds", COLOURS[0]),
     "evaluation": ("eval_seconds", COLOURS[5]),
+    "translation at the end": ("translate_seconds", COLOURS[2]),
     "checkpoints": ("checkpoint_seconds", COLOURS[4]),
     "between commands": ("other_seconds", INK),
 }
+_SELDOM = ("translate_seconds",)
+"""Shown where some run has it: most models translate nothing."""
+
 _STEP_COMPONENTS = {
     "data": ("data_seconds", COLOURS[4]),
     "computing": ("compute_seconds", COLOURS[0]),
@@ -56,7 +60,7 @@ def time_shares(runs: Sequence[Run]) -> Picture:
             tuple(
                 Segment(name, np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
                 for name, (key, colour) in _CLOCK_COMPONENTS.items()
-                if any(key in clock for clock in clocks)
+                if any(_has(clock, key) for clock in clocks)
             ),
             "s",
             ("",) * len(ended),
@@ -82,7 +86,7 @@ def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
 
     What is known of the time in which workers had nothing to do is no training.
     """
-    segment, measured = calibrated_segment(summary), ("train_seconds", "eval_seconds", "checkpoint_seconds")
+    segment, measured = calibrated_segment(summary), ("train_seconds", "eval_seconds", "translate_seconds", "checkpoint_seconds")
     shares = summary.get("time_shares")
     if shares is not None and segment is summary:
         clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}
@@ -126,8 +130,12 @@ def _short(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else duration_text(seconds)
 
 
+def _has(clock: Mapping[str, float], key: str) -> bool:
+    return bool(clock.get(key)) if key in _SELDOM else key in clock
+
+
 def _said(run: Run, clock: Mapping[str, float]) -> str:
-    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _CLOCK_COMPONENTS.items() if key in clock)
+    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _CLOCK_COMPONENTS.items() if _has(clock, key))
     steps = []
     for node, figures in ends_of(_nodes(run), _waited)[0]:
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]

@@ -88,7 +88,8 @@ def _measured_part(run: Run, series: StepSeries) -> _Part:
     examples = float(series.group_examples[kept].sum() / counts.sum()) if len(counts) else None
     measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved, [end - start for start, end in translated])
     trained = float(training_clock(np.array([ends.max()]), stops)[0]) if len(ends) else 0.0
-    paused = math.fsum(evaluations) + math.fsum(saved) + math.fsum(own)
+    translating = math.fsum(own) or run.summary["translate_seconds"]  # also of one that was cut off, which no event times
+    paused = math.fsum(evaluations) + math.fsum(saved) + translating
     return _Part(steps, began, first, examples, measured, trained, paused, bool(own))
 
 
@@ -115,11 +116,12 @@ def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None)
 
 def _as_it_was(run: Run, part: _Part) -> Answer:
     summary = run.summary
-    figures = {name: summary[name] for name in ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")}
-    evaluations = len(part.measured.evaluation_seconds)
-    parts = _parts(figures["train_seconds"], evaluations, figures["eval_seconds"], figures["checkpoint_seconds"], 0.0)
+    names = ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds")
+    figures = {name: summary[name] for name in names}
+    evaluations = len(run.evals)  # of all parts, as the seconds are
+    parts = _parts(evaluations, *(figures[name] for name in names[2:]))
     if run.job.get("translation_signatures") and not part.translated:
-        parts += ", without the translation of all test sentences at the end, which was not finished"
+        parts += f", {'which' if figures['translate_seconds'] else f'without {_TRANSLATION}, which'} was not finished"
     around = time_text(summary["total_seconds"] - summary["run_seconds"])
     text = f"{time_text(summary['total_seconds'])} {_why_it_ended(run, part.steps)}: start-up and end {around}, {parts}"
     return Answer(KEY, QUESTION, text, {"predicted": False, "steps": part.steps, "total_seconds": summary["total_seconds"], **figures})
@@ -148,12 +150,13 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
     return {
         "predicted": True,
         "planned_steps": left.steps + part.steps,
-        "measured_steps": part.steps,
-        "measured_seconds": summary["run_seconds"],
+        "measured_steps": part.steps - part.began_step,
+        "measured_seconds": summary["run_seconds"] - part.began_seconds,
         "total_seconds": fixed + run_seconds,
         "total_seconds_low": band[0],
         "total_seconds_high": band[1],
         "run_seconds": run_seconds,
+        "earlier_seconds": part.began_seconds,
         "init_seconds": summary["init_seconds"],
         "train_seconds": part.trained_seconds + left.train_seconds,
         "evaluations": 0 if anew is None else anew.evaluations,
@@ -165,12 +168,14 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
     }
 
 
-def _parts(train: float, evaluations: int, evaluate: float | None, save: float | None, translate: float | None) -> str:
+_TRANSLATION = "the translation of all test sentences at the end"
+
+
+def _parts(evaluations: int, train: float, evaluate: float | None, save: float | None, translate: float | None) -> str:
     counted = f"{evaluations:,} evaluation{'s' if evaluations != 1 else ''}"
     evaluated = f"{counted} not counted, as none was measured" if evaluate is None else f"{counted} {time_text(evaluate)}"
     saved = "checkpoints not counted, as none was measured" if save is None else f"checkpoints {time_text(save)}"
-    translated = "the translation of all test sentences at the end"
-    at_the_end = f", {translated} not counted, as none was measured" if translate is None else f", {translated} {time_text(translate)}"
+    at_the_end = f", {_TRANSLATION} not counted, as none was measured" if translate is None else f", {_TRANSLATION} {time_text(translate)}"
     return f"training {time_text(train)}, {evaluated}, {saved}{'' if translate == 0.0 else at_the_end}"
 
 
@@ -180,11 +185,13 @@ def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[
     planned = "as planned" if wanted == AS_PLANNED else "as asked"
     until = f", or less where {run.job['until']} is reached before" if run.job.get("until") else ""
     around = time_text(total - whole["run_seconds"])
-    times = (whole[name] for name in ("eval_seconds", "checkpoint_seconds", "translate_seconds"))
-    parts = _parts(whole["train_seconds"], whole["evaluations"], *times)
-    judged = f"{count_text(part.steps)} updates in {time_text(whole['measured_seconds'])}"
+    earlier = f"until it was resumed {time_text(part.began_seconds)}, then " if part.began_seconds else ""
+    times = (whole[name] for name in ("train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds"))
+    parts = _parts(whole["evaluations"], *times)
+    judged = f"{count_text(whole['measured_steps'])} updates in {time_text(whole['measured_seconds'])}"
+    since = " since the run was resumed" if part.began_seconds else ""
     return (
         f"about {time_text(total)}{band} {planned}, {count_text(whole['planned_steps'])} updates{until}: "
-        f"start-up and end {around}, {parts}; "
-        f"judged by {judged}; left from there {time_text(left.seconds)}"
+        f"start-up and end {around}, {earlier}{parts}; "
+        f"judged by {judged}{since}; left from there {time_text(left.seconds)}"
     )

@@ -22,6 +22,7 @@ _WAITS = {
     "peers": "slow peers",
     "data": "data",
     "evaluating": "evaluating",
+    "translating": "translating at the end",
     "saving": "saving",
     "other": "what lies between commands",
 }

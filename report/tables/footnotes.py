@@ -20,6 +20,10 @@ _USUAL = frozenset(rule.key for rule in RULES if rule.independent)
 _SAME = "data, seed, precision, threads, machine, releases, optimizer and schedule, augmentation, budget, evaluations and network"
 
 
+_SAID_BY = {"workers": ("nodes",), "update_examples": ("global_batch_size", "batch_size")}
+"""Settings that need not be named where others beside them have the same values."""
+
+
 def above(comparison: Comparison) -> list[str]:
     """Return what is compared and what else is not alike, a line each; of a single row what is wrong with it."""
     copies = [f"Copies of one run, which count once: {', '.join(names)}." for names in comparison.copies]
@@ -31,10 +35,10 @@ def above(comparison: Comparison) -> list[str]:
 def _differences(comparison: Comparison) -> list[str]:
     comparability = comparison.comparability
     values = {one.key: one.values for one in comparability.independent}
-    independent = [one for one in comparability.independent if one.key != "workers" or one.values != values.get("nodes")]
+    independent = [one for one in comparability.independent if not any(one.values == values.get(key) for key in _SAID_BY.get(one.key, ()))]
     lines = [f"Compared: {'; '.join(_named(one) for one in independent)}."] if independent else []
     for one in comparability.independent:
-        if one.key in ("mode", "global_batch_size"):
+        if one.key in ("mode", "update_examples"):
             lines.append(f"  {one.label}: {one.why}.")
     if comparability.beside:
         lines.append(f"Not alike, though no figure depends on it: {'; '.join(_named(one) for one in comparability.beside)}.")

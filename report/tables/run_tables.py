@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -68,10 +70,11 @@ def plain_table(**options: Any) -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
 
 
-def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> RenderableType:
+def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, path: Path | None = None) -> RenderableType:
     """Return the end-of-run table: the figures, then what each node used.
 
-    `job` is the run's ``job.json``, which knows of the segments of a run that was resumed.
+    `job` is the run's ``job.json``, which knows of the segments of a run that was resumed; `path` the run directory, for a command that
+    makes up for what is missing.
     """
     entry = _as_shown(_entry(summary, job))
     figures = entry.figures
@@ -86,6 +89,8 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
     for one in run_columns(entry.runs):
         if figures.get(one.key) is not None and one.key not in _ONLY_SIDE_BY_SIDE:
             main.add_row(one.label, one.show(figures[one.key]))
+    if (missing := _not_translated(summary, entry.runs[0], path)) is not None:
+        main.add_row("test sentences", missing)
     if figures["target"] is not None:
         main.add_row(
             "target", f"{one_line(figures['target'])} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}"
@@ -103,6 +108,14 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
     changed = changed_text(_run(summary, job))
     mixed = ["", changed] if changed else []
     return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
+
+
+def _not_translated(summary: Mapping[str, Any], run: Run, path: Path | None) -> str | None:
+    """Return what there is to say of a run that did all but the translation at its end; None of any other."""
+    if summary["state"] != "succeeded" or summary.get("translated") or not run.job.get("translation_signatures"):
+        return None
+    saved = (summary.get("checkpoints") or {}).get("saved")
+    return f"not translated: trainer evaluate {one_line(shlex.quote(str(path)))}" if path is not None and saved else "not translated"
 
 
 def _patience(found: Mapping[str, Any], run: Run) -> str:

@@ -30,6 +30,9 @@ def test_an_interrupt_leaves_a_complete_run_with_its_checkpoint(tmp_path):
         assert process.wait(60) == 0, process.stderr()
         wait_until(lambda: not process.alive(), 10, "the end of every process")
         assert "its test sentences were not all translated (interrupted by the user)" in process.stderr()
+        assert "trainer: ending the translation; the run is complete" in process.stderr()
+        assert "saving a checkpoint" not in process.stderr()
+        assert f"not translated: trainer evaluate {path}" in process.stdout()
     summary = json.loads((path / "summary.json").read_text())
     assert (summary["state"], summary["steps"], summary["translated"]) == ("succeeded", 5, None)
     assert [found.name for found in list_checkpoints(path)] == ["step-000000005"]

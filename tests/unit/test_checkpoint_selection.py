@@ -101,8 +101,8 @@ def test_without_a_moving_average(tmp_path):
         (Selection(average=6), r"--average-checkpoints: got 6, but the run .* has 5 checkpoints that are sound"),
         (Selection(checkpoint="7"), r"--checkpoint: got '7'; allowed: step-000000500, step-000000400"),
         (Selection(checkpoint="../x"), r"--checkpoint: got '../x'; allowed: "),
-        (Selection(checkpoint="300", best=True), r"--checkpoint: got '300', which is one already"),
-        (Selection(checkpoint="300", average=2), r"--checkpoint: got '300', which is one already"),
+        (Selection(checkpoint="300", best=True), r"--checkpoint: got '300', which names the one to take, and --best, which"),
+        (Selection(checkpoint="300", average=2), r"--checkpoint: got '300', .* and --average-checkpoints, .* give one of the two"),
     ],
 )
 def test_what_cannot_be_chosen(run, selection, message):

@@ -31,6 +31,9 @@ def translating(training="greedy", end="beam4"):
     return {"described": {"metrics": infos, "translation_metrics": ["bleu", "chrf", "exact"], "translation_signatures": signatures}}
 
 
+MISSED = {"summary": {"target_reached": False}}
+EXHAUSTED = {"patience": {"evaluations": 3, "exhausted": True}}
+
 DIFFERENCES = [
     ("model", {}, {"model": "cnn"}, set(GROUPS)),
     ("data", {}, {"data": "mnist"}, LEARNT),
@@ -60,8 +63,10 @@ DIFFERENCES = [
     ("augment", {}, {"augment": "flip"}, set(GROUPS)),
     ("precision", {}, {"summary": {"precision_used": "bf16 (emulated)"}}, set(GROUPS)),
     ("budget", {}, {"epochs": 2}, FIGURES | {TIME}),
-    ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8"}, LEARNT | {TIME}),
-    ("patience", {}, {"patience": 3}, LEARNT | {TIME}),
+    ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8", "summary": {"target_reached": True}}, LEARNT | {TIME}),
+    ("until", {"until": "accuracy>=0.9", **MISSED}, {"until": "accuracy>=0.8", **MISSED}, {TARGET}),
+    ("patience", {}, {"patience": 3, "summary": EXHAUSTED}, LEARNT | {TIME}),
+    ("patience", {"patience": 9}, {"patience": 3}, set()),
     ("eval_every", {}, {"eval_every": "10steps"}, {TIME, TARGET}),
     ("checkpoints", {}, {"checkpoint_every": "1epoch"}, {TIME, TARGET, RESOURCES}),
     ("checkpoints", {}, {"save_final": False}, {TIME, TARGET, RESOURCES}),
@@ -103,9 +108,11 @@ DIFFERENCES = [
      {"described": {"translation_signatures": {"training": "tok:char|greedy", "end": "tok:13a|beam4"}}}, {TRANSLATIONS}),
     ("translation_signature", {"until": "bleu>=20", **translating("a")}, {"until": "bleu>=20", **translating("b")}, {TRANSLATIONS, TARGET}),
     ("translation_signature", {"keep_best": "chrf", **translating("a")}, {"keep_best": "chrf", **translating("b")}, {TRANSLATIONS, TARGET}),
-    ("translation_signature", {"patience": 3, **translating("a")}, {"patience": 3, **translating("b")}, {TRANSLATIONS, TARGET}),
+    ("translation_signature", {"patience": 3, "summary": EXHAUSTED, **translating("a")}, {"patience": 3, **translating("b")},
+     {TRANSLATIONS, TARGET}),
+    ("translation_signature", {"patience": 3, **translating("a")}, {"patience": 3, **translating("b")}, {TRANSLATIONS}),
     ("translation_signature", {"until": "loss<=2", **translating("a")}, {"until": "loss<=2", **translating("b")}, {TRANSLATIONS}),
-    ("translation_signature", {"keep_best": "perplexity", "patience": 3, **translating("a")},
+    ("translation_signature", {"keep_best": "perplexity", "patience": 3, "summary": EXHAUSTED, **translating("a")},
      {"keep_best": "perplexity", "patience": 3, **translating("b")}, {TRANSLATIONS}),
     ("translation_signature_at_the_end", translating(end="tok:13a|beam4"), translating(end="tok:13a|beam1"), {AT_THE_END}),
     ("translation_signature_at_the_end", translating(end="x"),
@@ -213,9 +220,9 @@ def test_where_a_run_lies_and_what_it_is_called_keeps_no_repeats_apart(key, valu
         ({"backend": "tf"}, ["backend"], set()),
         ({"mode": "async"}, ["mode"], {STEPS}),
         ({"nodes": 2, "batch_size": 16}, ["nodes", "workers", "batch_size"], set()),
-        ({"nodes": 2}, ["nodes", "workers", "global_batch_size"], {STEPS}),
+        ({"nodes": 2}, ["nodes", "workers", "global_batch_size", "update_examples"], {STEPS}),
         ({"procs_per_node": 2, "batch_size": 16}, ["workers", "batch_size"], set()),
-        ({"batch_size": 64}, ["global_batch_size", "batch_size"], {STEPS}),
+        ({"batch_size": 64}, ["global_batch_size", "batch_size", "update_examples"], {STEPS}),
     ],
 )
 def test_what_is_compared_is_no_fault(other, keys, marks):
@@ -223,6 +230,19 @@ def test_what_is_compared_is_no_fault(other, keys, marks):
     assert [difference.key for difference in found.independent] == keys
     assert found.faults == []
     assert found.marks(1) == marks
+
+
+def test_an_update_of_async_mode_is_of_one_workers_batch():
+    sync, two = made(batch_size=32), made("two", mode="async", nodes=2, batch_size=32)
+    found = compare_settings([sync, two])
+    assert "update_examples" not in [difference.key for difference in found.independent]
+    assert not [line for line in above(compare_runs([sync, two])) if "examples of an update" in line]
+    four = made("four", mode="async", nodes=4, batch_size=32)
+    assert compare_settings([two, four]).marks(1) == set()  # each worker's update is as large, so steps/s compare
+    larger = compare_runs([two, made("larger", mode="async", nodes=2, batch_size=64)])
+    assert larger.marks[1] == {STEPS}
+    told = "  examples of an update: steps/s count other amounts of work; loss and metrics after as many epochs differ by design."
+    assert told in above(larger)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from made_up_training import LeadingTask, Records, Saver, training_loop
 from test_translation_orders import OBJECTIVE, answer
 
 from crosstrain.core.errors import RunFailedError
+from crosstrain.engine.progress.base import QuietProgress
 
 SENTENCES = 700
 STEPS = 24
@@ -57,6 +58,15 @@ def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
     assert run.records.events["translated"]["sentences"] == 700
 
 
+def test_translating_at_the_end_is_time_of_its_own():
+    """Each command takes as long, says the task; those before the end are evaluations."""
+    run = Run()
+    outcome = run.loop.run()
+    decoded = run.tasks.commands.count("decode") - ORDERS_AT_THE_END
+    assert outcome.translate_seconds == pytest.approx(0.1 * ORDERS_AT_THE_END)
+    assert outcome.eval_seconds == pytest.approx(0.1 * (run.tasks.commands.count("evaluate") + decoded))
+
+
 def test_a_failure_of_the_translations_costs_no_state():
     def fail(loop, number):
         raise RunFailedError("out of memory")
@@ -67,16 +77,41 @@ def test_a_failure_of_the_translations_costs_no_state():
     assert (run.saver.written, run.loop.outcome.updates_reported) == (1, STEPS)
 
 
+class Seen(QuietProgress):
+    """Keeps what it is told that goes on beside training, each once."""
+
+    def __init__(self):
+        self.said = []
+
+    def doing(self, text):
+        if text not in self.said[-1:]:
+            self.said.append(text)
+
+
+def test_how_far_evaluations_and_the_translation_at_the_end_are_is_told():
+    run = Run()
+    run.loop.progress = seen = Seen()
+    run.loop.run()
+    said = [text for text in seen.said if text is not None]
+    assert said[0] == f"evaluating after step {STEPS}"
+    assert [text for text in said if "greedy" in text] == [f"translating 500 test sentences (greedy): {done} done" for done in (0, 256)]
+    at_the_end = [f"translating all 700 test sentences (beam 4): {64 * order} done" for order in range(ORDERS_AT_THE_END)]
+    assert [text for text in said if "beam" in text] == at_the_end
+    assert seen.said[-1] is None
+
+
 @pytest.mark.parametrize("saves", [{"checkpoint_every": "10steps"}, {}, {"save_final": False}])
 def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
     found = []
     run = Run(lambda loop, number: found.append(loop.interrupt()) if number == 1 else None, **saves)
     outcome = run.loop.run()
     assert found == [True]
+    assert run.loop.only_translates
     assert run.orders == 2
     assert (outcome.updates_reported, outcome.interrupted) == (STEPS, False)
     assert run.saver.written == run.tasks.commands.count("state")
     assert "translated" not in run.records.events
+    assert outcome.translate_seconds == pytest.approx(0.2)  # as far as it came
     assert run.records.events["translation_interrupted"] == {"step": STEPS, "split": "test"}
 
 
@@ -93,6 +128,7 @@ def test_a_pause_while_training_stops_it_with_a_checkpoint():
     run = Run(checkpoint_every="10steps")
     run.tasks.before = lambda command: run.loop.pause() if command.kind == "train" else None
     outcome = run.loop.run()
+    assert not run.loop.only_translates
     assert outcome.interrupted
     assert outcome.updates_reported < STEPS
     assert (run.saver.written, run.orders) == (1, 0)

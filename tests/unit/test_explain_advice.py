@@ -7,7 +7,7 @@ from explained_runs import explained_run, using
 from crosstrain.cli.commands.run import run as run_command
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.diagnosis.advice import advise
-from crosstrain.report.diagnosis.text import notes
+from crosstrain.report.diagnosis.text import headline, notes
 from crosstrain.report.diagnosis.verdict import explain
 
 MS = 1e-3
@@ -162,6 +162,9 @@ def test_cores_that_are_not_used(tmp_path):
     assert found["--threads 4"].speedup == pytest.approx(4)
     assert found["--threads 4"].bound == "at most"
     assert found["--precision bf16"].speedup is None
+    assert "only on a processor with instructions for it" in found["--precision bf16"].reason
+    on_gpu = advice(tmp_path, steps(compute=10), figures={"device_used": "gpu"}, name="gpu")
+    assert on_gpu["--precision bf16"].reason.endswith("; by how much, depends on the GPU")
     assert "--batch-size 64" not in found  # everything grows with the batch
     shared = advice(tmp_path, steps(compute=10), **{**options, "figures": {"nodes_sharing_cores": 2}}, name="shared")
     assert "--threads 4" not in shared
@@ -185,6 +188,20 @@ def test_less_often(tmp_path, figures, job, option):
         assert found[option].speedup == pytest.approx(1 / 0.7)
 
 
+TRANSLATES = {"train_seconds": 0.3, "eval_seconds": 0.1, "translate_seconds": 0.6}
+
+
+def test_the_translation_at_the_end_is_not_avoided_by_fewer_evaluations(tmp_path):
+    path = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=4)
+    found = explain(Run(path))
+    assert (found.verdict, found.run_fractions["translating"]) == ("translating", pytest.approx(0.6))
+    assert [entry.option for entry in advise(found)] == ["--beam 1"]
+    text = headline(found)
+    assert text.startswith("translating all test sentences at the end holds it back: it takes 60% of the run's time (0.6 s, and was not ")
+    greedy = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=1, name="greedy")
+    assert advise(explain(Run(greedy))) == []
+
+
 def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
     """Typed as they are shown, they make a valid job of the kind that they are recommended for."""
     runs = [
@@ -193,6 +210,7 @@ def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
         explained_run(tmp_path, steps(compute=1, data=9), augment="crop", name="c"),
         explained_run(tmp_path, steps(compute=9), name="d"),
         explained_run(tmp_path, steps(compute=9), figures={"train_seconds": 0.3, "eval_seconds": 0.6}, name="e"),
+        explained_run(tmp_path, steps(compute=9), figures=TRANSLATES, beam=4, name="g"),
     ]
     options = [entry.option for run in runs for entry in advise(explain(Run(run)))]
     assert len(options) > 8

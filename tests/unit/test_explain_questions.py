@@ -16,6 +16,7 @@ from crosstrain.cli.commands.explain import explain as command
 from crosstrain.records.schema import EvalRecord
 from crosstrain.records.store.jsonl import write_document
 from crosstrain.report.catalog.run import Run
+from crosstrain.report.catalog.unfinished import as_recorded
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.questions.answers import answers
 from crosstrain.report.questions.hardware_use import hardware_use
@@ -56,13 +57,23 @@ def test_the_translation_at_the_end_is_counted_as_it_was_measured(tmp_path):
     assert asked(path)["duration"]["text"].endswith(", without the translation of all test sentences at the end, which was not finished")
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"schema": 1, "event": "translated", "time_seconds": 3.0, "detail": {"seconds": 1.0}}) + "\n")
-    write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5})
-    assert "translation" not in asked(path)["duration"]["text"]
+    write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5, "translate_seconds": 1.0})
+    assert asked(path)["duration"]["text"].endswith(", the translation of all test sentences at the end 1 s")
+    assert asked(path)["duration"]["translate_seconds"] == 1.0
     found = asked(path, "--planned-steps", "400")["duration"]
     assert found["run_seconds"] == pytest.approx(5.0)
     assert (found["translate_seconds"], found["left"]["translate_seconds"]) == (1.0, 1.0)
     assert found["left"]["seconds"] == pytest.approx(3.0)
     assert "the translation of all test sentences at the end 1 s; judged by" in found["text"]
+
+
+def test_a_translation_that_was_cut_off_is_no_evaluation(tmp_path):
+    path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=TRANSLATING)
+    write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5, "translate_seconds": 1.0})
+    assert asked(path)["duration"]["text"].endswith(", the translation of all test sentences at the end 1 s, which was not finished")
+    found = asked(path, "--planned-steps", "400")["duration"]
+    assert found["run_seconds"] == pytest.approx(4.0)  # what was cut off does not come again
+    assert found["translate_seconds"] is None
 
 
 def without_summary(path, state):
@@ -91,6 +102,14 @@ def test_a_run_without_a_summary_is_answered_from_its_records(tmp_path, state, w
     assert CliRunner().invoke(command, [str(path)]).exit_code == 0
 
 
+def test_the_clock_of_a_run_without_a_summary_knows_the_translation_at_its_end(tmp_path):
+    path = trained(tmp_path, state="succeeded", total=200, eval_every="end", described=TRANSLATING)
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"schema": 1, "event": "translated", "time_seconds": 3.0, "detail": {"seconds": 1.0}}) + "\n")
+    summary = as_recorded(Run(without_summary(path, "died"))).summary
+    assert (summary["train_seconds"], summary["translate_seconds"]) == (pytest.approx(2.0), 1.0)
+
+
 @pytest.mark.parametrize("option", [["--planned-steps", "2000"], ["--planned-epochs", "20"]])
 def test_another_plan_than_that_of_the_run(tmp_path, option):
     described = {"dataset": {"name": "x", "sizes": {"train": 1000, "test": 10}}}
@@ -104,6 +123,28 @@ def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):
     found = asked(trained(tmp_path, state="succeeded", total=200))["duration"]
     assert not found["predicted"]
     assert found["text"].startswith("4.5 s as planned, 200 updates: start-up and end 2.5 s, training 2 s")
+
+
+RESUMED = {"segments": [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 1.5, "step": 150, "changed": {}}]}
+"""After 150 of 200 updates, and three of four evaluations."""
+
+
+def resumed(out, **options):
+    evaluations = [replace(EVALUATION, step=step, time_seconds=step / 100, seconds=0.01) for step in (50, 100, 150, 200)]
+    return trained(out, evaluations=evaluations, eval_every="50steps", described=RESUMED, **options)
+
+
+def test_the_evaluations_of_all_parts_go_with_the_seconds_of_all_parts(tmp_path):
+    found = asked(resumed(tmp_path, state="succeeded", total=200))["duration"]
+    assert "200 updates: start-up and end 2.5 s, training 2 s, 4 evaluations " in found["text"]
+
+
+def test_a_prediction_names_the_part_that_it_is_judged_by(tmp_path):
+    found = asked(resumed(tmp_path, save_final=False))["duration"]
+    assert (found["measured_steps"], found["measured_seconds"], found["earlier_seconds"]) == (50, pytest.approx(0.5), 1.5)
+    assert found["run_seconds"] == pytest.approx(found["earlier_seconds"] + found["train_seconds"] + found["eval_seconds"], abs=0.02)
+    assert "until it was resumed 1.5 s, then training " in found["text"]
+    assert "; judged by 50 updates in 0.5 s since the run was resumed; " in found["text"]
 
 
 def test_a_run_that_its_target_ended_has_no_plan_left(tmp_path):

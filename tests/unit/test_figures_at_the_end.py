@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -74,6 +75,19 @@ def test_a_run_without_scores_at_its_end_has_no_rows_of_them():
         assert "at the end" not in to_text(one_run(run.summary, run.job))
         assert "at the end" not in as_text(compare_runs([run, translating("two", bleu=None)]))
         assert not [name for name in row(run.summary) if name.startswith("end_")]
+
+
+def test_a_run_that_was_not_translated_at_its_end_says_how_to_make_up_for_it():
+    run = translating(bleu=None)
+    checkpoints = {"checkpoints": {"saved": 1, "failed": 0}}
+
+    def row_of(summary):
+        return lines(to_text(one_run({**run.summary, **summary}, run.job, Path("runs/a b")))).get("test sentences")
+
+    assert row_of(checkpoints) == "not translated: trainer evaluate 'runs/a b'"
+    assert row_of({"checkpoints": {"saved": 0, "failed": 1}}) == "not translated"
+    assert row_of({**checkpoints, "state": "interrupted"}) is None
+    assert "test sentences" not in to_text(one_run(translating().summary, run.job, Path("runs/a")))
 
 
 def test_a_comparison_and_a_page_have_a_column_for_each():

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from crosstrain.cli.commands.models import describe_models
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, forward_plugin, model_base
@@ -154,3 +155,10 @@ def test_the_command_shows_and_refuses_them(model, tmp_path):
     shown = trainer("run", "--model", f"{model}?width=02", "--backend", "torch", "--print-config", "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["model"]["value"] == model
+
+
+def test_every_argument_is_shown_with_its_default():
+    (transformer,) = (row for row in describe_models() if row.name == "transformer")
+    assert "norm: pre, post [default: pre]" in transformer.arguments
+    assert "dropout: a number [default: that of the size]" in transformer.arguments
+    assert all("[default: " in argument for argument in transformer.arguments)

@@ -6,8 +6,10 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
 from crosstrain.core.units import Target
 from crosstrain.metrics import Metric
 from crosstrain.models.objectives import CLASSIFICATION, COUNTED, LOSS_SUM, Objective
@@ -79,3 +81,14 @@ def test_more_sums_or_metrics_than_files_and_messages_take_are_refused():
         Objective("wide", "cross_entropy", sums, ())
     with pytest.raises(ValueError, match="a snake_case word of at most 64 characters"):
         Metric("m" * 65, "long", "lower", lambda sums: 0.0)
+
+
+def test_the_best_is_kept_by_a_figure_in_any_case():
+    for typed in ("Accuracy", " ACCURACY ", "loss"):
+        CLASSIFICATION.check(None, Job(keep_best=typed).keep_best)
+    for typed in ("BLEU", "token accuracy", "1"):
+        with pytest.raises(UsageError, match="allowed: a figure of the evaluation: accuracy or loss"):
+            CLASSIFICATION.check(None, Job(keep_best=typed).keep_best)
+    for typed in ("", "Größe", "a\nb", "a" * 65):
+        with pytest.raises(ValidationError, match="a figure of the evaluation by its name"):
+            Job(keep_best=typed)

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import sys
 import tracemalloc
 
@@ -111,6 +112,18 @@ def test_a_held_out_split_shares_no_text_with_the_training_pairs(tmp_path):
     assert dataset.info.sizes["train"] == 450 - 40 - left
 
 
+def test_test_pairs_that_repeat_are_told(tmp_path):
+    source, target = SENTENCES[:50] * 8, SÄTZE[:50] * 8
+    name = corpus(tmp_path, source, target, test=0) + ",held-out=40"
+    places = chosen(len(source), 40, parallel_text._HELD_OUT_SEED)
+    distinct = len({source[place] for place in places.tolist()})
+    assert distinct < 40
+    said = CliRunner().invoke(data, ["prepare", name], catch_exceptions=False).stdout
+    assert f"  of the 40 test pairs {distinct} are distinct\n" in said
+    facts = json.loads(CliRunner().invoke(data, ["info", name, "--json"], catch_exceptions=False).stdout)
+    assert facts["distinct_test_pairs"] == distinct
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_held_out_pair_that_is_left_out_is_named_by_its_line_in_the_file(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(encoding, "PART_PAIRS", 16)
@@ -199,21 +212,27 @@ def test_misaligned_files_are_named_with_both_counts_and_the_first_suspicious_li
     [
         (7, b"x" * 40_000, ["has more than 32,768 bytes in one file and 21", "has 21 bytes in one file and more than 32,768"]),
         (7, b"", ["is empty in one file and has 21 bytes in the other"] * 2),
-        (24, None, ["has no other line beside it in one of the files"] * 2),
     ],
-    ids=["too long", "empty", "missing"],
+    ids=["too long", "empty"],
 )
 def test_a_suspicious_line_is_told_as_it_is(tmp_path, place, line, why):
     source, target = ([f"{word} word number {number:02d} x".encode() for number in range(25)] for word in ("some", "Wort"))
-    if line is None:
-        del source[place:]
-    else:
-        source[place : place + 6] = [line] * 6
-        target.append(b"one more line than that")
+    source[place : place + 6] = [line] * 6
+    target.append(b"one more line than that")
     files = write(tmp_path, "a", source), write(tmp_path, "b", target)
     for one, other, told in ((*files, why[0]), (*files[::-1], why[1])):
         with pytest.raises(UsageError, match=f"suspicious line is {place + 1}: it {told}"):
             aligned_count(one, other)
+
+
+@pytest.mark.parametrize("gone", [slice(9, 10), slice(24, 25), slice(0, 1), slice(10, 25)])
+def test_where_lines_of_one_length_go_apart_is_not_made_up(tmp_path, gone):
+    source, target = ([f"{word} word number {number:02d} x" for number in range(25)] for word in ("some", "Wort"))
+    del target[gone]
+    for files in itertools.permutations((write(tmp_path, "a", source), write(tmp_path, "b", target))):
+        with pytest.raises(UsageError, match=r"has 25.*Where they go apart cannot be told from the lengths of their lines\.$") as said:
+            aligned_count(*files)
+        assert "suspicious" not in str(said.value)
 
 
 @pytest.mark.parametrize(
@@ -242,8 +261,24 @@ def test_a_name_that_says_too_little_is_refused(name):
 
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"no vocabulary of 30000 pieces .*Choose another size"):
-        open_dataset(corpus(tmp_path).replace("400", "30000"))
+    name = corpus(tmp_path)
+    said = r"no vocabulary of 30,000 pieces .*: it is short, and has at most [\d,]+ pieces\. Give --vocabulary (\d+), or \?vocabulary=\1 in"
+    with pytest.raises(UsageError, match=said) as refused:
+        open_dataset(name.replace("400", "30000"))
+    size = int(re.search(r"--vocabulary (\d+)", str(refused.value))[1])
+    assert max(open_dataset(name.replace("400", str(size))).info.features.vocabulary_sizes.values()) == size
+
+
+@pytest.mark.parametrize("bytes_too", [True, False])
+def test_the_size_that_is_named_fits(bytes_too):
+    lines = [f"der Hund läuft {number} Meter" for number in range(40)]
+    for wrong in (20, 60_000):
+        with pytest.raises(UsageError, match=f"no vocabulary of {wrong:,} pieces") as refused:
+            train_vocabulary(lines, wrong, bytes_too=bytes_too)
+        size = int(re.search(r"--vocabulary (\d+)", str(refused.value))[1])
+        assert Vocabulary(train_vocabulary(lines, size, bytes_too=bytes_too)).size == size
+    with pytest.raises(UsageError, match=r"can be made of this text: it has no sentence\.$"):
+        train_vocabulary([], 400, bytes_too=bytes_too)
 
 
 class InterruptedOnPurposeError(BaseException):
@@ -316,6 +351,7 @@ def test_the_command_speaks_of_pairs_languages_and_the_vocabulary(tmp_path, monk
     assert facts["languages"] == ["en", "de"]
     assert facts["examples"] == {"train": 399, "test": 2}
     assert facts["vocabulary"]["pieces"] == 400
+    assert facts["distinct_test_pairs"] == 2
     assert facts["train_target"]["longest"] == int(open_dataset(name).column("train", "target").lengths.max())
     assert "train target longest" in run.invoke(data, ["info", name], catch_exceptions=False).output
     assert "files as they should be" in run.invoke(data, ["verify", "parallel-text"], catch_exceptions=False).output

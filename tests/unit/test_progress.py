@@ -104,6 +104,35 @@ def test_plain_lines_come_at_their_pace(monkeypatch):
     assert nodes == ["node 0  CPU 1.50 of 2 cores  memory 200 MB  sent 400 kB/s  received -"] * 2
 
 
+def test_what_takes_long_beside_training_is_told_at_the_pace_of_other_lines(monkeypatch):
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    now = time.monotonic()
+    progress.start(JOB, (), None)
+    for tick in range(200):  # 50 s
+        monkeypatch.setattr(plain.time, "monotonic", lambda tick=tick: now + 0.25 * tick)
+        progress.doing(f"translating: {tick} done" if tick < 100 else "translating: 99 done" if tick < 180 else None)
+    lines = stream.getvalue().splitlines()[1:]
+    moving = [int(line.split()[1]) for line in lines if line != "translating: 99 done"]
+    assert [later - earlier for earlier, later in itertools.pairwise(moving)] == [8] * 11
+    assert len(lines) - len(moving) in (2, 3)  # 20 s of the same
+    progress.doing("translating: 0 done")
+    assert stream.getvalue().endswith("translating: 0 done\n")
+
+
+def test_a_picture_shows_what_is_done_beside_training_until_it_is_over(screen):
+    progress = RichProgress(screen.stream)
+    progress.start(JOB, (), 10)
+    time.sleep(0.3)
+    progress.doing("evaluating after step 5")
+    time.sleep(0.3)
+    progress.doing(None)
+    progress.close()
+    screen.close()
+    assert "evaluating after step 5" in screen.text
+    assert "evaluating" not in screen.text.rpartition("logreg on digits")[2]
+
+
 class Terminal:
     """A pseudo terminal; `text` is what was written to it, without control sequences."""
 

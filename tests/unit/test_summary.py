@@ -21,8 +21,9 @@ from crosstrain.records.summary.summary import quantile, summarise
 PROMISED = re.findall(
     r"\w+",
     """state backend mode model data nodes workers batch_size global_batch_size seed precision network_source steps updates_scheduled
-updates_applied examples epochs init_seconds train_seconds eval_seconds checkpoint_seconds run_seconds total_seconds steps_per_second
-examples_per_second step_seconds final_train_loss eval best_eval time_to_target_seconds staleness updates_by_worker per_node""",
+updates_applied examples epochs init_seconds train_seconds eval_seconds checkpoint_seconds translate_seconds run_seconds total_seconds
+steps_per_second examples_per_second step_seconds final_train_loss eval best_eval time_to_target_seconds staleness
+updates_by_worker per_node""",
 )
 
 PROMISED_PER_NODE = re.findall(

@@ -44,7 +44,7 @@ def test_the_quick_worker_waits_for_the_slow_one_and_both_for_the_exchange():
     assert parts(shares, 1) == [1.0, 6.0, 0.0, 3.0]
     assert [worker["step_seconds"] for worker in shares["workers"]] == [10.0, 10.0]
     assert shares["overlap_fraction"] == 0.25  # 4 seconds alone, of which 3 show
-    assert shares["run"] == pytest.approx({"train_seconds": 1.6, "eval_seconds": 0.3, "checkpoint_seconds": 0.0, "other_seconds": 0.1})
+    assert shares["run"] == pytest.approx({**RUN, "train_seconds": 1.6, "eval_seconds": 0.3, "other_seconds": 0.1})
 
 
 def test_an_exchange_that_hides_behind_computing_takes_nothing():
@@ -129,6 +129,7 @@ def test_a_summary_has_them_where_the_run_was_calibrated(tmp_path, make, step):
 
 # A run that was resumed ------------------------------------------------------------------------------------------------
 
+RUN = {"checkpoint_seconds": 0.0, "translate_seconds": 0.0}
 EARLIER = {"run_seconds": 0.75, "train_seconds": 0.5, "eval_seconds": 0.25, "checkpoint_seconds": 0.0}
 
 
@@ -165,7 +166,7 @@ def test_steps_and_clock_are_those_of_the_part_that_was_calibrated(groups, data)
     assert [worker["step_seconds"] for worker in shares["workers"]] == pytest.approx([expected] * 2)
     assert [worker["updates"] for worker in shares["workers"]] == [step - before] * 2
     assert shares["part_began_seconds"] == 0.75
-    assert shares["run"] == pytest.approx({"train_seconds": 1.1, "eval_seconds": 0.05, "checkpoint_seconds": 0.0, "other_seconds": 0.1})
+    assert shares["run"] == pytest.approx({**RUN, "train_seconds": 1.1, "eval_seconds": 0.05, "other_seconds": 0.1})
 
 
 def test_an_async_worker_s_updates_are_those_of_the_part(tmp_path):

@@ -6,11 +6,14 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from crosstrain.cli.commands.data import data
 from crosstrain.core import plugins
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import resolve
+from crosstrain.data.store.dataset_list import list_datasets
 from crosstrain.data.store.resolve import written_out
 from crosstrain.data.store.stored_dataset import open_dataset
 from crosstrain.launch.driver.training_job import TrainingJob
@@ -38,6 +41,22 @@ def test_it_becomes_a_part_of_the_name(data, name):
 def test_what_has_no_such_vocabulary_is_refused(data, size):
     with pytest.raises(UsageError, match="vocabulary"):
         written_out(Job(data=data, vocabulary=size))
+
+
+@pytest.mark.parametrize("command", ["prepare", "info"])
+def test_commands_on_data_take_it_as_a_run_does(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path))
+    for language in ("en", "de"):
+        for split in ("", ".test"):
+            (tmp_path / f"x{split}.{language}").write_text("".join(f"{language} {n} of {n * 7} words\n" for n in range(90)))
+    name = f"parallel-text:{tmp_path}/x:en-de"
+    done = CliRunner().invoke(data, [command, name, "--vocabulary", "400"], catch_exceptions=False)
+    assert (done.exit_code, f"{name}?vocabulary=400" in done.stdout) == (0, True)
+    (row,) = [row for row in list_datasets() if row.pieces]
+    assert (row.name, row.pieces) == (f"{name}?vocabulary=400", 400)
+    for wrong in ([f"{name}?vocabulary=500"], ["digits"]):
+        with pytest.raises(UsageError, match="vocabulary: got 400, but"):
+            CliRunner().invoke(data, [command, *wrong, "--vocabulary", "400"], catch_exceptions=False)
 
 
 @dataclass

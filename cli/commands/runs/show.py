@@ -82,7 +82,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield found["run"]
     yield ""
     if found["summary"] is not None:
-        yield to_text(one_run(found["summary"], found["job"])).rstrip("\n")
+        yield to_text(one_run(found["summary"], found["job"], Path(found["path"]))).rstrip("\n")
     if found["summary"] is None or found["state"] != found["summary"].get("state"):
         yield f"state: {found['state']}; {'no summary yet' if found['state'] in ('starting', 'running') else 'no summary'}"
     if found["cause"]:

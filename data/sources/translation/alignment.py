@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from pathlib import Path
 
@@ -15,10 +14,6 @@ _WINDOW, _MANY = 20, 6
 """Lines looked at together, and how many of them have to be odd: one true translation in thirty is, and every other random pair."""
 
 _ODD_RATIO = 1.8
-_NO_LINE = b"\n"
-"""Stands for the line of a file that has fewer than the other; no line holds a line feed."""
-
-_ALONE = "it has no other line beside it in one of the files"
 
 
 def aligned_count(source: Path, target: Path) -> int:
@@ -28,29 +23,36 @@ def aligned_count(source: Path, target: Path) -> int:
     """
     counts = count_lines(source), count_lines(target)
     if counts[0] != counts[1]:
-        line, why = first_suspicious_line(source, target)
+        found = first_suspicious_line(source, target)
+        where = (
+            "Where they go apart cannot be told from the lengths of their lines."
+            if found is None
+            else f"The first suspicious line is {found[0]:,}: {found[1]}."
+        )
         raise UsageError(
             f"data: {str(source)!r} has {counts[0]:,} lines and {str(target)!r} has {counts[1]:,}, so that they are no translations of "
-            f"each other, line by line. The first suspicious line is {line:,}: {why}."
+            f"each other, line by line. {where}"
         )
     if not counts[0]:
         raise UsageError(f"data: {str(source)!r} and {str(target)!r} are empty.")
     return counts[0]
 
 
-def first_suspicious_line(source: Path, target: Path) -> tuple[int, str]:
-    """Return the number of the first line, from 1, from which on pairs look unlike translations, and why."""
+def first_suspicious_line(source: Path, target: Path) -> tuple[int, str] | None:
+    """Return the number of the first line, from 1, from which on pairs look unlike translations, and why; None where no lengths say it.
+
+    That one file ends before the other says nothing of the place: a line that is missing anywhere has the last one stand alone.
+    """
     odd: deque[tuple[int, str]] = deque()
-    number = 0
-    for number, lines in enumerate(itertools.zip_longest(read_lines(source), read_lines(target), fillvalue=_NO_LINE), 1):
-        why = _ALONE if _NO_LINE in lines else _oddity(*lines)
+    for number, lines in enumerate(zip(read_lines(source), read_lines(target), strict=False), 1):
+        why = _oddity(*lines)
         if why is not None:
             odd.append((number, why))
         while odd and odd[0][0] <= number - _WINDOW:
             odd.popleft()
         if len(odd) >= _MANY:
             return odd[0]
-    return odd[0] if odd else (number, _ALONE)
+    return None
 
 
 def _oddity(one: bytes | None, other: bytes | None) -> str | None:

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -97,6 +98,22 @@ class Vocabulary:
         return text
 
 
+_TOO_MANY = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
+_TOO_FEW = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
+_NO_SENTENCE = "!sentences_.empty()"
+
+
+def _why_none(told: str) -> str:
+    """Return the rest of a sentence that says why there is no such vocabulary, and which size fits, from what sentencepiece says."""
+    for found, bound in ((_TOO_MANY.search(told), "at most"), (_TOO_FEW.search(told), "at least")):
+        if found is not None:
+            why = "it is short, and has" if bound == "at most" else "its characters need"
+            return f": {why} {bound} {int(found[1]):,} pieces. Give --vocabulary {found[1]}, or ?vocabulary={found[1]} in the data's name."
+    if _NO_SENTENCE in told:
+        return ": it has no sentence."
+    return f" ({(told.partition('] ')[2] or told).strip()}). Give another size: --vocabulary N, or ?vocabulary=N in the data's name."
+
+
 def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
     """Return the model of a vocabulary of exactly `size` pieces, made from these lines in this order.
 
@@ -146,6 +163,5 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
     if failed:
         raise failed[0]
     if refused is not None:
-        told = str(refused).partition("] ")[2] or str(refused)
-        raise UsageError(f"data: no vocabulary of {size} pieces can be made of this text: {told.strip()} Choose another size.") from refused
+        raise UsageError(f"data: no vocabulary of {size:,} pieces can be made of this text{_why_none(str(refused))}") from refused
     return model.getvalue()
