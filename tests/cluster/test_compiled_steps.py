@@ -85,12 +85,26 @@ def test_async_workers_compute_compiled_gradients(backend, tmp_path):
 
 @slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_deterministic_runs_repeat_to_the_bit_and_drop_the_same(backend, tmp_path):
-    one, two = (run(tmp_path / name, backend, "on", deterministic=True, **DROPPING) for name in ("one", "two"))
+def test_the_same_is_dropped_as_without_compiling(backend, tmp_path):
+    plain, compiled = (run(tmp_path / how, backend, how, **DROPPING) for how in ("off", "on"))
+    assert relative_difference(compiled.losses, plain.losses) <= 1e-3
+
+
+@slow
+@pytest.mark.parametrize(("backend", "job"), [("tf", LOGREG), ("torch", LOGREG), ("torch", DROPPING)])
+def test_deterministic_runs_repeat_to_the_bit(backend, job, tmp_path):
+    one, two = (run(tmp_path / name, backend, "on", nodes=2, exchange="direct", deterministic=True, **job) for name in ("one", "two"))
     np.testing.assert_array_equal(one.losses, two.losses)
     assert norm_wise_difference(one.weights, two.weights) == 0
-    plain = run(tmp_path / "plain", backend, "off", deterministic=True, **DROPPING)
-    assert relative_difference(one.losses, plain.losses) <= 1e-3
+
+
+def test_what_xla_cannot_compile_is_refused(tmp_path):
+    """It has no repeatable gradient of a max pool."""
+    asked = {"compile": "on", "deterministic": True, "model": "cnn", "data": "glyphs", "steps": 5}
+    refused = trainer("run", "--backend", "tf", "--out", str(tmp_path), "--quiet", *options_of(asked))
+    assert refused.returncode == 2, refused.stderr
+    assert "--compile: got 'on', but XLA cannot compile model 'cnn' here: " in refused.stderr
+    assert "MaxPool" in refused.stderr
 
 
 def test_what_auto_has_chosen_is_kept_on_resume(tmp_path):

@@ -38,7 +38,7 @@ from ...compiling.choice import TIMED_SECONDS, compiled_sizes, settle, timed, to
 from ...loss_scaling import ChiefLossScale
 from ...translating import Translating
 from ..calibration import limits_of, limits_spec
-from ..compiler.gradients import compiled
+from ..compiler.gradients import compiled, refusals_told
 from ..data import layout_for, with_mapped_files
 from ..forward_context import Buffers, ForwardContexts
 from ..model import TfModel, build_model
@@ -85,7 +85,8 @@ def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSes
     session = AsyncSession(job, spec, data, strategy)
     startup_phase("warming up")
     session.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
-    session.warm_up(job.start_timeout)
+    with refusals_told(job):
+        session.warm_up(job.start_timeout)
     return session
 
 

@@ -6,17 +6,23 @@ dropout, which may come from a Python function, are made before it and handed in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import tensorflow as tf
 
+from ....core.errors import UsageError
+from ....core.job import Job
 from ....models.layers.tf.image import HeldParameters
 from ..data import ColumnTensors
 from ..forward_context import Context, Dropout, dropped
 from ..model import TfModel
 
-__all__ = ["CompiledGradients", "compiled"]
+__all__ = ["CompiledGradients", "compiled", "refusals_told"]
+
+NOT_CONVERTED = "tf2xla conversion failed"
+"""What TensorFlow says where XLA has no code for an op. With op determinism that is so of the gradient of a max pool, on a CPU too."""
 
 Found = tuple[tf.Tensor, list[tf.Tensor], Mapping[str, tf.Tensor]]
 """Σ example losses, gradients, and new values of buffers by name."""
@@ -121,6 +127,22 @@ def _of_size(size: int, tensor: tf.Tensor) -> tf.Tensor:
 def _like(context: Context, buffers: Mapping[str, tf.Tensor]) -> Context:
     """Return a context for a pass that trains on other tensors."""
     return Context(training=True, buffers=buffers, compute=context.compute, settings=context.settings)
+
+
+@contextmanager
+def refusals_told(job: Job) -> Iterator[None]:
+    """Raise UsageError within the block where XLA has no code for what a model computes."""
+    try:
+        yield
+    except (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError) as error:
+        if job.compile == "off" or NOT_CONVERTED not in str(error):
+            raise
+        lines = (line.strip() for line in str(error).splitlines())
+        why = next(line for line in lines if line and not line.startswith(("Graph execution error", "Detected at", "<stack")))
+        raise UsageError(
+            f"compile: got {job.compile!r}, but XLA cannot compile model {job.model!r} here: {why} Allowed for it: off, auto (which does "
+            "not compile it)."
+        ) from error
 
 
 def compiled(model: TfModel, sizes: Iterable[int]) -> TfModel:

@@ -34,7 +34,7 @@ from ...compiling.choice import TIMED_SECONDS, compiled_sizes, settle, timed, to
 from ...malloc_tuning import keep_freed_memory
 from ...translating import Translating
 from ..accumulation import accumulated
-from ..compiler.gradients import compiled
+from ..compiler.gradients import compiled, refusals_told
 from ..data import Batch, ColumnTensors, Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
@@ -70,7 +70,8 @@ def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str)
     session = SyncSession(task, job, spec, data, device, ranks)
     startup_phase("warming up")
     session.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
-    session.warm_up()
+    with refusals_told(job):
+        session.warm_up()
     return session
 
 
