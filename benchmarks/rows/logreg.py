@@ -6,7 +6,7 @@ from ..contestants import Contestant, Ours, Peer, Row
 
 __all__ = ["CONTESTANTS", "ROWS"]
 
-FASTEST_ALONE: tuple[str, ...] = ()
+FASTEST_ALONE: tuple[str, ...] = ("--compile", "on")
 """Options with which one process of TensorFlow takes most steps: what is held against a loop that XLA compiles."""
 
 CONTESTANTS: dict[str, Contestant] = {
