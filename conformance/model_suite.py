@@ -4,6 +4,7 @@ Subclass `ModelConformance` in a pytest module and name the model::
 
     class TestMyModel(ModelConformance):
         model = "my_package.my_model"
+        data = "the_data_that_it_reads"  # "digits" where it is not said
 
 Every case runs real processes through the command ``trainer``, each backend in its own, two at the same time. Tolerances: logits within
 1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers. Of a model that reads
@@ -217,13 +218,20 @@ class ModelConformance:
             assert np.all(np.isfinite(found[PLAIN]))
             assert found[PLAIN].std() > 0
         for names, ours, theirs in pairs(passes):
-            assert norm_wise_difference({PLAIN: ours[PLAIN]}, {PLAIN: theirs[PLAIN]}) <= LOGITS_TOLERANCE, names
+            difference = norm_wise_difference({PLAIN: ours[PLAIN]}, {PLAIN: theirs[PLAIN]})
+            assert difference <= LOGITS_TOLERANCE, (
+                f"{names}: logits differ by {difference:.1e} of the norm; compare the two forward functions, layer by layer"
+            )
 
     @pytest.mark.cluster
     def test_more_padding_changes_nothing(self, passes: Passes) -> None:
         """What stands behind the end of an example reaches no position of its own."""
         for backend, found in passes.items():
-            assert norm_wise_difference({PLAIN: found[PADDED]}, {PLAIN: found[PLAIN]}) <= PADDING_TOLERANCE, backend
+            difference = norm_wise_difference({PLAIN: found[PADDED]}, {PLAIN: found[PLAIN]})
+            assert difference <= PADDING_TOLERANCE, (
+                f"{backend}: logits differ by {difference:.1e} of the norm with more padding; look at what attends to positions"
+                " behind an example's end or sums over them (`_lengths` says where that is)"
+            )
 
     @pytest.mark.cluster
     def test_decoding_step_by_step_is_the_forward_pass(self, passes: Passes) -> None:
@@ -231,7 +239,11 @@ class ModelConformance:
         if not any(STEPWISE in found for found in passes.values()):
             pytest.skip(f"model {self.model} does not translate {self.data}")
         for backend, found in passes.items():
-            assert norm_wise_difference({PLAIN: found[STEPWISE]}, {PLAIN: found[PLAIN]}) <= LOGITS_TOLERANCE, backend
+            difference = norm_wise_difference({PLAIN: found[STEPWISE]}, {PLAIN: found[PLAIN]})
+            assert difference <= LOGITS_TOLERANCE, (
+                f"{backend}: logits of `decode_step` differ by {difference:.1e} of the norm from those of `forward`; look at the position"
+                " that it counts from, at what its cache keeps, and at what `forward` lets a position see of those behind it"
+            )
 
     @staticmethod
     def logits(run: FinishedRun, backend: str, out: Path) -> NDArray[np.float32]:

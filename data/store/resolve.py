@@ -102,19 +102,26 @@ def _with_vocabulary(name: str, size: int) -> str:
     base = name.partition(":")[0]
     if not isinstance(source, TakesArguments):
         raise UsageError(f"vocabulary: got {size}, but the source of {base!r} has no with_arguments to find it again by. {_DUTIES}")
-    try:
-        sized = of_source(base, source.with_vocabulary, size)
-    except UsageError as error:  # which knows its own argument alone, and not that it was given by the option
-        allowed = str(error).partition("; allowed: ")[2]
-        said = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
-        raise UsageError(f"vocabulary: got {size}{said}") from error
-    named = _full_name(base, sized)
+    with _refused_as_vocabulary(size):
+        named = _full_name(base, of_source(base, source.with_vocabulary, size))
     if named in _names_of_other_sizes(base, source, size):
         raise UsageError(f"vocabulary: got {size}, but {named!r} is the name that its source has with another size as well. {_DUTIES}")
-    found = resolve(named).name
+    with _refused_as_vocabulary(size):
+        found = resolve(named).name
     if found != named:
         raise UsageError(f"vocabulary: got {size}, but the name {named!r} that {base!r} has with it leads to {found!r}. {_DUTIES}")
     return named
+
+
+@contextlib.contextmanager
+def _refused_as_vocabulary(size: int) -> Iterator[None]:
+    """Name the option in what a source says of a size, which knows its own argument alone."""
+    try:
+        yield
+    except UsageError as error:
+        allowed = str(error).partition("; allowed: ")[2]
+        said = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
+        raise UsageError(f"vocabulary: got {size}{said}") from error
 
 
 def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterator[str]:

@@ -123,6 +123,19 @@ def test_a_size_that_its_source_refuses_is_that_of_the_option(letters):
         written_out(Job(data="numbers", vocabulary=14))
 
 
+def test_so_it_is_where_its_arguments_alone_refuse_it(letters):
+    class Lax(Letters):
+        def with_vocabulary(self, size):
+            return type(self)(size)
+
+        def with_arguments(self, text):
+            return Letters.with_vocabulary(self, int(text))
+
+    letters(Lax())
+    with pytest.raises(UsageError, match=r"^vocabulary: got 20, and its source refuses that: vocabulary: 40 to 400"):
+        written_out(Job(data="letters", vocabulary=20))
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
