@@ -13,8 +13,8 @@ __all__ = ["LONGEST_LINE_BYTES", "arriving_lines"]
 LONGEST_LINE_BYTES = 1 << 16
 """Of a sentence there are some hundreds; what is longer is passed over to its end, and never held."""
 
-MOST_LINES = 1024
-"""At once; of those that have arrived the next are taken when these have been dealt with."""
+MOST_LINES, MOST_BYTES = 1024, 1 << 22
+"""At once, and what those may have together; of those that have arrived the next are taken when these have been dealt with."""
 
 CHUNK_BYTES = 1 << 16
 
@@ -27,6 +27,7 @@ class _Lines:
 
     def __init__(self) -> None:
         self.whole: list[bytes | None] = []
+        self._bytes = 0
         self._rest = b""
         self._passing = False
 
@@ -34,7 +35,9 @@ class _Lines:
         """Take what was read."""
         *ended, rest = (self._rest + chunk).split(b"\n")
         for line in ended:
-            self.whole.append(None if self._passing or len(line) > LONGEST_LINE_BYTES else line.removesuffix(b"\r"))
+            kept = None if self._passing or len(line) > LONGEST_LINE_BYTES else line.removesuffix(b"\r")
+            self.whole.append(kept)
+            self._bytes += len(kept or b"")
             self._passing = False
         self._passing = self._passing or len(rest) > LONGEST_LINE_BYTES
         self._rest = b"" if self._passing else rest
@@ -44,9 +47,15 @@ class _Lines:
         if self._rest or self._passing:
             self.add(b"\n")
 
+    @property
+    def enough(self) -> bool:
+        """Whether there are as many as are taken at once."""
+        return len(self.whole) >= MOST_LINES or self._bytes >= MOST_BYTES
+
     def take(self) -> list[bytes | None]:
         """Return the next lines."""
         taken, self.whole = self.whole[:MOST_LINES], self.whole[MOST_LINES:]
+        self._bytes -= sum(len(line or b"") for line in taken)
         return taken
 
 
@@ -57,7 +66,7 @@ def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[lis
     """
     lines, open_ = _Lines(), True
     while open_ or lines.whole:
-        while open_ and len(lines.whole) < MOST_LINES and _readable(descriptor, stopped, wait=not lines.whole):
+        while open_ and not lines.enough and _readable(descriptor, stopped, wait=not lines.whole):
             try:
                 chunk = os.read(descriptor, CHUNK_BYTES)
             except OSError as error:

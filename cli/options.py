@@ -6,7 +6,6 @@ environment or a file.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..core.job import Job
 from ..core.settings.job_fields import choices, flag_name, is_boolean, schema
 from ..core.settings.personal import GivenOption, resolve_personal
 from ..core.settings.personal_options import PERSONAL_OPTIONS
+from ..core.units import decimal_number
 from ..launch.launchers.host_list import Host, parse_hosts, read_hostfile
 from ..models.decoding.settings import LARGEST_BEAM
 from .group import SOURCES
@@ -45,13 +45,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class NumberRange(click.FloatRange):
-    """A range of numbers that does not hold "nan", which click lets through, as it is neither below nor above anything."""
+    """A range of decimal numbers. Click's takes "nan" too, as it is neither below nor above anything, and 1_0 for 10."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; what is none, or outside, ends the command."""
+        if isinstance(value, str):
+            try:
+                value = decimal_number(value)
+            except ValueError:
+                self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
         number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
         return number
 
 

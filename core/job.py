@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from .units import MOST_AMOUNT, Cadence, Target, parse_bandwidth
+from .units import MOST_AMOUNT, Cadence, Target, decimal_number, parse_bandwidth
 from .untrusted.path_names import is_plain_name
 from .worker_layout import parse_procs_per_node, workers_by_node
 
@@ -41,12 +42,27 @@ MOST = MOST_AMOUNT
 MOST_ACCUMULATED = 65_536
 MOST_EXAMPLES = 2**53
 LARGEST = 1e30  # a float32 holds it, and some factors besides
-Positive = Annotated[int, Field(ge=1, le=MOST)]
-UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Finite = Annotated[float, Field(ge=0, le=LARGEST)]
-AboveZero = Annotated[float, Field(gt=0, le=LARGEST)]
-Patience = Annotated[float, Field(gt=0, le=365 * 86_400)]
+
+
+def _typed_number(value: object) -> object:
+    """Refuse a text that is no decimal number; pydantic would read 1_0 as 10."""
+    if isinstance(value, str):
+        try:
+            decimal_number(value)
+        except ValueError:
+            raise PydanticCustomError("decimal_number", "no decimal number") from None  # what is allowed instead, the field says
+    return value
+
+
+TYPED = BeforeValidator(_typed_number)
+"""Of every number, behind its bounds, which the help and the messages tell."""
+
+Positive = Annotated[int, Field(ge=1, le=MOST), TYPED]
+UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES), TYPED]
+Fraction = Annotated[float, Field(ge=0, lt=1), TYPED]
+Finite = Annotated[float, Field(ge=0, le=LARGEST), TYPED]
+AboveZero = Annotated[float, Field(gt=0, le=LARGEST), TYPED]
+Patience = Annotated[float, Field(gt=0, le=365 * 86_400), TYPED]
 
 
 def without_password(uri: str) -> str:
@@ -97,7 +113,7 @@ class Job(BaseModel):
     )
     data: str = Field("digits", description="A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
     data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
-    vocabulary: Annotated[int, Field(ge=2, le=65_535)] | None = Field(
+    vocabulary: Annotated[int, Field(ge=2, le=65_535), TYPED] | None = Field(
         None, description="Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
     )
 
@@ -114,7 +130,7 @@ class Job(BaseModel):
     global_batch_size: Positive | None = Field(
         None, description="Examples of all workers per update, instead of --batch-size; need not divide evenly."
     )
-    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED)] = Field(
+    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED), TYPED] = Field(
         1,
         description="Micro-batches per worker and update, computed one after another: as one large batch, with the memory of a small one.",
     )
@@ -139,10 +155,12 @@ class Job(BaseModel):
         description="Course of the learning rate: step and cosine over epochs; noam over updates, "
         "coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
     )
-    schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST)] = Field(1.0, description="Schedule step: epochs between two decays.")
-    schedule_gamma: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="Schedule step: factor of each decay.")
+    schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = Field(
+        1.0, description="Schedule step: epochs between two decays."
+    )
+    schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = Field(0.1, description="Schedule step: factor of each decay.")
     schedule_coefficient: AboveZero = Field(1.0, description="Schedule noam: factor of the learning rate.")
-    warmup_steps: Annotated[int, Field(ge=0, le=MOST)] = Field(
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST), TYPED] = Field(
         0, description="Linear warm-up from 0 over this many updates, before any schedule; noam has it in its formula."
     )
     scale_lr: Literal["none", "linear", "sqrt"] = Field(
@@ -170,15 +188,15 @@ class Job(BaseModel):
     steps_per_call: Positive | None = Field(
         None, description="Most steps fused in one call of the framework (default: the backend's choice); 1 unfuses."
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seeds initial weights, data order and dropout.")
+    seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = Field(0, description="Seeds initial weights, data order and dropout.")
     deterministic: bool = Field(False, description="Ask the framework for bitwise repeatable kernels (sync only).")
 
     eval_every: str = Field("1epoch", description="How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
     eval_sentences: Positive = Field(500, description="Of a model that translates: sentences an evaluation translates, greedily, at most.")
-    beam: Annotated[int, Field(ge=1, le=64)] = Field(
+    beam: Annotated[int, Field(ge=1, le=64), TYPED] = Field(
         4, description="Of a model that translates: beam of the translations at the end of the run; 1 is greedy."
     )
-    length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
+    length_penalty: Annotated[float, Field(ge=0, le=10), TYPED] = Field(
         0.6, description="Of a model that translates: log-probabilities are divided by ((5 + length) / 6) to this power."
     )
     checkpoint_every: str | None = Field(
@@ -191,11 +209,11 @@ class Job(BaseModel):
         None, description="Keep the checkpoints of the best evaluations by this figure as well: loss or a metric, such as accuracy."
     )
     keep_best_count: Positive = Field(1, description="With --keep-best: how many of the best to keep, beside the newest.")
-    patience: Annotated[int, Field(ge=0, le=MOST)] = Field(
+    patience: Annotated[int, Field(ge=0, le=MOST), TYPED] = Field(
         0,
         description="Stop after so many evaluations in a row without a better value of --keep-best's figure, or of the first metric; 0 does not.",
     )
-    profile: Annotated[int, Field(ge=0, le=MOST)] = Field(
+    profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = Field(
         0, description="Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
     )
     calibrate: bool = Field(
@@ -213,15 +231,15 @@ class Job(BaseModel):
         "auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
     )
     bandwidth: str | None = Field(None, description="Limit each virtual node's link, in both directions, such as 100mbit.")
-    cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096)], ...] | None = Field(
+    cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096), TYPED], ...] | None = Field(
         None, description="Limit each node's CPU: one number, or one a node, such as 2,1,1."
     )
     start_timeout: Patience = Field(120.0, description="Seconds within which the cluster must have formed and warmed up.")
     stall_timeout: Patience = Field(120.0, description="Seconds without any progress after which a run is declared stalled.")
-    node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400)] = Field(
+    node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400), TYPED] = Field(
         10.0, description="Seconds without any sign of life after which a node is lost; each gives one a second."
     )
-    max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS)] = Field(
+    max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS), TYPED] = Field(
         0,
         description="How often a run goes on by itself, from its newest checkpoint, when a task or node is lost or nothing moves; "
         "0: the first failure ends it.",
@@ -243,7 +261,9 @@ class Job(BaseModel):
         "fail", description="A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue)."
     )
 
-    sample_interval: Annotated[float, Field(ge=0.05, le=86_400)] = Field(0.5, description="Seconds between two resource samples of a node.")
+    sample_interval: Annotated[float, Field(ge=0.05, le=86_400), TYPED] = Field(
+        0.5, description="Seconds between two resource samples of a node."
+    )
     monitor: bool = Field(True, description="Sample the nodes' resources while training.")
     out: Path = Field(Path("runs"), description="Folder in which run directories are made.")
     name: str | None = Field(None, description="Name of the run directory, instead of one made from date, job and a suffix.")

@@ -1,4 +1,4 @@
-"""Quantities with units as people type them: ``100mbit``, ``1epoch``, ``500steps``, ``30s``, ``accuracy>=0.9``."""
+"""Numbers, and quantities with units, as people type them: ``0.1``, ``100mbit``, ``1epoch``, ``500steps``, ``30s``, ``accuracy>=0.9``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-__all__ = ["MOST_AMOUNT", "Cadence", "Target", "bandwidth_text", "parse_bandwidth"]
+__all__ = ["MOST_AMOUNT", "Cadence", "Target", "bandwidth_text", "decimal_number", "parse_bandwidth"]
 
 MOST_AMOUNT = 1_000_000_000
 """Of updates, epochs, examples of a batch, seconds between two events: the product of two of them is a 64-bit number still."""
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
+
 _BANDWIDTH_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _MOST_BITS_PER_SECOND = 1e15  # a thousand times the fastest link there is
+
+
+def decimal_number(text: str) -> float:
+    """Return the number that a text stands for: digits from 0 to 9, with a point, a sign or an exponent. Raises ValueError for any other.
+
+    `float` would read 0_1 as 1, and the digits of every script.
+    """
+    number = float(text) if _NUMBER.fullmatch(text := text.strip()) else math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is no decimal number")
+    return number
 
 
 def parse_bandwidth(text: str) -> float:
@@ -22,7 +35,7 @@ def parse_bandwidth(text: str) -> float:
 
     Raises ValueError with what is allowed.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(k|m|g)?bit", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(k|m|g)?bit", text.strip().lower(), re.ASCII)
     if not match or float(match[1]) <= 0:
         raise ValueError("a positive number with kbit, mbit or gbit, such as 100mbit")
     bits_per_second = float(match[1]) * _BANDWIDTH_UNITS[f"{match[2] or ''}bit"]
@@ -54,7 +67,7 @@ class Cadence:
         text = text.strip().lower()
         if text == "end":
             return cls(0, "end")
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(epochs?|steps?|s|seconds?)", text)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(epochs?|steps?|s|seconds?)", text, re.ASCII)
         if not match or float(match[1]) <= 0:
             raise ValueError(allowed)
         unit: Literal["epochs", "steps", "seconds"] = "seconds"
@@ -81,9 +94,9 @@ class Target:
     @classmethod
     def parse(cls, text: str) -> Target:
         """Read ``METRIC>=NUMBER`` or ``METRIC<=NUMBER``. Raises ValueError with what is allowed."""
-        match = re.fullmatch(r"\s*([a-z_]\w*)\s*(>=|<=)\s*([-+]?\d*\.?\d+(?:e[-+]?\d+)?)\s*", text, re.IGNORECASE)
+        match = re.fullmatch(r"\s*([a-z_]\w*)\s*(>=|<=)\s*([-+]?\d*\.?\d+(?:e[-+]?\d+)?)\s*", text, re.ASCII | re.IGNORECASE)
         if not match:
-            strict = re.fullmatch(r"\s*([a-z_]\w*)\s*([<>])\s*([-+.\de]+)\s*", text, re.IGNORECASE)
+            strict = re.fullmatch(r"\s*([a-z_]\w*)\s*([<>])\s*([-+.\de]+)\s*", text, re.ASCII | re.IGNORECASE)
             example = "accuracy>=0.9 or loss<=0.3" if strict is None else "{}{}={}".format(*strict.groups())
             raise ValueError(f"METRIC>=NUMBER or METRIC<=NUMBER, such as {example}")
         if not math.isfinite(float(match[3])):

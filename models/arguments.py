@@ -1,22 +1,23 @@
 """Arguments of a model, as ``--model NAME[:SIZE][?key=value&key=value]`` gives them: the keyword-only parameters of its `build`.
 
-Each has an annotation (int, float, bool, str, or a Literal of texts; with ``| None`` where the default is None) and a default. What stands
-between ``:`` and ``?`` is the argument `size`. So ``wide:big?dropout=0.1`` calls ``build(data, size="big", dropout=0.1)``.
+Each has an annotation (int, float, bool, str, or a Literal of texts; with ``| None`` where the default is None) and a default. A number
+that has to lie in a range says so, and is refused before there are data: ``Annotated[float, Range(0.0, 1.0)]``, in short `Rate`. What
+stands between ``:`` and ``?`` is the argument `size`. So ``wide:big?dropout=0.1`` calls ``build(data, size="big", dropout=0.1)``.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..core.errors import UsageError
 from ..core.plugins import model_base
+from ..core.units import decimal_number
 
-__all__ = ["SIZE", "Argument", "arguments_of", "read_arguments", "write_arguments"]
+__all__ = ["SIZE", "Argument", "Range", "Rate", "arguments_of", "read_arguments", "write_arguments"]
 
 SIZE = "size"
 
@@ -24,22 +25,46 @@ Value = int | float | bool | str | None
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be: from `least` up to, but not including, `below`."""
+
+    least: float
+    below: float
+
+    @property
+    def allowed(self) -> str:
+        """The same in words."""
+        return f"from {self.least:g} up to, but not including, {self.below:g}"
+
+
+Rate = Annotated[float, Range(0.0, 1.0)]
+"""A share or a probability below 1, such as that of a dropout."""
+
+
+@dataclass(frozen=True, slots=True)
 class Argument:
-    """A keyword-only parameter of a model's `build`. `choices` are the texts of a Literal, empty for any other kind."""
+    """A keyword-only parameter of a model's `build`. `choices` are the texts of a Literal, empty for any other kind; `range` a number's."""
 
     name: str
     kind: type
     choices: tuple[str, ...]
     default: Value
+    range: Range | None = None
 
     @property
     def allowed(self) -> str:
         """What may be given, in words."""
         kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a text without &"}
-        return ", ".join(self.choices) or kinds[self.kind]
+        return ", ".join(self.choices) or kinds[self.kind] + (f" {self.range.allowed}" if self.range else "")
 
     def read(self, text: str) -> Value | None:
         """Return the value that a text stands for. Raises ValueError where it is none."""
+        value = self._read(text)
+        if self.range is not None and isinstance(value, int | float) and not self.range.least <= value < self.range.below:
+            raise ValueError(text)
+        return value
+
+    def _read(self, text: str) -> Value | None:
         if self.choices:
             if text not in self.choices:
                 raise ValueError(text)
@@ -49,8 +74,7 @@ class Argument:
         if self.kind is int:
             return int(text) if len(text) <= 18 and text.isascii() and text.removeprefix("-").isdigit() else _refuse(text)
         if self.kind is float:
-            number = float(text)
-            return number if math.isfinite(number) else _refuse(text)
+            return decimal_number(text)
         return text
 
     def write(self, value: Value) -> str:
@@ -74,7 +98,7 @@ def arguments_of(name: str, build: Callable[..., Any]) -> dict[str, Argument]:
     if not own:
         return {}
     try:
-        hints = get_type_hints(build)
+        hints = get_type_hints(build, include_extras=True)
     except Exception as error:  # whatever somebody else's annotations raise
         raise UsageError(f"model: the annotations of the `build` of {name!r} cannot be read: {type(error).__name__}: {error}") from error
     return {parameter.name: _argument(name, parameter, hints.get(parameter.name)) for parameter in own}
@@ -83,7 +107,10 @@ def arguments_of(name: str, build: Callable[..., Any]) -> dict[str, Argument]:
 def _argument(model: str, parameter: inspect.Parameter, hint: Any) -> Argument:
     """Return what a keyword-only parameter declares."""
     alternatives = [each for each in get_args(hint) if each is not type(None)] if get_origin(hint) in (Union, types.UnionType) else [hint]
-    kind = alternatives[0]
+    kind, own = alternatives[0], None
+    if get_origin(kind) is Annotated:
+        kind, *more = get_args(kind)
+        own = next((each for each in more if isinstance(each, Range)), None)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     known = kind in (int, float, bool, str) or (choices and all(isinstance(choice, str) for choice in choices))
     if len(alternatives) != 1 or not known or parameter.default is parameter.empty:
@@ -91,7 +118,7 @@ def _argument(model: str, parameter: inspect.Parameter, hint: Any) -> Argument:
             f"model: the argument {parameter.name!r} of the `build` of {model!r} needs a default, and int, float, bool, str or a Literal "
             f"of texts as its annotation; it has {inspect.formatannotation(hint)}."
         )
-    return Argument(parameter.name, str if choices else kind, tuple(choices), parameter.default)
+    return Argument(parameter.name, str if choices else kind, tuple(choices), parameter.default, own)
 
 
 def read_arguments(text: str, arguments: Mapping[str, Argument]) -> dict[str, Value]:

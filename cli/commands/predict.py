@@ -118,7 +118,7 @@ def _default_nodes(servers: int) -> tuple[int, ...]:
 
 def _nodes(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= MOST_NODES for part in parts):
+    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MOST_NODES for part in parts):
         raise UsageError.of("--nodes", text, f"whole numbers from 1 to {MOST_NODES} with commas between, such as 2,4,8")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
@@ -133,7 +133,7 @@ def _bytes_per_second(text: str | None, first: Observed) -> float | None:
 
 
 def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)", text.strip().lower(), re.ASCII)
     if match is None:
         raise UsageError.of("--latency", text, "a number with ns, us, ms or s, such as 50us")
     return float(match[1]) * _TIMES[match[2]]

@@ -115,7 +115,7 @@ class ResumedRun:
 def _is_relative(field: str, value: GivenValue) -> bool:
     """Return whether a value is ``+N`` steps or epochs."""
     text = value.value.strip() if isinstance(value.value, str) else ""
-    return field in ("steps", "epochs") and text.startswith("+") and text[1:].isdecimal()
+    return field in ("steps", "epochs") and text.startswith("+") and text[1:].isascii() and text[1:].isdecimal()
 
 
 def resolve(

@@ -1,6 +1,6 @@
 """Writes checkpoints: a thread of the driver reads each state from the task's memory, or as its chunks arrive, while the run goes on.
 
-A save that fails is an event and a line for the user, and not the end of the run.
+A save that fails is an event and a line for the user, and not the end of the run; where it was the last one, the run fails at its end.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class _Arriving:
 class CheckpointSaver:
     """Writes a run's checkpoints; the `CheckpointSink` of its training loop.
 
+    `newest` is the checkpoint that was saved last. Where that failed there is none, and `unsaved` says of which step and why.
+
     `answer` sends a message of that kind to the task (see `engine.protocol.state_transfer`); `spent` returns the seconds spent so far, for
     the checkpoint. `same_machine`: the task is on this machine, as its launcher has it. Only then is memory read: it is the node that says
     of which process, and at which addresses.
@@ -117,6 +119,7 @@ class CheckpointSaver:
         self._abandoned = False
         self._error: Exception | None = None
         self.newest: Path | None = None
+        self.unsaved: str | None = None
         self._arriving = _Arriving()
         threading.Thread(target=self._work, name="saver", daemon=True).start()
 
@@ -283,7 +286,7 @@ class CheckpointSaver:
     def _finished(self, begin: _SaveRequest, path: Path, seconds: float, *, read: bool) -> None:
         job = self._training.job
         size = sum(file.stat().st_size for file in path.iterdir())
-        self.newest = path
+        self.newest, self.unsaved = path, None
         self._recording.event(
             "checkpoint_saved",
             path=str(path.relative_to(self._recording.path)),
@@ -303,7 +306,7 @@ class CheckpointSaver:
 
     def _failed(self, step: int, error: OSError) -> None:
         cause = error.strerror or str(error)
-        self.newest = None
+        self.newest, self.unsaved = None, f"after step {step:,} ({cause})"
         self._recording.progress.message(f"the checkpoint after step {step:,} was not saved ({cause}); the run goes on")
         self._recording.event("checkpoint_failed", step=step, cause=cause, errno=error.errno)
 

@@ -325,7 +325,10 @@ class Driver:
             recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
 
     def _finish(self, attempt: Attempt, nodes: Nodes) -> None:
-        """Training is over: stop the clock, and calibrate unless the user has ended it."""
+        """Training is over: stop the clock, and calibrate unless the user has ended it.
+
+        Raises RunFailedError where the last state that was to be saved was not: what the run was for is lost.
+        """
         recording = self._recording
         recording.stop_clock()
         recording.event("run_ended")
@@ -339,6 +342,9 @@ class Driver:
             raise ResumableRunError(f"interrupted by the user; {kept}")
         if self.job.calibrate:
             attempt.calibrate()
+        if attempt.saver.unsaved is not None:
+            kept = resume_hint(self.job, self.path)
+            raise RunFailedError(f"the last checkpoint, {attempt.saver.unsaved}, could not be saved; {kept}")
 
     # End ------------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import Literal
 from ...core.errors import UsageError
 from ...data.base import DataInfo
 from ...metrics import Metric
+from ..arguments import Rate
 from ..base import ModelSpec
 from ..decoding.quality import TranslationQuality
 from ..layers import LayerSpecs
@@ -107,12 +108,12 @@ def build(
     *,
     size: Size = "base",
     norm: Norm = "pre",
-    dropout: float | None = None,
-    dropout_embedding: float | None = None,
-    dropout_residual: float | None = None,
-    dropout_relu: float | None = None,
-    dropout_attention: float | None = None,
-    smoothing: float = 0.1,
+    dropout: Rate | None = None,
+    dropout_embedding: Rate | None = None,
+    dropout_residual: Rate | None = None,
+    dropout_relu: Rate | None = None,
+    dropout_attention: Rate | None = None,
+    smoothing: Rate = 0.1,
 ) -> ModelSpec:
     """Fit the network to the data's vocabulary. `dropout` is the rate of all places, before those given by place; None is the size's own.
 

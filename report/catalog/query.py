@@ -178,7 +178,7 @@ def parse_since(text: str, now: datetime) -> datetime:
 
     A date without an offset is of the zone of `now`. Raises UsageError.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(min|h|d|w)", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(min|h|d|w)", text.strip().lower(), re.ASCII)
     try:
         if match:
             return now - float(match[1]) * _UNITS[match[2]]

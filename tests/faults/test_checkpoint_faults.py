@@ -94,13 +94,14 @@ def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft
 @READ
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
-def test_a_full_disk_fails_the_save_and_not_the_run(disk):
+def test_a_full_disk_fails_the_saves_and_the_run_only_at_its_end(disk):
     options = ["--steps", "100", "--checkpoint-every", "40steps", "--no-tensorboard", "--name", "run", "--out", str(disk)]
     done = trainer("run", "--backend", "toy", "--json", *options)
-    assert done.returncode == 0, done.stderr
-    assert "No space left on device" in done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "the checkpoint after step 40 was not saved (No space left on device" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: the last checkpoint, after step 100 (No space left on device")
     summary = json.loads(done.stdout)
-    assert (summary["state"], summary["steps"]) == ("succeeded", 100)
+    assert (summary["state"], summary["steps"]) == ("failed", 100)
     assert summary["checkpoints"]["saved"] == 0
     assert summary["checkpoints"]["failed"] == 3
     failed = [record.detail for record in RunReader(disk / "run").events() if record.event == "checkpoint_failed"]

@@ -7,7 +7,9 @@ import sys
 import threading
 
 import pytest
+from processes import MarkedRun, wait_until
 
+from crosstrain.checkpoint import list_checkpoints
 from crosstrain.conformance.runs import trainer
 from crosstrain.core.errors import DiskError
 from crosstrain.core.settings.sources import resolve
@@ -101,6 +103,35 @@ def test_a_run_that_cannot_go_on_stays_as_it_was(disk):
     (disk / "filler").unlink()
     done = trainer("run", "--resume", str(disk / "run"), "--steps", "+10", "--quiet", "--json")
     assert json.loads(done.stdout)["steps"] == 20
+
+
+@pytest.mark.parametrize("disk", ["6m"], indirect=True)
+@pytest.mark.parametrize("more", [(), ("--checkpoint-every", "10steps", "--no-save-final")])
+def test_a_run_whose_last_state_finds_no_room_fails_and_says_so_also_quietly(disk, more):
+    done = run(disk, "--steps", "20", "--json", *more)
+    assert_a_sentence(done, "the last checkpoint, after step 20 (No space left on device")
+    assert "no checkpoint was saved" in done.stderr
+    reader = RunReader(disk / "run")
+    assert (reader.status()["state"], reader.status()["exit_code"]) == ("failed", 1)
+    assert "after step 20" in reader.status()["cause"]
+    assert (reader.summary()["state"], reader.summary()["steps"]) == ("failed", 20)
+    assert json.loads(done.stdout)["checkpoints"]["saved"] == 0
+
+
+@pytest.mark.parametrize("disk", ["16m"], indirect=True)
+def test_a_run_whose_last_save_succeeds_is_none_that_failed(disk):
+    """Whatever became of those before it."""
+    filler = disk / "filler"
+    filler.write_bytes(bytes(9 << 20))  # what is left is no room for a checkpoint, and room for records
+    path = disk / "run"
+    options = ["--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk), "--eval-every", "end"]
+    with MarkedRun(["run", *options, "--steps", "20000", "--checkpoint-every", "2000steps"], disk) as process:
+        wait_until(lambda: (path / "events.jsonl").exists() and "checkpoint_failed" in (path / "events.jsonl").read_text(), 60, "a failure")
+        filler.unlink()
+        assert process.wait(60) == 0, process.stderr()
+    assert RunReader(path).status()["state"] == "succeeded"
+    assert RunReader(path).summary()["checkpoints"]["failed"] > 0
+    assert list_checkpoints(path)[0].name == "step-000020000"
 
 
 @pytest.mark.slow  # without the marker the test above resumes on a full disk

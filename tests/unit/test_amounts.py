@@ -17,7 +17,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.job_fields import environment_name, flag_name, schema
 from crosstrain.core.settings.sources import resolve
-from crosstrain.core.units import Cadence, Target, bandwidth_text, parse_bandwidth
+from crosstrain.core.units import Cadence, Target, bandwidth_text, decimal_number, parse_bandwidth
 from crosstrain.monitor.host import cores_available
 
 
@@ -26,6 +26,31 @@ def numbers() -> dict[str, dict[str, Any]]:
     found = {field: schema(field) for field in Job.model_fields}
     inner = {field: described.get("items", described) for field, described in found.items()}
     return {field: described for field, described in inner.items() if described.get("type") in ("integer", "number")}
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**20), 10**20))
+def test_a_number_is_read_as_it_was_written(number):
+    assert decimal_number(f" {number!r} ") == float(number)
+
+
+@given(st.text(st.sampled_from("0123456789.eE+-_ ٣１infat"), max_size=8))
+def test_a_text_is_a_number_where_python_says_so_and_its_digits_are_ours(text):
+    try:
+        expected = float(text)
+    except ValueError:
+        expected = math.nan
+    if math.isfinite(expected) and text.isascii() and "_" not in text:
+        assert decimal_number(text) == expected
+    else:
+        with pytest.raises(ValueError, match="no decimal number"):
+            decimal_number(text)
+
+
+@pytest.mark.parametrize("text", ["1_0", "١", "１", "0_1.0", "inf", "nan"])
+def test_no_setting_takes_a_number_of_other_characters(text):
+    for field in numbers():
+        with pytest.raises(UsageError, match=f"{flag_name(field)}: got '{text}'; allowed: "):
+            resolve({"backend": "torch", field: text}, {})
 
 
 NUMBERS = numbers()

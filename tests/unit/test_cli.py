@@ -141,6 +141,14 @@ def test_no_command_shows_the_help_and_fails(capsys):
         (["run", "--repeats", "99999999999"], "error: Invalid value for '--repeats': 99999999999 is not in the range 1<=x<=10000."),
         (["run", "--backend", "jax"], "error: --backend: got 'jax'; allowed: auto, tf, torch"),
         (["compare", "x", "--curves", "loss", "--smooth", "nan"], "error: Invalid value for '--smooth': 'nan' is not in the range 0<=x<1."),
+        (
+            ["compare", "x", "--curves", "loss", "--smooth", ".0_5"],
+            "error: Invalid value for '--smooth': '.0_5' is not in the range 0<=x<1.",
+        ),
+        (
+            ["run", "--model", "transformer:tiny?dropout=1", "--data", "numbers", "--print-config"],
+            "error: --model: dropout of 'transformer': got '1'; allowed: a number from 0 up to, but not including, 1.",
+        ),
         (["run", "--model", "alexnett"], "error: --model: got 'alexnett'; allowed: "),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.cli.input_lines import LONGEST_LINE_BYTES, MOST_LINES, arriving_lines
+from crosstrain.cli.input_lines import LONGEST_LINE_BYTES, MOST_BYTES, MOST_LINES, arriving_lines
 from crosstrain.core.errors import InterruptedRunError
 
 
@@ -50,6 +50,12 @@ def test_no_more_lines_at_once_than_there_should_be():
     found = read(b"line\n" * (3 * MOST_LINES + 1))
     assert sum(map(len, found)) == 3 * MOST_LINES + 1
     assert max(map(len, found)) <= MOST_LINES
+
+
+def test_long_lines_are_taken_few_at_a_time():
+    found = read((b"x" * 60_000 + b"\n") * 300)
+    assert sum(map(len, found)) == 300
+    assert max(sum(map(len, lines)) for lines in found) < MOST_BYTES + 2 * LONGEST_LINE_BYTES
 
 
 def test_a_line_is_there_before_the_next_is_written():

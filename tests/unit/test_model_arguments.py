@@ -24,18 +24,20 @@ MODEL = '''
 """A dense layer of a chosen kind."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
+from crosstrain.models.arguments import Range, Rate
 from crosstrain.models.base import ModelSpec, ParameterSpec
 
 
 def build(
     data, *, size: Literal["small", "large"] = "small",
-    width: int = 2, rate: float = 0.5, biased: bool = True, note: str = "", top: float | None = None
+    width: int = 2, rate: float = 0.5, biased: bool = True, note: str = "", top: float | None = None,
+    share: Rate | None = None, heads: Annotated[int, Range(1, 17)] = 4
 ):
     shape = (data.classes, math.prod(data.input_shape))
     return ModelSpec("dense", (ParameterSpec("w", shape, bound=0.1),), data.input_shape, data.classes,
-                     settings=(size, width, rate, biased, note, top))
+                     settings=(size, width, rate, biased, note, top, share, heads))
 '''
 
 
@@ -70,7 +72,7 @@ def model(tmp_path, monkeypatch):
 def test_one_text_for_one_meaning(model, given, canonical, settings):
     assert canonical_model(model + given) == model + canonical
     assert canonical_model(model + canonical) == model + canonical
-    assert build_model(model + given, DIGITS).settings == build_model(model + canonical, DIGITS).settings == settings
+    assert build_model(model + given, DIGITS).settings == build_model(model + canonical, DIGITS).settings == (*settings, None, 4)
     assert written_out(Job(model=model + given)).model == model + canonical
 
 
@@ -84,6 +86,12 @@ def test_one_text_for_one_meaning(model, given, canonical, settings):
         ("?width=1.5", ["a whole number"]),
         ("?rate=nan", ["rate of", "a number"]),
         ("?rate=much", ["a number"]),
+        ("?rate=0_1", ["rate of", "'0_1'", "a number"]),
+        ("?rate=٠.٥", ["a number"]),
+        ("?rate=1e999", ["a number"]),
+        ("?share=1", ["share of", "'1'", "a number from 0 up to, but not including, 1"]),
+        ("?share=-0.1", ["a number from 0 up to, but not including, 1"]),
+        ("?heads=0", ["a whole number from 1 up to, but not including, 17"]),
         ("?biased=yes", ["true or false"]),
         ("?width=3&width=4", ["'width' twice"]),
         (":large?size=large", ["'size' twice"]),
@@ -100,6 +108,18 @@ def test_a_wrong_argument_is_refused_with_what_is_allowed(model, given, words):
             refuse(model + given)
         for word in words:
             assert word in str(found.value)
+
+
+@pytest.mark.parametrize(("given", "settings"), [("?share=0&heads=1", (0.0, 1)), ("?share=.99&heads=16", (0.99, 16)), ("", (None, 4))])
+def test_an_argument_within_its_range_is_taken(model, given, settings):
+    assert build_model(model + given, DIGITS).settings[-2:] == settings
+
+
+@pytest.mark.parametrize("argument", ["dropout=-0.1", "dropout=1", "dropout_attention=2", "smoothing=-1"])
+def test_rates_that_are_none_are_refused_without_the_data(argument):
+    name, _, value = argument.partition("=")
+    with pytest.raises(UsageError, match=rf"model: {name} of 'transformer': got '{value}'; allowed: a number from 0 up to, but not"):
+        canonical_model(f"transformer:tiny?{argument}")
 
 
 @pytest.mark.parametrize("given", [":18", "?width=3"])

@@ -61,8 +61,23 @@ def test_a_test_split_that_is_too_large_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel_text, "MOST_ATTACHMENT_BYTES", 2000)
     name = corpus(tmp_path, LINES, test=300)
     monkeypatch.setattr(parallel_text, "prepared_pairs", None)  # nothing is encoded
-    with pytest.raises(UsageError, match=r"the test split of 'parallel-text' \(its test files\) has .* MiB of text.* Take fewer pairs"):
+    with pytest.raises(
+        UsageError, match=r"the test split of 'parallel-text' \(its test files\) has more than .* MiB of text.* Take fewer pairs"
+    ):
         open_dataset(name)
+
+
+def test_a_held_out_split_that_is_too_large_is_refused_before_it_is_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel_text, "MOST_ATTACHMENT_BYTES", 2000)
+    name = corpus(tmp_path, LINES).replace("?", "?held-out=300,")
+    for language in ("en", "de"):
+        (tmp_path / f"text.test.{language}").unlink()
+    held = []
+    real = parallel_text._as_bytes
+    monkeypatch.setattr(parallel_text, "_as_bytes", lambda entry: held.append(entry) or real(entry))
+    with pytest.raises(UsageError, match=r"\(held-out=300\) has more than 0 MiB of text"):
+        open_dataset(name)
+    assert max(sum(len(pair[side]) + 1 for pair in held) for side in (0, 1)) <= 2000
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)

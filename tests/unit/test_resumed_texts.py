@@ -33,7 +33,7 @@ def encoded(vocabulary, pairs, work=None, longest=100):
     encoder = PairEncoder(vocabulary, longest, work)
     found = [(block["source"], block["target"]) for block in encoder.blocks("test", lambda: iter(pairs), len(pairs))]
     texts = [[vocabulary.decode(column.example(number)) for column in columns] for columns in found for number in range(len(columns[0]))]
-    assert texts == [list(pair) for pair in zip(*encoder.test_lines, strict=True)]
+    assert texts == [list(pair) for pair in zip(*([line.decode() for line in lines] for lines in encoder.test_lines), strict=True)]
     return texts
 
 

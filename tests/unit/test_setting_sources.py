@@ -107,6 +107,18 @@ def test_auto_takes_a_backend_of_others_where_none_of_ours_is_installed(monkeypa
         ({"batch_size": "ten"}, {}, "--batch-size: got 'ten'; allowed: a whole number of at least 1 and at most 1000000000."),
         ({"mode": "asinc"}, {}, "--mode: got 'asinc'; allowed: sync, async. Did you mean 'async'?"),
         ({"lr": "nan"}, {}, "--lr: got 'nan'; allowed: a number greater than 0 and at most 1e+30."),
+        ({"lr": "1_0"}, {}, "--lr: got '1_0'; allowed: a number greater than 0 and at most 1e+30."),
+        ({"lr": "١"}, {}, "--lr: got '١'; allowed: a number greater than 0 and at most 1e+30."),
+        ({"lr": "1e999"}, {}, "--lr: got '1e999'; allowed: a number greater than 0 and at most 1e+30."),
+        ({"batch_size": "1_0"}, {}, "--batch-size: got '1_0'; allowed: a whole number of at least 1 and at most 1000000000."),
+        ({}, {"TRAINER_SEED": "1_0"}, "TRAINER_SEED: got '1_0'; allowed: a whole number of at least 0 and less than 9223372036854775808."),
+        ({"eval_every": "١steps"}, {}, "--eval-every: got '١steps'; allowed: an interval such as 1epoch, 500steps or 30s, or end."),
+        (
+            {"cores_per_node": "1,1_0", "nodes": "2"},
+            {},
+            "--cores-per-node: got '1,1_0'; allowed: one value or several with commas between, "
+            "each a number of at least 0.05 and at most 4096.",
+        ),
         ({"momentum": "1"}, {}, "--momentum: got '1'; allowed: a number of at least 0 and less than 1."),
         (
             {"cores_per_node": "2,x"},

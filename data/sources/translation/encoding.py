@@ -19,6 +19,7 @@ from ...base import Split
 from ...columns import Column
 from .left_out import LeftOut
 from .reading_progress import ReadingProgress
+from .text_amounts import entry_bytes, parts, text_bytes
 from .tokenizer import Vocabulary
 
 __all__ = ["PairEncoder", "PairReader", "counted"]
@@ -26,11 +27,11 @@ __all__ = ["PairEncoder", "PairReader", "counted"]
 PairReader = Callable[[], Iterator[tuple[str, str] | str]]
 """Reads a split from its beginning: each pair, or why it is left out ("with an empty line"; "" for what needs no mention)."""
 
-PART_PAIRS = 20_000
-"""Pairs that are encoded and kept together: a second or two of work, a few megabytes."""
+PART_PAIRS, PART_BYTES = 20_000, 16 << 20
+"""Pairs that are encoded and kept together, and the most text of them: a second or two of work, a few megabytes."""
 
-LINES_AT_ONCE = 2_048
-"""Lines whose pieces are Python's own numbers at a time, which take some ten times the memory of what is kept."""
+LINES_AT_ONCE, BYTES_AT_ONCE = 2_048, 1 << 20
+"""Lines whose pieces are Python's own numbers at a time, which take some ten times the memory of what is kept, and their most text."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -46,7 +47,7 @@ class PairEncoder:
 
     `work` is where parts are kept; None keeps none. `line_numbers` has, of splits whose entries are not the lines of a file one after
     another, the line of each entry, from 1. `left_out` counts what is left out, and `test_lines` has the lines of the test split that are
-    not, source and target, once its blocks have been taken.
+    not, source and target, in UTF-8, once its blocks have been taken.
     """
 
     vocabulary: Vocabulary
@@ -54,18 +55,13 @@ class PairEncoder:
     work: Path | None = None
     line_numbers: Mapping[Split, NDArray[np.int64]] = field(default_factory=dict)
     left_out: LeftOut = field(default_factory=LeftOut)
-    test_lines: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    test_lines: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
 
     def blocks(self, split: Split, read: PairReader, total: int) -> Iterator[Mapping[str, Column]]:
         """Yield the columns ``source`` and ``target`` of a split of `total` lines, part by part. Raises UsageError where none is left."""
         progress = ReadingProgress(f"encoding the {split} split", total)
-        entries = iter(read())
-        kept = False
-        for number in itertools.count():
-            part = list(itertools.islice(entries, PART_PAIRS))
-            if not part:
-                break
-            begin = number * PART_PAIRS
+        begin, kept = 0, False
+        for number, part in enumerate(parts(read(), PART_PAIRS, PART_BYTES, entry_bytes)):
             places = [place for place, entry in enumerate(part) if not isinstance(entry, str)]
             for place, entry in enumerate(part):
                 if isinstance(entry, str) and entry:
@@ -79,11 +75,12 @@ class PairEncoder:
             if split == "test":
                 gone = set(dropped.tolist())
                 for side, lines in enumerate(self.test_lines):
-                    lines += [pair[side] for place, pair in enumerate(pairs) if place not in gone]
+                    lines += [pair[side].encode() for place, pair in enumerate(pairs) if place not in gone]
             if len(arrays["source_lengths"]):
                 kept = True
                 yield {name: _column(arrays[name], arrays[f"{name}_lengths"]) for name in ("source", "target")}
-            progress.update(begin + len(part))
+            begin += len(part)
+            progress.update(begin)
         if not kept:
             raise UsageError(f"data: no pair of the {split} split is left: {'; '.join(self.left_out.lines()) or 'the text has none'}.")
 
@@ -126,8 +123,8 @@ class PairEncoder:
     def _encoded(self, lines: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
         """Return the pieces of lines one after another, and how many each line has."""
         values, lengths = [np.empty(0, np.uint16)], [np.empty(0, np.int64)]
-        for start in range(0, len(lines), LINES_AT_ONCE):
-            found = self.vocabulary.encode(lines[start : start + LINES_AT_ONCE])
+        for some in parts(lines, LINES_AT_ONCE, BYTES_AT_ONCE, text_bytes):
+            found = self.vocabulary.encode(some)
             sizes = np.fromiter(map(len, found), np.int64, len(found))
             values.append(np.fromiter(itertools.chain.from_iterable(found), np.uint16, int(sizes.sum())))
             lengths.append(sizes)

@@ -21,12 +21,13 @@ from ...base import PreparedColumns, Split, TextFeatures
 from ...columns import ColumnSpec
 from .encoding import PairEncoder, PairReader, counted
 from .reading_progress import ReadingProgress
+from .text_amounts import entry_bytes
 from .tokenizer import DESCRIPTION, VOCABULARY, Vocabulary, train_vocabulary
 
-__all__ = ["MOST_SAMPLED_LINES", "chosen", "prepared_pairs"]
+__all__ = ["MOST_SAMPLED_BYTES", "MOST_SAMPLED_LINES", "chosen", "prepared_pairs"]
 
-MOST_SAMPLED_LINES = 1_000_000
-"""From which a vocabulary is made, both languages together."""
+MOST_SAMPLED_LINES, MOST_SAMPLED_BYTES = 1_000_000, 256 << 20
+"""From which a vocabulary is made, both languages together. So many sentences are far less text than that; so many pages are more."""
 
 SAMPLE_SEED = 1
 
@@ -66,7 +67,7 @@ def prepared_pairs(
 
     def attachments() -> dict[str, bytes]:
         texts = {f"test.{side}.txt": lines for side, lines in zip(("source", "target"), encoder.test_lines, strict=True)}
-        files = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in texts.items()}
+        files = {name: b"".join(line + b"\n" for line in lines) for name, lines in texts.items()}
         return {VOCABULARY: model, DESCRIPTION: description, **files}
 
     return PreparedColumns(
@@ -85,34 +86,48 @@ def _without_pairs(read: PairReader) -> str:
     return f"no pair of sentences is left to train on{f': {told}' if told else ', as the text has none'}."
 
 
+def _entries_at(places: NDArray[np.int64], read: PairReader, progress: ReadingProgress) -> Iterator[tuple[str, str]]:
+    """Yield the pairs at some places of a text, rising; those that are left out are not among them."""
+    wanted = iter(places.tolist())
+    place = next(wanted, None)
+    for number, entry in enumerate(read()):
+        progress.update(number)
+        if number == place:
+            place = next(wanted, None)
+            if not isinstance(entry, str):
+                yield entry
+        if place is None:
+            break
+
+
+def _sampled_places(read: PairReader, count: int) -> NDArray[np.int64]:
+    """Return where the pairs stand that a vocabulary is made of, `count` being how many the text has: as many as may be, drawn evenly."""
+    places = chosen(count, MOST_SAMPLED_LINES // 2, SAMPLE_SEED)
+    size = sum(map(entry_bytes, _entries_at(places, read, ReadingProgress("measuring the text", count))))
+    if size <= MOST_SAMPLED_BYTES:
+        return places
+    return places[chosen(len(places), len(places) * MOST_SAMPLED_BYTES // size, SAMPLE_SEED)]
+
+
 class _Sample:
-    """The lines of a text that its vocabulary is made of. `count` is how many pairs the text has, left out ones included.
+    """The lines of a text that its vocabulary is made of: those of the pairs at `places`, of `count`, left out ones included.
 
     `taken` is how many lines have been read, `sha256` their digest once all have been.
     """
 
-    def __init__(self, read: PairReader, count: int) -> None:
-        self._read, self._count = read, count
+    def __init__(self, read: PairReader, count: int, places: NDArray[np.int64]) -> None:
+        self._read, self._count, self._places = read, count, places
         self.taken = 0
         self.sha256: str | None = None
 
     def lines(self) -> Iterator[str]:
         """Yield each."""
-        progress = ReadingProgress("sampling for the vocabulary", self._count)
-        wanted = iter(chosen(self._count, MOST_SAMPLED_LINES // 2, SAMPLE_SEED).tolist())
-        place = next(wanted, None)
         digest = hashlib.sha256()
-        for number, entry in enumerate(self._read()):
-            progress.update(number)
-            if number == place:
-                place = next(wanted, None)
-                if not isinstance(entry, str):
-                    for line in entry:
-                        self.taken += 1
-                        digest.update(counted(line))
-                        yield line
-            if place is None:
-                break
+        for entry in _entries_at(self._places, self._read, ReadingProgress("sampling for the vocabulary", self._count)):
+            for line in entry:
+                self.taken += 1
+                digest.update(counted(line))
+                yield line
         self.sha256 = digest.hexdigest()
 
 
@@ -120,10 +135,11 @@ def _vocabulary(
     read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None, packages: Sequence[str]
 ) -> tuple[bytes, bytes]:
     """Return the model and what is said of it: those that were kept in `work` of the same lines, or new ones, which are kept there."""
-    kept = None if work is None else _kept(work, _Sample(read, count), size)
+    places = _sampled_places(read, count)
+    kept = None if work is None else _kept(work, _Sample(read, count, places), size)
     if kept is not None:
         return kept
-    sample = _Sample(read, count)
+    sample = _Sample(read, count, places)
 
     def lines() -> Iterator[str]:
         yield from sample.lines()

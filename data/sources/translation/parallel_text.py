@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -25,6 +25,7 @@ from .alignment import aligned_count
 from .line_files import LONGEST_LINE_BYTES, read_lines
 from .packages import text_package
 from .pairs import chosen, prepared_pairs
+from .text_amounts import text_bytes
 from .tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
 
 __all__ = ["DATASET", "ParallelText"]
@@ -125,7 +126,8 @@ class ParallelText:
             line_numbers["test"] = places + 1
         else:
             readers, counts = _given(files, total)
-        _refuse_large_test(readers["test"], self.held_out)
+            for _ in _not_too_large(readers["test"](), "its test files"):
+                pass
         return prepared_pairs(
             readers,
             counts,
@@ -191,18 +193,21 @@ def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | st
         raise UsageError(f"data: {str(files[0])!r} or {str(files[1])!r} has changed while it was read; prepare it when it is at rest.")
 
 
-def _refuse_large_test(read: Callable[[], Iterator[tuple[str, str] | str]], held_out: int) -> None:
-    """Raise UsageError where the test split has more text than a store keeps of it, before anything long is done."""
+def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Iterator[tuple[str, str] | str]:
+    """Yield the entries of the test split, for which `what` asks, before anything long is done.
+
+    Raises UsageError at the first with which they are more text than a store keeps of it, and no more of them are held.
+    """
     sizes = [0, 0]
-    for entry in read():
+    for entry in entries:
         if not isinstance(entry, str):
-            sizes = [size + len(text.encode()) + 1 for size, text in zip(sizes, entry, strict=True)]
-    if max(sizes) > MOST_ATTACHMENT_BYTES:
-        what = f"held-out={held_out}" if held_out else "its test files"
-        raise UsageError(
-            f"data: the test split of {_NAME!r} ({what}) has {max(sizes) / 2**20:,.0f} MiB of text in a language; at most"
-            f" {MOST_ATTACHMENT_BYTES >> 20} MiB are evaluated. Take fewer pairs."
-        )
+            sizes = [size + text_bytes(text) + 1 for size, text in zip(sizes, entry, strict=True)]
+        if max(sizes) > MOST_ATTACHMENT_BYTES:
+            raise UsageError(
+                f"data: the test split of {_NAME!r} ({what}) has more than {MOST_ATTACHMENT_BYTES >> 20} MiB of text in a language, and no"
+                " more are evaluated. Take fewer pairs."
+            )
+        yield entry
 
 
 Readers = Mapping[Split, partial[Iterator[tuple[str, str] | str]]]
@@ -213,26 +218,33 @@ def _given(files: Mapping[Split, tuple[Path, Path]], total: int) -> tuple[Reader
     return {split: partial(_read, paths, counts[split]) for split, paths in files.items()}, counts
 
 
+def _as_bytes(entry: tuple[str, str] | str) -> tuple[bytes, bytes] | str:
+    """Return an entry with its text in UTF-8, which takes a quarter of the memory where a line has a character such as an emoji."""
+    return entry if isinstance(entry, str) else (entry[0].encode(), entry[1].encode())
+
+
 def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> tuple[Readers, Mapping[Split, int]]:
-    """Return readers of a text of which the pairs at `places`, from 0, rising, are the test split."""
-    test: list[tuple[str, str] | str] = []
+    """Return readers of a text of which the pairs at `places`, from 0, rising, are the test split. Raises UsageError for a large one."""
     apart = np.zeros(total, np.bool_)
     apart[places] = True
-    for number, entry in enumerate(_read(files, total)):
-        if apart[number]:
-            test.append(entry)
-    known = tuple({entry[side] for entry in test if not isinstance(entry, str)} for side in (0, 1))
+    entries = (entry for number, entry in enumerate(_read(files, total)) if apart[number])
+    packed = [_as_bytes(entry) for entry in _not_too_large(entries, f"held-out={len(places)}")]
+    known = tuple({entry[side] for entry in packed if not isinstance(entry, str)} for side in (0, 1))
+
+    def test() -> Iterator[tuple[str, str] | str]:
+        for entry in packed:
+            yield entry if isinstance(entry, str) else (entry[0].decode(), entry[1].decode())
 
     def train() -> Iterator[tuple[str, str] | str]:
         for number, entry in enumerate(_read(files, total)):
             if apart[number]:
                 yield ""
-            elif isinstance(entry, str) or (entry[0] not in known[0] and entry[1] not in known[1]):
+            elif isinstance(entry, str) or (entry[0].encode() not in known[0] and entry[1].encode() not in known[1]):
                 yield entry
             else:
                 yield _KNOWN
 
-    return {"train": partial(train), "test": partial(iter, test)}, {"train": total, "test": len(test)}
+    return {"train": partial(train), "test": partial(test)}, {"train": total, "test": len(packed)}
 
 
 DATASET = ParallelText()

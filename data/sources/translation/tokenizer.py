@@ -10,11 +10,10 @@ further fields, which differ with sentencepiece's release; what tells two vocabu
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -24,6 +23,7 @@ from ....core.untrusted.bounded_json import UnreadableError, parse_json
 from ...base import Dataset
 from ...text import BEGIN, END, PADDING, UNKNOWN
 from .packages import text_package
+from .vocabulary_training import RefusedTextError, trained_model
 
 __all__ = ["DESCRIPTION", "LARGEST_VOCABULARY", "SMALLEST_VOCABULARY", "VOCABULARY", "Vocabulary", "pieces_digest", "train_vocabulary"]
 
@@ -37,8 +37,6 @@ SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 32, 65_535
 """Pieces are stored as uint16."""
 
 BYTE_PIECES = 256
-COVERAGE_WITH_BYTES = 0.9995
-"""The share of all characters that get pieces of their own where the rest is written as bytes: sentencepiece's own default."""
 
 
 def pieces_digest(data: Dataset) -> str | None:
@@ -119,49 +117,10 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
 
     With `bytes_too`, 256 of them are bytes, by which any character can be written that has no piece of its own; without, every character
     of the lines has one. Raises UsageError where the lines cannot fill a vocabulary of this size, or have more characters than it has
-    pieces, and whatever is raised while the lines are read.
+    pieces, TrainerError where there is too little memory, and whatever is raised while the lines are read.
     """
-    package = text_package("sentencepiece")
-    model, failed = io.BytesIO(), list[BaseException]()
-    refused: RuntimeError | None = None
-
-    def read() -> Iterator[str]:
-        try:
-            yield from lines
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # of which sentencepiece would leave the name alone, in an error of its own
-            failed.append(error)
-            raise
-
+    text_package("sentencepiece")
     try:
-        package.SentencePieceTrainer.train(
-            sentence_iterator=read(),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=size,
-            pad_id=PADDING,
-            bos_id=BEGIN,
-            eos_id=END,
-            unk_id=UNKNOWN,
-            pad_piece="<pad>",
-            bos_piece="<s>",
-            eos_piece="</s>",
-            unk_piece="<unk>",
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            byte_fallback=bytes_too,
-            character_coverage=COVERAGE_WITH_BYTES if bytes_too else 1.0,
-            num_threads=1,
-            input_sentence_size=0,
-            shuffle_input_sentence=False,
-            max_sentence_length=1 << 16,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        refused = error
-    if failed:
-        raise failed[0]
-    if refused is not None:
+        return trained_model(lines, size, bytes_too=bytes_too)
+    except RefusedTextError as refused:
         raise UsageError(f"data: no vocabulary of {size:,} pieces can be made of this text{_why_none(str(refused))}") from refused
-    return model.getvalue()

@@ -1,0 +1,168 @@
+"""The making of a vocabulary, in a process of its own: sentencepiece computes for seconds to minutes and hears no signal, so it is killed.
+
+``python -m crosstrain.data.sources.translation.vocabulary_training PARENT PIECES BYTES`` reads the lines of the text from standard input,
+each behind its length in UTF-8 as four bytes, with `_END` behind the last. It answers with a line of JSON, `null` or why sentencepiece
+refuses the text, and the model. It ends with its parent.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import IO
+
+from ....core.errors import TrainerError
+from ....core.process import die_with_parent, python
+from ....core.untrusted.bounded_json import parse_json
+from ...text import BEGIN, END, PADDING, UNKNOWN
+from .packages import text_package
+
+__all__ = ["MOST_MEMORY_BYTES", "RefusedTextError", "trained_model"]
+
+COVERAGE_WITH_BYTES = 0.9995
+"""The share of all characters that get pieces of their own where the rest is written as bytes: sentencepiece's own default."""
+
+MOST_MEMORY_BYTES = 16 << 30
+"""Address space of the process. A million sentences of words take a few hundred megabytes; where words are as long as lines, as in
+languages without spaces, some 50 bytes for each character."""
+
+_LENGTH_BYTES = 4
+_END = b"\xff" * _LENGTH_BYTES
+
+
+class RefusedTextError(Exception):
+    """sentencepiece makes no such vocabulary of the text; the message is its own."""
+
+
+def trained_model(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
+    """Return the model of a vocabulary of `size` pieces, made from these lines in this order; arguments as in `tokenizer.train_vocabulary`.
+
+    An interrupt ends the process that makes it at once. Raises RefusedTextError, TrainerError where the process dies, mostly for want of
+    memory, and whatever is raised while the lines are read.
+    """
+    with tempfile.TemporaryFile() as said:
+        command = python(__name__, str(os.getpid()), str(size), str(int(bytes_too)))
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
+        if child.stdin is None or child.stdout is None:
+            raise RuntimeError("a process without the pipes that it was to have")
+        try:
+            _feed(child.stdin, lines)
+            answer = child.stdout.read()
+            code = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+            with suppress(BrokenPipeError):
+                child.stdin.close()
+            child.stdout.close()
+        said.seek(0)
+        told = said.read().decode(errors="replace")
+    if code:
+        raise TrainerError(f"data: the vocabulary of {size} pieces was not made: {_end_in_words(code, told)}")
+    sys.stderr.write(told)
+    head, _, model = answer.partition(b"\n")
+    if (refused := parse_json(head)) is not None:
+        raise RefusedTextError(refused)
+    return model
+
+
+def _feed(stream: IO[bytes], lines: Iterable[str]) -> None:
+    """Send every line. One that reads no more has an answer already, or has died."""
+    for line in lines:
+        text = line.encode()
+        try:
+            stream.write(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
+        except BrokenPipeError:
+            return
+    with suppress(BrokenPipeError):
+        stream.write(_END)
+        stream.flush()
+
+
+def _end_in_words(code: int, told: str) -> str:
+    """Say how the process has ended that was to answer, and what helps."""
+    killed = signal.Signals(-code).name if code < 0 else None
+    if "bad_alloc" in told or "MemoryError" in told or killed == "SIGKILL":
+        how = "was killed, as the system does where memory runs out" if killed == "SIGKILL" else "had not enough memory"
+        return (
+            f"the process that makes it {how}; it may take up to {MOST_MEMORY_BYTES >> 30} GiB. Most is needed by text whose words are very"
+            " long and all different; leave such lines out, or give it more memory."
+        )
+    last = told.strip().splitlines()[-1:]
+    how = f"was killed by {killed}" if killed else f"ended with code {code}"
+    return f"the process that makes it {how}{''.join(f': {line}' for line in last)}"
+
+
+# The process ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _arriving(stream: IO[bytes]) -> Iterator[str]:
+    """Yield the lines that are sent. Raises EOFError where they end without `_END`."""
+    while (length := stream.read(_LENGTH_BYTES)) != _END:
+        if len(length) != _LENGTH_BYTES:
+            raise EOFError("the text has no end")
+        yield stream.read(int.from_bytes(length, "big")).decode()
+
+
+def _train(lines: Iterator[str], size: int, *, bytes_too: bool) -> bytes:
+    """Return the model that sentencepiece makes. Raises RuntimeError where it refuses."""
+    model = io.BytesIO()
+    text_package("sentencepiece").SentencePieceTrainer.train(
+        sentence_iterator=lines,
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=size,
+        pad_id=PADDING,
+        bos_id=BEGIN,
+        eos_id=END,
+        unk_id=UNKNOWN,
+        pad_piece="<pad>",
+        bos_piece="<s>",
+        eos_piece="</s>",
+        unk_piece="<unk>",
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        byte_fallback=bytes_too,
+        character_coverage=COVERAGE_WITH_BYTES if bytes_too else 1.0,
+        num_threads=1,
+        input_sentence_size=0,
+        shuffle_input_sentence=False,
+        max_sentence_length=1 << 16,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def _limit_memory() -> None:
+    """Have this process fail rather than take all memory of the machine; a lower limit that it was given stays."""
+    if sys.platform == "linux":
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = [limit for limit in (soft, hard, MOST_MEMORY_BYTES) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_AS, (min(wanted), hard))
+
+
+def main(parent: int, size: int, *, bytes_too: bool) -> None:
+    """Make the vocabulary. What sentencepiece prints goes to standard error, so that standard output is the answer alone."""
+    die_with_parent(parent)
+    _limit_memory()
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    refused, model = None, b""
+    try:
+        model = _train(_arriving(sys.stdin.buffer), size, bytes_too=bytes_too)
+    except RuntimeError as error:
+        refused = str(error)
+    with os.fdopen(answer_to, "wb") as stream:
+        stream.write(json.dumps(refused).encode() + b"\n" + model)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), bytes_too=sys.argv[3] == "1")

@@ -1,0 +1,101 @@
+"""Text whose lines are as long as lines may be is prepared in bounded memory: what is held at once is counted in bytes."""
+
+import itertools
+import random
+import string
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.data.sources.translation import pairs
+from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES
+from crosstrain.data.sources.translation.pairs import MOST_SAMPLED_LINES, SAMPLE_SEED, _Sample, _sampled_places, chosen
+from crosstrain.data.sources.translation.text_amounts import entry_bytes, parts, text_bytes
+from crosstrain.data.store.stored_dataset import open_dataset
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import sentencepiece
+from crosstrain.data.sources.translation import pairs
+from crosstrain.data.store import build
+from crosstrain.data.store.stored_dataset import prepare
+
+size = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
+pairs.MOST_SAMPLED_BYTES = 4 << 20
+resource.setrlimit(resource.RLIMIT_AS, (size + (int(sys.argv[2]) << 20), resource.RLIM_INFINITY))
+print(prepare(sys.argv[1], None, False))
+"""
+
+HEADROOM_MIB = 500
+"""Address space: what is held of this text at once is 16 MiB, of which Python makes four times as much, and what its threads reserve. With
+all 400 pairs and their pieces at once it would be a gigabyte."""
+
+
+@pytest.mark.parametrize("held_out", [0, 300])
+def test_lines_of_the_greatest_length_are_prepared_in_bounded_memory(tmp_path, monkeypatch, held_out):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
+    draw = random.Random(1)
+    for language in ("en", "de"):
+        with (tmp_path / f"text.{language}").open("w") as file:
+            for number in range(400):
+                line = "😀" + "".join(draw.choices(string.printable[:94], k=LONGEST_LINE_BYTES - 4))
+                file.write(f"{line}\na sentence {number} of {number * 7 % 13} {language}\n")
+        if not held_out:
+            (tmp_path / f"text.test.{language}").write_text("a sentence\n")
+    name = f"parallel-text:{tmp_path / 'text'}:en-de?vocabulary=400,held-out={held_out}"
+    command = [sys.executable, "-c", LIMITED, name, str(HEADROOM_MIB)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    left_out = open_dataset(name).left_out
+    assert sum(int(line.split()[1]) for line in left_out if "with more than 200 pieces" in line) == 400
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 6), st.integers(1, 20))
+def test_parts_are_all_of_the_entries_in_order_and_no_larger_than_they_may_be(sizes, most, most_bytes):
+    found = list(parts(sizes, most, most_bytes, int))
+    assert list(itertools.chain.from_iterable(found)) == sizes
+    assert all(0 < len(part) <= most and (len(part) == 1 or sum(part) <= most_bytes) for part in found)
+    for part, following in itertools.pairwise(found):  # none is smaller than it has to be
+        assert len(part) == most or sum(part) + following[0] > most_bytes
+
+
+@given(st.text(max_size=50))
+def test_the_size_of_a_text_is_that_in_utf8(text):
+    assert text_bytes(text) == len(text.encode())
+    assert entry_bytes((text, "é")) == len(text.encode()) + 2
+    assert entry_bytes("with an empty line") == 0
+
+
+def text_of(count):
+    """Pairs, some of them left out, and the text's size without those."""
+    entries = ["" if number % 7 == 3 else (f"number {number}", "Nummer " + "ü" * (number % 50)) for number in range(count)]
+    return entries, sum(map(entry_bytes, entries))
+
+
+def test_a_text_that_is_no_larger_than_may_be_sampled_is_sampled_as_ever(monkeypatch):
+    entries, size = text_of(3000)
+    monkeypatch.setattr(pairs, "MOST_SAMPLED_BYTES", size)
+    assert np.array_equal(_sampled_places(lambda: iter(entries), 3000), np.arange(3000))
+    monkeypatch.setattr(pairs, "MOST_SAMPLED_LINES", 800)
+    assert np.array_equal(_sampled_places(lambda: iter(entries), 3000), chosen(3000, 400, SAMPLE_SEED))
+    assert MOST_SAMPLED_LINES == 1_000_000
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_of_a_larger_text_an_even_share_is_sampled_and_the_same_each_time(monkeypatch, share):
+    entries, size = text_of(3000)
+    monkeypatch.setattr(pairs, "MOST_SAMPLED_BYTES", int(share * size))
+    places = _sampled_places(lambda: iter(entries), 3000)
+    assert np.array_equal(places, _sampled_places(lambda: iter(entries), 3000))
+    assert len(places) == pytest.approx(3000 * share, abs=1)
+    assert (np.diff(places) > 0).all()
+    halves = [int((places < 1500).sum()), int((places >= 1500).sum())]
+    assert min(halves) > 0.35 * len(places)  # not the beginning of the text alone
+    sample = _Sample(lambda: iter(entries), 3000, places)
+    sampled = sum(map(text_bytes, sample.lines()))
+    assert sampled == pytest.approx(share * size, rel=0.1)
