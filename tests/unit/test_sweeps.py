@@ -302,7 +302,7 @@ class TestCommand:
         [
             (["--grid", "batch_size=5,0"], "point 2 of 2 (batch_size=0)"),
             (["--grid", "batch_size=5", "--grid", "batch_size=6"], "given twice"),
-            (["--grid", "vocabulary=300,3"], "point 2 of 2 (vocabulary=3): data: vocabulary of"),
+            (["--grid", "vocabulary=300,3"], "point 2 of 2 (vocabulary=3): vocabulary: got 3; allowed: "),
             (["--data", "digits", "--vocabulary", "300", "--grid", "lr=0.1,0.2"], "point 1 of 2 (lr=0.1): vocabulary: got 300"),
             (["--grid", "model=logreg,lograg"], "point 2 of 2 (model=lograg): --model: got 'lograg'"),
             (["--resume", "nowhere"], "not the folder of a sweep, nor the name of one in 'runs'"),
