@@ -152,8 +152,9 @@ def _of_several(run: Path, selection: Selection) -> ChosenWeights:
     problems = "".join(f"\n{error}" for error in damaged)
     if found:
         which = "evaluated and sound" if selection.best else "sound"
+        number = f"1 checkpoint that is {which}" if len(found) == 1 else f"{len(found)} checkpoints that are {which}"
         raise UsageError(
-            f"--average-checkpoints: got {selection.average}, but the run {str(run)!r} has {len(found)} checkpoints that are {which}; "
+            f"--average-checkpoints: got {selection.average}, but the run {str(run)!r} has {number}; "
             f"a run keeps as many as its --keep and --keep-best-count say.{problems}"
         )
     if damaged:

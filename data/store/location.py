@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import IO, Protocol, runtime_checkable
 
 from ...core.errors import UsageError
 from ..base import DatasetSource
@@ -135,11 +135,29 @@ def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
 def locked(root: Path, key: str, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock for making one store; others wait. The kernel frees it when the process ends, however it ends.
 
-    Without `wait` it raises BlockingIOError where a process holds the lock, which makes the store now.
+    Without `wait` it raises BlockingIOError where a process holds the lock, which makes the store now. The lock's file goes where there is
+    then neither a store nor a part of one, as of a name that was refused; who has waited for it looks for the next one.
     """
-    with open(root / f".{key}.lock", "ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
+    path = root / f".{key}.lock"
+    while True:
+        with open(path, "ab") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if not _is_named(path, handle):
+                continue  # whoever held it has removed it: that locks nobody out any more
+            try:
+                yield
+            finally:
+                if not (root / key).exists() and not (root / f".{key}.work").exists():
+                    path.unlink(missing_ok=True)
+            return
+
+
+def _is_named(path: Path, handle: IO[bytes]) -> bool:
+    """Return whether a path still leads to a file that was opened by it."""
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(root: Path, key: str) -> bool:

@@ -59,7 +59,7 @@ NAMES = ["../outside", "a/b", "/etc/passwd", ".hidden", "", "manifest.json", "ve
 def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
     with pytest.raises(UsageError, match="is no name for one"):
         made(tmp_path, Source({name: b"x"}))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".made.lock"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_large_ones_are_refused(tmp_path):

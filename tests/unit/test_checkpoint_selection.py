@@ -91,6 +91,8 @@ def test_without_a_moving_average(tmp_path):
     assert choose(tmp_path, Selection()).weights == "trained"
     with pytest.raises(UsageError, match=r"--weights: got 'ema', but step-000000001 has no moving average"):
         choose(tmp_path, Selection(weights="ema"))
+    with pytest.raises(UsageError, match=r"--average-checkpoints: got 2, but the run .* has 1 checkpoint that is sound; "):
+        choose(tmp_path, Selection(average=2))
     with pytest.raises(UsageError, match=r"--best: none of the checkpoints .* was evaluated"):
         choose(describe(tmp_path), Selection(best=True))
 

@@ -311,7 +311,7 @@ class TestThirdParties:
     def test_a_broken_promise_is_named_and_nothing_is_kept(self, cache):
         with pytest.raises(UsageError, match=r"source of 'wrong' is broken: train labels lie in 0…1, not in 0…0"):
             stored_dataset.open_dataset("wrong")
-        assert [path.name for path in cache.iterdir()] == [".wrong-v2.3.lock"]
+        assert not list(cache.iterdir())
 
     def test_a_broken_plugin_hides_no_other(self, cache):
         rows = {row.name: row for row in dataset_list.list_datasets()}
