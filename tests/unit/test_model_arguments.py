@@ -180,5 +180,5 @@ def test_the_command_shows_and_refuses_them(model, tmp_path):
 def test_every_argument_is_shown_with_its_default():
     (transformer,) = (row for row in describe_models() if row.name == "transformer")
     assert "norm: pre, post [default: pre]" in transformer.arguments
-    assert "dropout: a number [default: that of the size]" in transformer.arguments
+    assert "dropout: a number from 0 up to, but not including, 1 [default: that of the size]" in transformer.arguments
     assert all("[default: " in argument for argument in transformer.arguments)
