@@ -126,6 +126,7 @@ def test_what_auto_has_chosen_is_kept_on_resume(tmp_path):
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_what_auto_has_chosen_is_kept_on_a_restart(backend, tmp_path):
     killer = threading.Thread(target=kill_task_once, args=(tmp_path / "run", "worker-1"))

@@ -46,7 +46,8 @@ def test_it_equals_the_reference(backend, workers, batch, tmp_path):
     assert json.loads((found.path / "job.json").read_text())["exchange"] == "direct"
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_large_model_is_trained_as_by_the_native_exchange(backend, tmp_path):
     native, direct = (run(tmp_path, backend, exchange, nodes=3, **LARGE) for exchange in ("native", "direct"))
     assert relative_difference(direct.losses, native.losses) <= 1e-4
@@ -64,7 +65,7 @@ def test_other_ways_to_train_are_as_by_the_native_exchange(backend, name, tmp_pa
     assert norm_wise_difference(direct.weights, native.weights) <= tolerance
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_runs_repeat_to_the_bit_also_resumed(backend, tmp_path):
     job = {**LARGE, "nodes": 3, "deterministic": True, "checkpoint_every": "3steps"}
     one, two = (run(tmp_path, backend, "direct", name=name, **job) for name in ("one", "two"))
