@@ -9,9 +9,10 @@ from itertools import cycle
 from typing import Any, Protocol
 
 from ..data.sampler import Batches
-from .base import CalibrationOrder
+from ..exchange.mesh.mesh import Mesh
+from .base import CalibrationOrder, CalibrationResult
 
-__all__ = ["Calibrator", "Exchange", "repeat"]
+__all__ = ["Calibrator", "DirectTrial", "Exchange", "repeat"]
 
 Step = Callable[[], object]
 
@@ -115,3 +116,31 @@ class Calibrator:
     def _computing(self, batch: Batches) -> Step:
         (gathered,) = self._gather(batch)
         return lambda: self._compute(gathered, batch)
+
+
+class DirectTrial:
+    """What a step would take with the direct exchange: tried by ranks that have trained with another one, when their run is over.
+
+    `mesh` is beside the run's own exchange, and `carry_out` repeats components of a step that uses it. Without them
+    `refused` says why.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        refused: str | None,
+        mesh: Mesh | None = None,
+        carry_out: Callable[[CalibrationOrder], tuple[int, float]] | None = None,
+    ) -> None:
+        self._rank, self._refused, self._mesh, self._carry_out = rank, refused, mesh, carry_out
+
+    def run(self, order: CalibrationOrder) -> CalibrationResult:
+        """Repeat a component; see `Session.calibrate`."""
+        if self._carry_out is None:
+            return CalibrationResult(self._rank, 0, 0.0, refused=self._refused)
+        return CalibrationResult(self._rank, *self._carry_out(order))
+
+    def close(self) -> None:
+        """Close the mesh; a second call does nothing."""
+        if self._mesh is not None:
+            self._mesh.close()

@@ -32,6 +32,7 @@ from ...base import (
 )
 from ...compiling.choice import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_chosen
 from ...malloc_tuning import keep_freed_memory
+from ...timing import DirectTrial
 from ...translating import Translating
 from ..accumulation import accumulated
 from ..compiler.gradients import compiled, refusals_told
@@ -45,7 +46,7 @@ from ..runtime import kind_of
 from ..state import StateMemory, check_fits
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
-from .direct_trial import DirectTrial
+from .direct_trial import open_trial
 from .exchanges import join
 from .replica import Replica
 
@@ -243,7 +244,7 @@ class SyncSession:
         if order.component in DIRECT_COMPONENTS:
             if self._trial is None:
                 timeout = self._job.node_timeout
-                self._trial = DirectTrial(self._task, self._ranks, self._device, timeout, self._sequential, self._make_calibrator)
+                self._trial = open_trial(self._task, self._ranks, self._device, timeout, self._sequential, self._make_calibrator)
             return [self._trial.run(order)]
         if self._calibrator is None:
             self._calibrator = self._make_calibrator(self._ranks)

@@ -8,55 +8,34 @@ import torch
 
 from ....core.cluster import Task
 from ....exchange.mesh.beside import Vector, open_beside
-from ....exchange.mesh.mesh import Mesh
-from ...base import CalibrationOrder, CalibrationResult, StepComponent
-from ...timing import Calibrator
+from ...base import StepComponent
+from ...timing import Calibrator, DirectTrial
 from .collectives import Ranks
 from .direct import DirectRanks
 
-__all__ = ["TRIED", "DirectTrial"]
+__all__ = ["TRIED", "open_trial"]
 
 TRIED: Mapping[StepComponent, str] = {"direct": "communicate", "direct_message": "message", "direct_step": "step"}
 """The components that are tried, and what each is where the direct exchange is the run's own."""
 
 
-class DirectTrial:
-    """A mesh beside the run's own exchange, and a step that uses it. `make` makes what repeats the components of such a step.
+def open_trial(
+    task: Task, ranks: Ranks, device: torch.device, silence_seconds: float, make: Callable[[DirectRanks], Calibrator]
+) -> DirectTrial:
+    """Open a mesh beside the run's own exchange. `make` makes what repeats the components of a step that uses it.
 
     Gradients of a GPU are not tried: the direct exchange adds up in the host's memory.
     """
+    if device.type != "cpu":
+        return DirectTrial(task.rank, "it is for CPUs")
 
-    def __init__(
-        self,
-        task: Task,
-        ranks: Ranks,
-        device: torch.device,
-        silence_seconds: float,
-        make: Callable[[DirectRanks], Calibrator],
-    ) -> None:
-        self._rank = task.rank
-        self._mesh: Mesh | None = None
-        self._calibrator: Calibrator | None = None
-        if device.type != "cpu":
-            self._refused: str | None = "it is for CPUs"
-            return
+    def add_up(vector: Vector) -> Vector:
+        ranks.add_up(tensor := torch.from_numpy(vector.copy()))
+        found: Vector = tensor.numpy()
+        return found
 
-        def add_up(vector: Vector) -> Vector:
-            ranks.add_up(tensor := torch.from_numpy(vector.copy()))
-            found: Vector = tensor.numpy()
-            return found
-
-        self._mesh, self._refused = open_beside(task, add_up, silence_seconds)
-        if self._mesh is not None:
-            self._calibrator = make(DirectRanks(self._mesh))
-
-    def run(self, order: CalibrationOrder) -> CalibrationResult:
-        """Repeat a component; see `Session.calibrate`."""
-        if self._calibrator is None:
-            return CalibrationResult(self._rank, 0, 0.0, refused=self._refused)
-        return CalibrationResult(self._rank, *self._calibrator.run(order, TRIED[order.component]))
-
-    def close(self) -> None:
-        """Close the mesh; a second call does nothing."""
-        if self._mesh is not None:
-            self._mesh.close()
+    mesh, refused = open_beside(task, add_up, silence_seconds)
+    if mesh is None:
+        return DirectTrial(task.rank, refused)
+    calibrator = make(DirectRanks(mesh))
+    return DirectTrial(task.rank, None, mesh, lambda order: calibrator.run(order, TRIED[order.component]))

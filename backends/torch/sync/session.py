@@ -25,7 +25,7 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ...compiling.choice import TIMED_SECONDS, to_be_chosen
-from ...timing import Calibrator, Exchange
+from ...timing import Calibrator, DirectTrial, Exchange
 from ...translating import Translating
 from ..calibration import make_calibrator
 from ..compiler.choice import choose
@@ -38,7 +38,7 @@ from ..runtime import keep_steps_memory, kind_of
 from ..state import StateMemory, each_value
 from .calibration import reducer_figures
 from .direct import DirectGradients, DirectRanks
-from .direct_trial import TRIED, DirectTrial
+from .direct_trial import TRIED, open_trial
 from .exchanges import join
 from .gradients import GradientSource, OneRank
 from .update import Updater
@@ -307,7 +307,7 @@ class SyncSession:
             return self._make_calibrator(direct, direct.exchange_alone())
 
         if self._trial is None:
-            self._trial = DirectTrial(self._task, self._ranks, self._device, self._job.node_timeout, make)
+            self._trial = open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
         return self._trial.run(order)
 
     def _make_calibrator(self, source: GradientSource, exchange: Exchange | None) -> Calibrator:
