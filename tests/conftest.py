@@ -34,6 +34,9 @@ os.environ.setdefault("CROSSTRAIN_TEST_SEED", str(secrets.randbits(32)))  # one 
 GATE, MACHINE = Path(__file__), Path(__file__).with_name("processes.py")
 """Files that are locked; what is in them does not matter."""
 
+OF_LIBRARIES = ("PYTEST_", "KMP_")
+"""Variables that pytest sets for each test, and scikit-learn for OpenMP when it is imported: no test's doing."""
+
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that processes ignore where the one that starts them does."""
 
@@ -82,20 +85,45 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makemodule() -> Generator[None, pytest.Module, pytest.Module]:
+    """Import a file of tests at once, and refuse one whose import changes the environment: tests of other files would inherit it."""
+    before = dict(os.environ)
+    module = yield
+    _ = module.obj
+    if changed := _environment_put_back(before):
+        raise module.CollectError(f"importing {module.path} has changed the environment: {', '.join(changed)}")
+    return module
+
+
 @pytest.fixture(autouse=True)
-def signal_handlers_are_left() -> Iterator[None]:
-    """Fail a test after which this process answers a signal otherwise than before: what later tests start would inherit it."""
-    before = {number: signal.getsignal(number) for number in HANDED_ON}
+def what_is_inherited_is_left() -> Iterator[None]:
+    """Fail a test after which this process has other variables or answers a signal otherwise: what later tests start would inherit it."""
+    variables, handlers = dict(os.environ), {number: signal.getsignal(number) for number in HANDED_ON}
     yield
-    changed = [number for number, handler in before.items() if signal.getsignal(number) is not handler]
-    for number in changed:
-        signal.signal(number, before[number])
+    changed = _environment_put_back(variables)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+            changed.append(f"the handler of {number.name}")
     if changed:
-        pytest.fail(f"the test has left other handlers for {', '.join(number.name for number in changed)}")
+        pytest.fail(f"the test has left other than it found: {', '.join(changed)}")
+
+
+def _environment_put_back(before: dict[str, str]) -> list[str]:
+    """Give this process the variables `before`, and return the names of those that were others."""
+    now = dict(os.environ)
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name) and not name.startswith(OF_LIBRARIES))
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    return changed
 
 
 @pytest.fixture
-def signals_as_before(signal_handlers_are_left: None) -> Iterator[None]:
+def signals_as_before(what_is_inherited_is_left: None) -> Iterator[None]:
     """For a test that interrupts a run within this process, which ignores signals from then on."""
     before = {number: signal.getsignal(number) for number in HANDED_ON}
     yield

@@ -108,9 +108,6 @@ def test_a_native_run_tries_it_when_it_is_over(backend, job, tmp_path):
     for worker in calibration["workers"]:
         for component in ("data", "compute", "communicate", "message", "direct", "direct_message", "direct_step"):
             assert worker[f"{component}_seconds"] > 0, component
-        # a few bytes are no more than all of them, and an exchange no more than a step with it; other work on the machine left aside
-        assert worker["direct_message_seconds"] < 3 * worker["direct_seconds"]
-        assert worker["direct_seconds"] < 3 * worker["direct_step_seconds"]
     costs = explain(Run(found.path)).exchange_costs
     assert costs.no_estimate in (None, "other programs had the cores")
 

@@ -7,8 +7,6 @@ import os
 import sys
 from importlib import import_module
 
-os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-
 import numpy as np
 
 from crosstrain.core.errors import UsageError
@@ -69,4 +67,5 @@ def main(backend, seed, file):
 
 
 if __name__ == "__main__":
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
     main(*sys.argv[1:])
