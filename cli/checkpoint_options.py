@@ -10,6 +10,7 @@ import click
 
 from ..checkpoint.selection import WEIGHTS, Selection
 from ..core.errors import UsageError
+from .options import IntegerRange
 
 __all__ = ["checkpoint_options"]
 
@@ -20,7 +21,7 @@ _OPTIONS = (
     click.option("--checkpoint", metavar="NAME|N", help="One of the run's checkpoints: step-000000500, or 500."),
     click.option(
         "--average-checkpoints",
-        type=click.IntRange(1, 1000),
+        type=IntegerRange(1, 1000),
         default=1,
         metavar="N",
         help="The mean of the weights of the N newest checkpoints, or with --best of the N best. [default: 1]",

@@ -7,6 +7,7 @@ environment or a file.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from .group import SOURCES
 __all__ = [
     "PLACES",
     "GivenPath",
+    "IntegerRange",
     "NumberRange",
     "check_typed_model",
     "decoding_options",
@@ -55,6 +57,17 @@ class NumberRange(click.FloatRange):
             except ValueError:
                 self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
         number: float = super().convert(value, param, ctx)
+        return number
+
+
+class IntegerRange(click.IntRange):
+    """A range of integers, in decimal digits. Click's takes 1_0 for 10, too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the integer; what is none, or outside, ends the command."""
+        if isinstance(value, str) and re.fullmatch("[+-]?[0-9]+", value) is None:
+            self.fail(f"{value!r} is not a valid integer.", param, ctx)
+        number: int = super().convert(value, param, ctx)
         return number
 
 
@@ -100,7 +113,7 @@ def decoding_options(function: Function) -> Function:
     """Add ``--beam`` and ``--length-penalty`` to a command that translates with a trained model."""
     for name, kind, what in (
         ("--length-penalty", NumberRange(0, 10), "Log-probabilities are divided by ((5 + length) / 6) to this power [default: the run's]."),
-        ("--beam", click.IntRange(1, LARGEST_BEAM), "Hypotheses that a translation follows at once; 1 is greedy [default: the run's]."),
+        ("--beam", IntegerRange(1, LARGEST_BEAM), "Hypotheses that a translation follows at once; 1 is greedy [default: the run's]."),
     ):
         function = click.option(name, type=kind, default=None, help=what)(function)
     return function

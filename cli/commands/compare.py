@@ -16,7 +16,7 @@ from ...report.catalog.run import Run
 from ...report.comparison.comparison import compare_runs
 from ...report.tables.columns import column, metric_columns
 from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
-from ..options import GivenPath, NumberRange
+from ..options import GivenPath, IntegerRange, NumberRange
 from ..run_arguments import warn_of_lost_updates
 
 __all__ = ["compare"]
@@ -37,7 +37,7 @@ _LAYOUTS = ("auto", "columns", "rows")
 )
 @click.option("--over", metavar="AXIS", help="Curves: over steps, examples or seconds. [default: steps]")
 @click.option("--smooth", type=NumberRange(0, 1, max_open=True), metavar="X", help="Curves: share of the past in a moving average.")
-@click.option("--points", type=click.IntRange(min=2), metavar="N", help="Curves: points of the grid. [default: 200]")
+@click.option("--points", type=IntegerRange(min=2), metavar="N", help="Curves: points of the grid. [default: 200]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with unrounded figures.")
 @click.option("--csv", "csv_too", is_flag=True, help="Print comma-separated values, with unrounded figures.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")

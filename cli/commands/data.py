@@ -17,7 +17,7 @@ from ...data.store.location import cache_root
 from ...data.store.removal import find_stores, remove_store
 from ...data.store.resolve import full_name, whole_path
 from ...report.tables.alignment import holds_figures, plain_lines
-from ..options import GivenPath, name_settings
+from ..options import GivenPath, IntegerRange, name_settings
 
 __all__ = ["data"]
 
@@ -28,7 +28,7 @@ def data() -> None:
 
 
 _vocabulary_option = click.option(
-    "--vocabulary", type=click.IntRange(2, 65_535), help="Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
+    "--vocabulary", type=IntegerRange(2, 65_535), help="Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
 )
 
 

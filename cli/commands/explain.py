@@ -20,7 +20,7 @@ from ...report.diagnosis.verdict import explain as explain_run
 from ...report.questions.answers import answers, answers_json, answers_page
 from ...report.questions.duration import Wanted
 from ...report.tables.run_tables import to_text
-from ..options import GivenPath
+from ..options import GivenPath, IntegerRange
 from ..run_arguments import warn_of_lost_updates
 
 __all__ = ["explain"]
@@ -36,8 +36,8 @@ __all__ = ["explain"]
     show_default=True,
     help="Folder in which run directories are made.",
 )
-@click.option("--planned-steps", type=click.IntRange(1, MOST_AMOUNT), help="Say how long the run would take with so many updates in all.")
-@click.option("--planned-epochs", type=click.IntRange(1, MOST_AMOUNT), help="The same in epochs.")
+@click.option("--planned-steps", type=IntegerRange(1, MOST_AMOUNT), help="Say how long the run would take with so many updates in all.")
+@click.option("--planned-epochs", type=IntegerRange(1, MOST_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int | None, as_json: bool) -> None:
     """Say what holds a run back: computing, the network, data, a slow node, evaluating or saving; for each node too, and what would help.

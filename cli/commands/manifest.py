@@ -16,6 +16,7 @@ from ...core.settings.job_fields import flag_name
 from ...core.settings.sources import Resolved
 from ...core.untrusted.console import note
 from ...launch.batch.kubernetes_manifest import CONFIG_FILE, KINDS, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
+from ..options import IntegerRange
 from .batched_run import CHECKPOINTS, checked
 
 __all__ = ["manifest"]
@@ -46,7 +47,7 @@ def manifest() -> None:
 )
 @click.argument("config", metavar="CONFIG")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN]")
-@click.option("--nodes", type=click.IntRange(1), required=True, help="Nodes of the run: a pod each.")
+@click.option("--nodes", type=IntegerRange(1), required=True, help="Nodes of the run: a pod each.")
 @click.option("--image", required=True, help="The image with crosstrain and the framework, such as docs/docker/Dockerfile makes.")
 @click.option(
     "--kind", type=click.Choice(KINDS), default="job", show_default=True, help="Started by Kubernetes, Kubeflow Trainer or JobSet."
@@ -55,19 +56,19 @@ def manifest() -> None:
 @click.option("--namespace", help="Where the objects are to be. [default: kubectl's]")
 @click.option("--volume-claim", "claim", metavar="NAME", help="The claim that keeps the run directory; all pods mount it (ReadWriteMany).")
 @click.option("--secret", metavar="NAME", help="The Secret that the pods share; the command that makes it is printed. [default: the name]")
-@click.option("--port", type=click.IntRange(1024, 65_535), default=29400, show_default=True, help="Where the pods meet, on pod 0.")
+@click.option("--port", type=IntegerRange(1024, 65_535), default=29400, show_default=True, help="Where the pods meet, on pod 0.")
 @click.option("--cpus", help="CPUs of each pod, such as 2 or 500m.")
 @click.option("--memory", help="Memory of each pod, such as 4Gi.")
-@click.option("--gpus", type=click.IntRange(0, 1024), default=0, help="GPUs of each pod.")
+@click.option("--gpus", type=IntegerRange(0, 1024), default=0, help="GPUs of each pod.")
 @click.option(
     "--restarts",
-    type=click.IntRange(0, 1000),
+    type=IntegerRange(0, 1000),
     help=f"How often all pods may fail before the run is given up. [default: {RESTARTS} with --volume-claim, else 0]",
 )
 @click.option(
     "--grace",
     "grace_seconds",
-    type=click.IntRange(30, 86_400),
+    type=IntegerRange(30, 86_400),
     default=120,
     show_default=True,
     help="Seconds from a pod's notice to its end: 20, and those in which a checkpoint is written (5 GB at 50 MB/s).",

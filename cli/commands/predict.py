@@ -25,7 +25,7 @@ from ...report.prediction.fit import fit
 from ...report.prediction.observations import Observed, observe_all
 from ...report.prediction.table import document, prediction_table
 from ...report.tables.run_tables import to_text
-from ..options import GivenPath, name_settings
+from ..options import GivenPath, IntegerRange, name_settings
 
 __all__ = ["predict"]
 
@@ -43,7 +43,9 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 )
 @click.option("--topology", metavar="ring|ps", help="All-reduce or parameter server [default: that of the first run].")
 @click.option("--exchange", metavar="native|direct", help="How sync workers add up their gradients [default: as in the first sync run].")
-@click.option("--ps", type=int, metavar="N", help="Number of parameter servers, each on a node of its own [default: the first run's].")
+@click.option(
+    "--ps", type=IntegerRange(), metavar="N", help="Number of parameter servers, each on a node of its own [default: the first run's]."
+)
 @click.option(
     "--scaling",
     default="both",

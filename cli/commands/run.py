@@ -38,6 +38,7 @@ from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
 from ..options import (
     PLACES,
     GivenPath,
+    IntegerRange,
     given_hosts,
     given_options,
     given_personal,
@@ -65,7 +66,11 @@ AUTO = Path("auto")
 @click.option("--print-config", is_flag=True, help="Show each setting and where it came from, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @click.option(
-    "--node-rank", type=int, envvar="TRAINER_NODE_RANK", metavar="I", help="This node's number, where you start the nodes by hand."
+    "--node-rank",
+    type=IntegerRange(),
+    envvar="TRAINER_NODE_RANK",
+    metavar="I",
+    help="This node's number, where you start the nodes by hand.",
 )
 @click.option("--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Where nodes started by hand meet: on node 0.")
 @click.option(
@@ -88,7 +93,7 @@ AUTO = Path("auto")
 @trust_option("With --resume: take")
 @click.option(
     "--repeats",
-    type=click.IntRange(1, MOST_REPEATS),
+    type=IntegerRange(1, MOST_REPEATS),
     metavar="N",
     help="Run N times, with the seeds from --seed on, and give mean and spread.",
 )

@@ -16,7 +16,7 @@ from ...core.settings.sources import Resolved
 from ...core.untrusted.console import note
 from ...launch.batch.slurm_script import SlurmJob, script_text
 from ...launch.launchers.remote import refuse_virtual_nodes
-from ..options import GivenPath
+from ..options import GivenPath, IntegerRange
 from .batched_run import CHECKPOINTS, checked
 
 __all__ = ["submit"]
@@ -35,7 +35,7 @@ def submit() -> None:
 )
 @click.argument("config", metavar="CONFIG")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN]")
-@click.option("--nodes", type=click.IntRange(1), required=True, help="Nodes of the job, and of the run.")
+@click.option("--nodes", type=IntegerRange(1), required=True, help="Nodes of the job, and of the run.")
 @click.option("--time", "time_limit", required=True, metavar="H:MM:SS", help="Time limit of each job; the run may take several.")
 @click.option("--name", required=True, help="Name of the run, by which each job finds it again.")
 @click.option("--partition", help="Where the job is to run.")
@@ -44,7 +44,7 @@ def submit() -> None:
 @click.option(
     "--warning",
     "warning_seconds",
-    type=click.IntRange(10, 86_400),
+    type=IntegerRange(10, 86_400),
     default=120,
     show_default=True,
     help="Seconds before the time limit at which the run is to save a checkpoint and end.",

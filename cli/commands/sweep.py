@@ -31,7 +31,7 @@ from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader, name_part
 from ...report.catalog.locate import find_sweep
 from ...report.catalog.summary_rows import row
-from ..options import given_options, job_options_without, name_settings, trust_option
+from ..options import IntegerRange, given_options, job_options_without, name_settings, trust_option
 from .sweep_table import points_text
 
 __all__ = ["make_grid", "sweep"]
@@ -47,7 +47,7 @@ __all__ = ["make_grid", "sweep"]
     help="Settings to go through; several of these make every combination. Replaces the axis of that name in the file. "
     "Values that hold commas stand between semicolons: 'cores_per_node=1,1;1,0.5'.",
 )
-@click.option("--repeats", type=click.IntRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on.")
+@click.option("--repeats", type=IntegerRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on.")
 @click.option("--name", "sweep_name", metavar="TEXT", help="Name of the sweep's folder; given again, the sweep goes on.")
 @click.option(
     "--resume", metavar="FOLDER|NAME", help="Go on with the sweep in this folder, or of this name below runs; takes everything from it."

@@ -26,7 +26,7 @@ from ...records.store.jsonl import finite_json
 from ...records.store.run_vocabulary import has_vocabulary
 from ..checkpoint_options import checkpoint_options
 from ..input_lines import LONGEST_LINE_BYTES, arriving_lines
-from ..options import GivenPath, decoding_options, model_option, trust_option
+from ..options import GivenPath, IntegerRange, decoding_options, model_option, trust_option
 from ..trained_job import fitting_data, trained_job, trained_weights
 
 __all__ = ["translate"]
@@ -59,7 +59,7 @@ class _Line:
 @click.option("--device", metavar="auto|cpu|gpu", help="Where to compute [default: as the run was asked to].")
 @decoding_options
 @click.option(
-    "--n-best", type=click.IntRange(1), metavar="N", help="Print the N best of each line: its number, the score and the text, tabs between."
+    "--n-best", type=IntegerRange(1), metavar="N", help="Print the N best of each line: its number, the score and the text, tabs between."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 @trust_option("Take")

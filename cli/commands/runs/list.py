@@ -22,7 +22,7 @@ from ....report.catalog.query import Condition, fitting, in_order, parse_order, 
 from ....report.catalog.run import Run
 from ....report.catalog.summary_rows import metric_figures
 from ....report.tables.runs_list import runs_table
-from ...options import GivenPath
+from ...options import GivenPath, IntegerRange
 
 __all__ = ["runs"]
 
@@ -75,7 +75,7 @@ def runs() -> None:
 @click.option("--since", metavar="AGE|DATE", help="Only runs made since then, such as 12h, 7d or 2026-11-01.")
 @click.option("--where", multiple=True, metavar="CONDITION", help="Only runs with such a figure: 'accuracy>=0.9'.")
 @click.option("--sort", metavar="FIGURE[:desc]", help="Order by a figure [default: the newest first].")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
+@click.option("--limit", type=IntegerRange(min=1), metavar="N", help="Only the first N.")
 @_as_json
 @_out
 @click.pass_context
