@@ -19,7 +19,7 @@ from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.store import stored_dataset
 from crosstrain.data.store.build import build_store
 from pathlib import Path
-import tempfile
+import sys
 
 
 class Source:
@@ -37,7 +37,7 @@ class Source:
         return PreparedColumns(columns, TextFeatures({"source": 60_000, "target": 60_000}), {"train": blocks, "test": blocks})
 
 
-root = Path(tempfile.mkdtemp())
+root = Path(sys.argv[1])
 build_store(root, "made", "text", Source(), None, again=True)
 dataset = stored_dataset._open(root / "made", "text", None, always=True)
 layout = tf_data.Layout(dataset.info, ("source",), "target", False, False, False)
@@ -70,7 +70,8 @@ print("alike")
 
 
 def test_mapped_columns_give_the_same_batches(tmp_path):
+    (tmp_path / "store").mkdir()
     (tmp_path / "check.py").write_text(CHECK)
-    command = [python("crosstrain")[0], str(tmp_path / "check.py")]
+    command = [python("crosstrain")[0], str(tmp_path / "check.py"), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
     assert done.stdout.strip() == "alike", done.stderr[-3000:]
