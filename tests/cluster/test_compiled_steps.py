@@ -98,6 +98,32 @@ def test_deterministic_runs_repeat_to_the_bit(backend, job, tmp_path):
     assert norm_wise_difference(one.weights, two.weights) == 0
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"deterministic": True, "optimizer": "adam", "lr": 1e-3, "clip_norm": 0.1},
+        {"optimizer": "sgd", "momentum": 0.9, "schedule": "cosine", "ema_decay": 0.9},
+    ],
+    ids=lambda more: more["optimizer"],
+)
+def test_a_loop_that_xla_compiles_is_the_same_wherever_it_is_cut(more, tmp_path):
+    """Steps by call, evaluations, ends of epochs and a resumed run cut it; to the bit, as what XLA compiled is the same for any number."""
+    job = {**LOGREG, **more, "steps": 100, "eval_every": "7steps"}
+    whole = run(tmp_path, "tf", "on", name="whole", **{**job, "eval_every": "end"})
+    for name, cut in (("calls", {"steps_per_call": 9}), ("evaluated", {})):
+        found = run(tmp_path, "tf", "on", name=name, **job, **cut)
+        np.testing.assert_array_equal(found.losses, whole.losses)
+        assert norm_wise_difference(found.weights, whole.weights) == 0
+    part = run(tmp_path, "tf", "on", name="part", **{**job, "steps": 41})
+    done = trainer("run", "--resume", str(part.path), "--steps", "100", "--quiet")
+    assert done.returncode == 0, done.stderr
+    if "schedule" not in more:  # which follows the number of steps that were asked for
+        np.testing.assert_array_equal(read_run(part.path).losses, whole.losses)
+    plain = run(tmp_path, "tf", "off", name="plain", **job)
+    assert relative_difference(whole.losses, plain.losses) <= 1e-5
+    assert norm_wise_difference(whole.weights, plain.weights) <= 1e-4
+
+
 def test_what_xla_cannot_compile_is_refused(tmp_path):
     """It has no repeatable gradient of a max pool."""
     asked = {"compile": "on", "deterministic": True, "model": "cnn", "data": "glyphs", "steps": 5}

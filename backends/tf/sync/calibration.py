@@ -26,11 +26,19 @@ AddUp = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 class Calibrator:
     """Carries out orders on a sync rank. `make` makes a component's first state and its step, in ops.
 
-    `deterministic`: TensorFlow has no clock for ops then, so that the host's is used, and a few calls instead of one.
+    `deterministic`: TensorFlow has no clock for ops then, so that the host's is used, and a few calls instead of one. The same holds for a
+    loop that XLA compiles as a whole: by `compiled`, where training has one, what is computed is repeated so.
     """
 
-    def __init__(self, traced: Callable[..., Traced], make: Callable[[StepComponent], tuple[State, Step]], *, deterministic: bool) -> None:
-        self._traced, self._make, self._deterministic = traced, make, deterministic
+    def __init__(
+        self,
+        traced: Callable[..., Traced],
+        make: Callable[[StepComponent], tuple[State, Step]],
+        *,
+        deterministic: bool,
+        compiled: Callable[..., Traced | None] | None = None,
+    ) -> None:
+        self._traced, self._make, self._deterministic, self._compiled = traced, make, deterministic, compiled
         self._functions: dict[StepComponent, Traced] = {}
 
     def run(self, order: CalibrationOrder) -> tuple[int, float]:
@@ -38,18 +46,26 @@ class Calibrator:
         if order.component not in self._functions:
             self._functions[order.component] = self._made(order.component)
         function = self._functions[order.component]
-        if self._deterministic:
+        if self._is_by_count(order.component):
             function(tf.zeros([2], tf.float64))
             return repeat(order, lambda times: function(tf.constant([times, 0], tf.float64)).numpy())
         count, seconds = function(tf.constant(limits_of(order))).numpy().tolist()
         return int(count), seconds
 
+    def _is_looped(self, component: StepComponent) -> bool:
+        """Return whether XLA compiles the loop, too."""
+        return self._compiled is not None and component in ("compute", "half")
+
+    def _is_by_count(self, component: StepComponent) -> bool:
+        return self._deterministic or self._is_looped(component)
+
     def _made(self, component: StepComponent) -> Traced:
         def run(limits: tf.Tensor) -> tf.Tensor:
             state, step = self._make(component)
-            return repeated(step, state, limits, by_count=self._deterministic)
+            return repeated(step, state, limits, by_count=self._is_by_count(component))
 
-        return self._traced(run, limits_spec())
+        looped = self._compiled(run, limits_spec()) if self._compiled is not None and self._is_looped(component) else None
+        return looped or self._traced(run, limits_spec())
 
 
 class RankComponents:

@@ -35,6 +35,10 @@ class Collectives(Protocol):
         """Return `function` as a graph, called with tensors of the signature."""
         ...
 
+    def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
+        """Return `function`, which holds a loop of steps, compiled by XLA as a whole; None where steps cannot be, or are not worth it."""
+        ...
+
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
         """Inside a traced function, also in a loop: call `function` where it may use `add_up`."""
         ...
@@ -73,14 +77,27 @@ class SingleProcess:
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
         """Trace for the executor that is asked for; a GPU needs ops in parallel to the host's in any case."""
+        trace = partial(tf.function, self._placed(function), input_signature=signature, autograph=False)
+        graph: Traced = _sequential(trace) if self._has_small_ops else trace()
+        return graph
 
+    def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
+        """Trace for XLA, if ops are small: between large ones the loop of ops costs nothing, and on a GPU it has not been tried."""
+        if not self._has_small_ops:
+            return None
+        graph: Traced = tf.function(self._placed(function), input_signature=signature, autograph=False, jit_compile=True)
+        return graph
+
+    @property
+    def _has_small_ops(self) -> bool:
+        return self._sequential and not self._device.startswith("GPU")
+
+    def _placed(self, function: Traced) -> Traced:
         def placed(*arguments: tf.Tensor) -> tf.Tensor:
             with tf.device(self._device):
                 return function(*arguments)
 
-        trace = partial(tf.function, placed, input_signature=signature, autograph=False)
-        graph: Traced = trace() if self._device.startswith("GPU") or not self._sequential else _sequential(trace)
-        return graph
+        return placed
 
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
         """Call the function."""
@@ -158,6 +175,10 @@ class MultiWorker:
         """Trace as it is: collectives need TensorFlow's parallel executor."""
         graph: Traced = tf.function(function, input_signature=signature, autograph=False)
         return graph
+
+    def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
+        """Collectives in a function that XLA compiles end the process."""
+        return None
 
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
         """Run the function on this rank's replica."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ....exchange.mesh.bucket_layout import buckets_of
 from ....exchange.mesh.mesh import Mesh
 from ....models.base import Array
-from .collectives import SingleProcess
+from .collectives import SingleProcess, Traced
 
 __all__ = ["DirectRanks"]
 
@@ -27,6 +27,10 @@ class DirectRanks(SingleProcess):
     def __init__(self, mesh: Mesh, device: str, *, sequential: bool) -> None:
         super().__init__(device, sequential=sequential)
         self._mesh = mesh
+
+    def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
+        """XLA holds no Python function."""
+        return None
 
     def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """In ops: return sums over all ranks. Many bytes go off bucket by bucket, while others are computed.

@@ -36,6 +36,7 @@ from ...timing import DirectTrial
 from ...translating import Translating
 from ..accumulation import accumulated
 from ..compiler.gradients import compiled, refusals_told
+from ..compiler.loop import CompiledLoop
 from ..data import Batch, ColumnTensors, Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
@@ -92,6 +93,7 @@ class SyncSession:
         self._averaged = True
         self._memory: StateMemory | None = None
         self._calibrator: Calibrator | None = None
+        self._loop: CompiledLoop | None = None
         self._trial: DirectTrial | None = None
         self._closed = False
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
@@ -121,6 +123,27 @@ class SyncSession:
         """Have whatever is traced from now on compute by XLA, or op by op."""
         self._model = self._compiled_model() if on else self._op_by_op
         self._replica.compiled = on
+        self._loop = self._compiled_loop() if on else None
+
+    def _compiled_loop(self) -> CompiledLoop | None:
+        """Return a loop of steps that XLA compiles as a whole, where nothing in a step comes from outside it."""
+        plain = self._job.accumulate == self._micro_batches == 1 and self._replica.loss_scale is None
+        if not plain or self._changing or self._passes.dropout:
+            return None
+        size = int(self._first_batch().offsets[-1])
+        return CompiledLoop.of(self._compiled_step, self._ranks.compiled, size, self._scalars_of_a_step, self._most_steps_per_call)
+
+    def _compiled_step(self, indices: tf.Tensor, share: tf.Tensor, *scalars: tf.Tensor) -> tf.Tensor:
+        return self._step(indices, None, None, share, *scalars)
+
+    @property
+    def _scalars_of_a_step(self) -> int:
+        of_optimizer: int = self._replica.optimizer.host_scalars(np.zeros(0), 1).shape[1]
+        return 1 + of_optimizer
+
+    @property
+    def _most_steps_per_call(self) -> int:
+        return self._job.steps_per_call or STEPS_PER_CALL
 
     def _compiled_model(self) -> TfModel:
         size = int(self._first_batch().offsets[-1])
@@ -167,7 +190,8 @@ class SyncSession:
 
     def warm_up(self) -> None:
         """Trace and run everything once, on every rank together, then go back to the initial state."""
-        self._call(self._sampler.for_rank(0, 0, 1, self._task.rank), np.zeros(1), 0)
+        for step in sorted({0, self._sampler.steps_per_epoch - 1} if self._loop else {0}):  # an epoch's last batch may be smaller
+            self._call(self._sampler.for_rank(0, step, 1, self._task.rank), np.zeros(1), 0)
         self.evaluate(WARM_SPLIT)
         if self._spec.objective.translation is not None:
             self.translating().warm_up()
@@ -180,7 +204,7 @@ class SyncSession:
         """Apply the plan in calls of at most `job.steps_per_call` steps; a call is a result."""
         begin = 0
         while begin < plan.count:
-            count = min(self._left_to_trace or self._job.steps_per_call or STEPS_PER_CALL, plan.count - begin)
+            count = min(self._left_to_trace or self._most_steps_per_call, plan.count - begin)
             if self._tracer is not None:
                 self._tracer.begin()
             started = time.perf_counter()
@@ -258,7 +282,8 @@ class SyncSession:
             self._data["train"], batches, self._batch_gradients, self._replica, ranks, scalars,
             workers=self._job.workers, dropout=self._passes.dropout,
         )  # fmt: skip
-        return Calibrator(ranks.traced, components.make, deterministic=self._job.deterministic)
+        looped = ranks.compiled if self._loop is not None else None
+        return Calibrator(ranks.traced, components.make, deterministic=self._job.deterministic, compiled=looped)
 
     def close(self) -> None:
         """Wait until every rank is here, then leave; a second call does nothing."""
@@ -295,16 +320,30 @@ class SyncSession:
 
     def _call(self, batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> Array:
         """Run one call: len(batches) updates. Returns each update's loss over all ranks, float32 [count]."""
-        sizes, weights = np.diff(batches.offsets).astype(np.int64), batches.weights.astype(np.float32)
         scalars = self._replica.optimizer.host_scalars(learning_rates, self._updates + 1)
-        scalars = np.concatenate([1 / weights[:, None], scalars], axis=1)
-        changes = _NO_CHANGES if batches.changes is None else batches.changes
-        inputs = (tf.constant(array) for array in (batches.indices, sizes, weights, scalars, np.int64(first_step), changes))
-        losses: Array = self._train(*inputs).numpy()
+        scalars = np.concatenate([1 / batches.weights.astype(np.float32)[:, None], scalars], axis=1)
+        losses = self._carried_out(batches, scalars, first_step)
         self._updates += len(batches)
         self._averaged = False
         if self._replica.loss_scale is not None:
             self._replica.loss_scale.check()
+        return losses
+
+    def _carried_out(self, batches: Batches, scalars: NDArray[np.float32], first_step: int) -> Array:
+        if self._loop is None:
+            return self._in_ops(batches, scalars, first_step)
+        losses = []
+        for first, count, fits in self._loop.parts(batches):
+            part, own = batches.slice(first, count), scalars[first : first + count]
+            losses.append(self._loop(part, own) if fits else self._in_ops(part, own, first_step + first))
+        return np.concatenate(losses)
+
+    def _in_ops(self, batches: Batches, scalars: NDArray[np.float32], first_step: int) -> Array:
+        own = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
+        sizes, weights = np.diff(batches.offsets).astype(np.int64), batches.weights.astype(np.float32)
+        changes = _NO_CHANGES if batches.changes is None else batches.changes[own]
+        inputs = (batches.indices[own], sizes, weights, scalars, np.int64(first_step), changes)
+        losses: Array = self._train(*map(tf.constant, inputs)).numpy()
         return losses
 
     def _steps(
@@ -323,7 +362,7 @@ class SyncSession:
         loop, where an op costs nothing; what a model or a job does not need is not in the loop at all.
         """
         count = tf.size(sizes_k)
-        width = 1 + self._replica.optimizer.host_scalars(np.zeros(0), 1).shape[1]
+        width = self._scalars_of_a_step
         batches = tf.TensorArray(tf.int32, size=count, element_shape=[None], infer_shape=False).split(indices, sizes_k)
         if self._changing:
             cut_changes = tf.TensorArray(tf.int32, size=count, element_shape=[None, 3], infer_shape=False).split(changes, sizes_k)
