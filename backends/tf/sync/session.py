@@ -30,14 +30,12 @@ from ...base import (
     calibration_batches,
     make_sampler,
 )
-from ...compiling.choice import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_chosen
+from ...compiling.choice import TIMED_SECONDS, settle, timed, to_be_chosen
 from ...malloc_tuning import keep_freed_memory
 from ...timing import DirectTrial
 from ...translating import Translating
-from ..accumulation import accumulated
-from ..compiler.gradients import compiled, refusals_told
-from ..compiler.loop import CompiledLoop
-from ..data import Batch, ColumnTensors, Resident, layout_for, resident
+from ..compiler.gradients import refusals_told
+from ..data import Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
 from ..model import TfModel, build_model, evaluation_batch, micro_batches_on
@@ -50,16 +48,12 @@ from .collectives import Collectives
 from .direct_trial import open_trial
 from .exchanges import join
 from .replica import Replica
+from .steps import Steps
 
 __all__ = ["SyncSession", "open_sync"]
 
-STEPS_PER_CALL = 2000
-"""Most steps fused by default. A call costs about half a millisecond besides its steps: at 45,000 steps/s that is 4% of 500 steps."""
-
 MOST_KEPT_BYTES = 1 << 27
 """Of what a small model's step frees. Large models gain nothing by it on TensorFlow, and take a sixth more memory."""
-
-_NO_CHANGES = np.zeros((0, 3), np.int32)
 
 WARM_SPLIT: Split = "test"
 """The split that runs are evaluated on; the evaluation of another one is traced when it is first asked for."""
@@ -71,20 +65,19 @@ def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str)
     ranks = join(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
     session = SyncSession(task, job, spec, data, device, ranks)
     startup_phase("warming up")
-    session.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
+    session.steps.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
     with refusals_told(job):
         session.warm_up()
     return session
 
 
 class SyncSession:
-    """A rank at work; implements `Session`."""
+    """A rank at work; implements `Session`. `steps` makes its updates."""
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Collectives) -> None:
         self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
         self._sampler = make_sampler(job, data, spec.objective.weight)
         self._model: TfModel = build_model(job.model, spec)
-        self._op_by_op = self._model
         self._micro_batches = micro_batches_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
         self._dataset, self._device = data, device
@@ -93,68 +86,29 @@ class SyncSession:
         self._averaged = True
         self._memory: StateMemory | None = None
         self._calibrator: Calibrator | None = None
-        self._loop: CompiledLoop | None = None
         self._trial: DirectTrial | None = None
         self._closed = False
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         if job.accumulate > 1:  # the sums of gradients would become temporary variables, which clash in a loop within a loop
             tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         layout = layout_for(job, spec, data.info)
-        self._changing, self._sequential = layout.changing, layout.has_small_ops
+        self._sequential = layout.has_small_ops
         with tf.device(device):
             self._data: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
             self._replica = Replica(job, self._model)
             self._sizes = dict(data.info.sizes)
         if self._micro_batches > 1:
             keep_freed_memory(MOST_KEPT_BYTES, MOST_KEPT_BYTES // 4, one_arena=False)
-        self._train = ranks.traced(
-            self._steps,
-            *(tf.TensorSpec([None], kind) for kind in (tf.int32, tf.int64, tf.float32)),
-            tf.TensorSpec([None, None], tf.float32),
-            tf.TensorSpec([], tf.int64),
-            tf.TensorSpec([None, 3], tf.int32),
-        )
+        first = self._sampler.for_rank(0, 0, 1, task.rank)
+        self.steps = Steps(job, self._model, self._replica, ranks, self._data["train"], self._passes, first, self._micro_batches)
         self._evaluations = {split: ranks.traced(self._evaluation(split)) for split in self._data}
         self._predictions = {split: ranks.traced(self._prediction(split), *[tf.TensorSpec([], tf.int32)] * 2) for split in self._data}
         self._average = ranks.traced(self._averaging)
         self._tracer, self._left_to_trace = make_tracer(job.profile, first=task.rank == 0), job.profile
 
-    def compile(self, *, on: bool) -> None:
-        """Have whatever is traced from now on compute by XLA, or op by op."""
-        self._model = self._compiled_model() if on else self._op_by_op
-        self._replica.compiled = on
-        self._loop = self._compiled_loop() if on else None
-
-    def _compiled_loop(self) -> CompiledLoop | None:
-        """Return a loop of steps that XLA compiles as a whole, where nothing in a step comes from outside it."""
-        plain = self._job.accumulate == self._micro_batches == 1 and self._replica.loss_scale is None
-        if not plain or self._changing or self._passes.dropout:
-            return None
-        size = int(self._first_batch().offsets[-1])
-        return CompiledLoop.of(self._compiled_step, self._ranks.compiled, size, self._scalars_of_a_step, self._most_steps_per_call)
-
-    def _compiled_step(self, indices: tf.Tensor, share: tf.Tensor, *scalars: tf.Tensor) -> tf.Tensor:
-        return self._step(indices, None, None, share, *scalars)
-
-    @property
-    def _scalars_of_a_step(self) -> int:
-        of_optimizer: int = self._replica.optimizer.host_scalars(np.zeros(0), 1).shape[1]
-        return 1 + of_optimizer
-
-    @property
-    def _most_steps_per_call(self) -> int:
-        return self._job.steps_per_call or STEPS_PER_CALL
-
-    def _compiled_model(self) -> TfModel:
-        size = int(self._first_batch().offsets[-1])
-        return compiled(self._op_by_op, compiled_sizes(size, self._job.accumulate, self._micro_batches))
-
-    def _first_batch(self) -> Batches:
-        return self._sampler.for_rank(0, 0, 1, self._task.rank)
-
     def pays_to_compile(self) -> bool:
         """Return whether all ranks together find that compiled steps are faster. Leaves it open how steps are computed."""
-        timing = timed(self._time_of_step, self._compile_gradient(), self._time_of_compiled_step)
+        timing = timed(self._time_of_step, self.steps.to_compile_gradient(), self._time_of_compiled_step)
         pays = settle(timing, self._job.workers)
         self._replica.reset()
         return pays
@@ -167,30 +121,13 @@ class SyncSession:
         return seconds / count
 
     def _time_of_compiled_step(self) -> float:
-        self.compile(on=True)
+        self.steps.compile(on=True)
         return self._time_of_step()
-
-    def _compile_gradient(self) -> Callable[[], object]:
-        """Return what compiles the gradient of a batch, or micro-batch, and computes it. It only reads, and so it may end late."""
-        batch, model = self._first_batch(), self._compiled_model()
-        first, _ = batch.in_micro_batches(self._job.accumulate)
-        stop = int(first.offsets[1])
-
-        def gradient() -> tf.Tensor:
-            indices = tf.constant(batch.indices[:stop])
-            laid, target = self._data["train"].laid_batch(indices, None if batch.changes is None else tf.constant(batch.changes[:stop]))
-            parameters, buffers = self._replica.read()
-            context = self._passes.training(buffers, tf.constant(0, tf.int64) if self._passes.dropout else None, indices)
-            micro_batches = self._data["train"].micro_batches(laid, target, self._micro_batches)
-            loss_sum, gradients = model.loss_and_gradients(parameters, micro_batches, tf.constant(1.0), context)
-            return tf.add_n([loss_sum, *(tf.reshape(one, [-1])[0] for one in gradients)])
-
-        function = self._ranks.traced(gradient)
-        return lambda: function().numpy()
 
     def warm_up(self) -> None:
         """Trace and run everything once, on every rank together, then go back to the initial state."""
-        for step in sorted({0, self._sampler.steps_per_epoch - 1} if self._loop else {0}):  # an epoch's last batch may be smaller
+        last = self._sampler.steps_per_epoch - 1  # an epoch's last batch may be smaller, and computed by other code
+        for step in sorted({0, last} if self.steps.in_compiled_loop else {0}):
             self._call(self._sampler.for_rank(0, step, 1, self._task.rank), np.zeros(1), 0)
         self.evaluate(WARM_SPLIT)
         if self._spec.objective.translation is not None:
@@ -204,7 +141,7 @@ class SyncSession:
         """Apply the plan in calls of at most `job.steps_per_call` steps; a call is a result."""
         begin = 0
         while begin < plan.count:
-            count = min(self._left_to_trace or self._most_steps_per_call, plan.count - begin)
+            count = min(self._left_to_trace or self.steps.most_per_call, plan.count - begin)
             if self._tracer is not None:
                 self._tracer.begin()
             started = time.perf_counter()
@@ -279,10 +216,10 @@ class SyncSession:
         batches = calibration_batches(self._sampler, self._task.rank)
         scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
         components = RankComponents(
-            self._data["train"], batches, self._batch_gradients, self._replica, ranks, scalars,
+            self._data["train"], batches, self.steps.gradients, self._replica, ranks, scalars,
             workers=self._job.workers, dropout=self._passes.dropout,
         )  # fmt: skip
-        looped = ranks.compiled if self._loop is not None else None
+        looped = ranks.compiled if self.steps.in_compiled_loop else None
         return Calibrator(ranks.traced, components.make, deterministic=self._job.deterministic, compiled=looped)
 
     def close(self) -> None:
@@ -320,125 +257,12 @@ class SyncSession:
 
     def _call(self, batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> Array:
         """Run one call: len(batches) updates. Returns each update's loss over all ranks, float32 [count]."""
-        scalars = self._replica.optimizer.host_scalars(learning_rates, self._updates + 1)
-        scalars = np.concatenate([1 / batches.weights.astype(np.float32)[:, None], scalars], axis=1)
-        losses = self._carried_out(batches, scalars, first_step)
+        losses = self.steps(batches, learning_rates, self._updates, first_step)
         self._updates += len(batches)
         self._averaged = False
         if self._replica.loss_scale is not None:
             self._replica.loss_scale.check()
         return losses
-
-    def _carried_out(self, batches: Batches, scalars: NDArray[np.float32], first_step: int) -> Array:
-        if self._loop is None:
-            return self._in_ops(batches, scalars, first_step)
-        losses = []
-        for first, count, fits in self._loop.parts(batches):
-            part, own = batches.slice(first, count), scalars[first : first + count]
-            losses.append(self._loop(part, own) if fits else self._in_ops(part, own, first_step + first))
-        return np.concatenate(losses)
-
-    def _in_ops(self, batches: Batches, scalars: NDArray[np.float32], first_step: int) -> Array:
-        own = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
-        sizes, weights = np.diff(batches.offsets).astype(np.int64), batches.weights.astype(np.float32)
-        changes = _NO_CHANGES if batches.changes is None else batches.changes[own]
-        inputs = (batches.indices[own], sizes, weights, scalars, np.int64(first_step), changes)
-        losses: Array = self._train(*map(tf.constant, inputs)).numpy()
-        return losses
-
-    def _steps(
-        self,
-        indices: tf.Tensor,
-        sizes_k: tf.Tensor,
-        weights_k: tf.Tensor,
-        scalars_ks: tf.Tensor,
-        first_step: tf.Tensor,
-        changes: tf.Tensor,
-    ) -> tf.Tensor:
-        """Carry out k steps in ops; return their losses [k].
-
-        Step i takes the next `sizes_k[i]` of `indices` (and of `changes`, where images are changed). `weights_k` are those of the global
-        batches, and row i of `scalars_ks` is (1 / weight, optimiser's …). What can be done for all steps at once is done outside the
-        loop, where an op costs nothing; what a model or a job does not need is not in the loop at all.
-        """
-        count = tf.size(sizes_k)
-        width = self._scalars_of_a_step
-        batches = tf.TensorArray(tf.int32, size=count, element_shape=[None], infer_shape=False).split(indices, sizes_k)
-        if self._changing:
-            cut_changes = tf.TensorArray(tf.int32, size=count, element_shape=[None, 3], infer_shape=False).split(changes, sizes_k)
-
-        def body(step: tf.Tensor, loss_sums: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-            share, *scalars = tf.unstack(tf.gather(scalars_ks, step), width)
-            number = first_step + tf.cast(step, tf.int64) if self._passes.dropout else None
-            changed = cut_changes.read(step) if self._changing else None
-            loss_sum = self._ranks.on_replica(self._step, batches.read(step), changed, number, share, *scalars)
-            return step + 1, loss_sums.write(step, loss_sum)
-
-        loss_sums = tf.TensorArray(tf.float32, size=count, element_shape=[])
-        _, loss_sums = tf.while_loop(lambda step, _: step < count, body, (tf.constant(0), loss_sums))
-        return self._ranks.on_replica(self._ranks.add_in_order, loss_sums.stack() / weights_k)
-
-    def _step(
-        self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, share: tf.Tensor, *scalars: tf.Tensor
-    ) -> tf.Tensor:
-        """Apply one update from this rank's examples and the other ranks' gradients; return the sum of this rank's example losses."""
-        if self._job.accumulate == 1:
-            laid, target = self._data["train"].laid_batch(indices, changes)
-            loss_sum, gradients = self._gradients(laid, target, indices, number, share)
-        else:
-
-            def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-                own = indices[begin:end]
-                return self._data["train"].laid_batch(own, None if changes is None else changes[begin:end]), own
-
-            loss_sum, gradients = self._accumulated(take, tf.size(indices), number, share)
-        self._replica.apply(self._ranks.add_up(gradients), scalars)
-        return loss_sum
-
-    def _accumulated(
-        self, take: Callable[[tf.Tensor, tf.Tensor], tuple[Batch, tf.Tensor]], size: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Do the same as `_gradients` in micro-batches, one after another. `take` gives the examples begin … end − 1 and their indices."""
-
-        def compute(begin: tf.Tensor, end: tf.Tensor, micro_batch: tf.Tensor, *_sums: tf.Tensor) -> list[tf.Tensor]:
-            (laid, target), indices = take(begin, end)
-            loss_sum, gradients = self._gradients(laid, target, indices, number, share, micro_batch)
-            return [loss_sum, *gradients]
-
-        loss_sum, *gradients = accumulated(compute, size, self._job.accumulate, [tf.zeros([]), *self._replica.zeros()])
-        return loss_sum, gradients
-
-    def _batch_gradients(
-        self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Return the same of examples that were gathered together, in as many micro-batches as training computes them in."""
-        if self._job.accumulate == 1:
-            return self._gradients(laid, target, indices, number, share)
-
-        def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-            part: Batch = tf.nest.map_structure(lambda tensor: tensor[begin:end], (laid, target))
-            return part, indices[begin:end]
-
-        return self._accumulated(take, tf.size(indices), number, share)
-
-    def _gradients(
-        self,
-        laid: ColumnTensors,
-        target: ColumnTensors,
-        indices: tf.Tensor,
-        number: tf.Tensor | None,
-        share: tf.Tensor,
-        micro_batch: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Return the sum of this rank's example losses and its share of the gradients; buffers are kept. Images lie as in memory."""
-        parameters, buffers = self._replica.read()
-        context = self._passes.training(buffers, number, indices, micro_batch)
-        scale = self._replica.loss_scale
-        slope = share if scale is None else share * scale.scale
-        micro_batches = self._data["train"].micro_batches(laid, target, self._micro_batches)
-        loss_sum, gradients = self._model.loss_and_gradients(parameters, micro_batches, slope, context)
-        self._replica.keep(context.updated)
-        return loss_sum, gradients
 
     def _evaluation(self, split: Split) -> Callable[[], tf.Tensor]:
         """Make the function that evaluates this rank's share of a split and adds the sums up over all ranks."""
