@@ -37,6 +37,9 @@ GATE, MACHINE = Path(__file__), Path(__file__).with_name("processes.py")
 OF_LIBRARIES = ("PYTEST_", "KMP_")
 """Variables that pytest sets for each test, and scikit-learn for OpenMP when it is imported: no test's doing."""
 
+TOGETHER = "test_*.py"
+"""Files whose tests share processes. Others (``*_checks.py``) have one to themselves, into which they import a framework."""
+
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that processes ignore where the one that starts them does."""
 
@@ -90,6 +93,8 @@ def pytest_pycollect_makemodule() -> Generator[None, pytest.Module, pytest.Modul
     """Import a file of tests at once, and refuse one whose import changes the environment: tests of other files would inherit it."""
     before = dict(os.environ)
     module = yield
+    if not module.path.match(TOGETHER):
+        return module
     _ = module.obj
     if changed := _environment_put_back(before):
         raise module.CollectError(f"importing {module.path} has changed the environment: {', '.join(changed)}")
@@ -97,11 +102,11 @@ def pytest_pycollect_makemodule() -> Generator[None, pytest.Module, pytest.Modul
 
 
 @pytest.fixture(autouse=True)
-def what_is_inherited_is_left() -> Iterator[None]:
+def what_is_inherited_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test after which this process has other variables or answers a signal otherwise: what later tests start would inherit it."""
     variables, handlers = dict(os.environ), {number: signal.getsignal(number) for number in HANDED_ON}
     yield
-    changed = _environment_put_back(variables)
+    changed = _environment_put_back(variables) if request.path.match(TOGETHER) else []
     for number, handler in handlers.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
