@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +53,8 @@ _CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 b
 class StoredDataset:
     """An opened store; implements `Dataset`. `digest` tells two stores of different content apart (sha256 of the manifest).
 
-    `left_out` names the original files that are not in it, each with the reason.
+    `left_out` names the original files that are not in it, each with the reason. `made_seconds` is how long the store took to make, if it
+    was made to be opened; 0 where it was there.
     """
 
     info: DataInfo
@@ -61,6 +63,7 @@ class StoredDataset:
     left_out: tuple[str, ...]
     _columns: Mapping[tuple[Split, str], Column]
     _attachments: Mapping[str, StoredFile] = field(default_factory=dict)
+    made_seconds: float = 0.0
 
     def column(self, split: Split, name: str) -> Column:
         """Return a column as it is stored, read-only maps. Raises UsageError where there is none of that name."""
@@ -147,9 +150,12 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
     found = resolve(name, data_dir)
     key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
     folder = cache_root() / key
-    if not folder.exists():
-        build_store(cache_root(), key, found.name, found.source, found.data_dir, again=False)
-    return _open(folder, name, data_dir, always=verify == "always")
+    if folder.exists():
+        return _open(folder, name, data_dir, always=verify == "always")
+    began = time.monotonic()
+    build_store(cache_root(), key, found.name, found.source, found.data_dir, again=False)
+    made_seconds = time.monotonic() - began
+    return replace(_open(folder, name, data_dir, always=verify == "always"), made_seconds=made_seconds)
 
 
 def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Path:

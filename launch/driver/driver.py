@@ -122,6 +122,8 @@ class Driver:
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
             self._recording.add_mllog(self.job, self._training.data.info.sizes)
+        if self._training.data.made_seconds:
+            self._recording.event("dataset_made", seconds=self._training.data.made_seconds)
         self._report_skipped_files()
         if (too_long := self._training.too_long) is not None:
             self._progress.message(too_long)

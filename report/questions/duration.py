@@ -13,6 +13,7 @@ from ...core.errors import UsageError
 from ...records.summary.segments import last_segment
 from ...records.text.numbers import count_text
 from ..catalog.run import Run
+from ..catalog.summary_rows import number
 from ..series.arrays import StepSeries
 from ..series.throughput import checkpoint_pauses, end_translations, pauses, training_clock
 from .answer import Answer, percent, time_text
@@ -141,7 +142,8 @@ def _why_it_ended(run: Run, steps: int) -> str:
 def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict[str, Any]:
     """The whole of the plan: what earlier segments took, start-up and end as measured, and of this segment all that the plan has in it."""
     summary = run.summary
-    fixed = summary["total_seconds"] - summary["run_seconds"]
+    made = _dataset_made_seconds(run)
+    fixed = summary["total_seconds"] - summary["run_seconds"] - made
     beside = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
     counted = () if anew is None else (anew.evaluate_seconds, anew.save_seconds, anew.translate_seconds)
     run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + math.fsum(one or 0.0 for one in counted) + beside
@@ -157,6 +159,7 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
         "total_seconds_high": band[1],
         "run_seconds": run_seconds,
         "earlier_seconds": part.began_seconds,
+        "dataset_made_seconds": made,
         "init_seconds": summary["init_seconds"],
         "train_seconds": part.trained_seconds + left.train_seconds,
         "evaluations": 0 if anew is None else anew.evaluations,
@@ -166,6 +169,13 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
         "translate_seconds": None if anew is None else anew.translate_seconds,
         "left": asdict(left),
     }
+
+
+def _dataset_made_seconds(run: Run) -> float:
+    """Return how long this run took to make the store of its dataset, which another run finds there; at most what was not training."""
+    seconds = [number(event.detail.get("seconds")) or 0.0 for event in run.events if event.event == "dataset_made"]
+    made = math.fsum(filter(math.isfinite, seconds))
+    return min(max(0.0, made), run.summary["total_seconds"] - run.summary["run_seconds"])
 
 
 _TRANSLATION = "the translation of all test sentences at the end"
@@ -184,7 +194,9 @@ def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[
     band = " (no band: too little was measured)" if high is None else f" ± {percent((high - total) / total)}"
     planned = "as planned" if wanted == AS_PLANNED else "as asked"
     until = f", or less where {run.job['until']} is reached before" if run.job.get("until") else ""
-    around = time_text(total - whole["run_seconds"])
+    made = whole["dataset_made_seconds"]
+    without = f" (without {time_text(made)} in which the dataset was made)" if made else ""
+    around = f"{time_text(total - whole['run_seconds'])}{without}"
     earlier = f"until it was resumed {time_text(part.began_seconds)}, then " if part.began_seconds else ""
     times = (whole[name] for name in ("train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds"))
     parts = _parts(whole["evaluations"], *times)

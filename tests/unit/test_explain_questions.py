@@ -119,6 +119,19 @@ def test_another_plan_than_that_of_the_run(tmp_path, option):
     assert found["run_seconds"] == pytest.approx(20.0)
 
 
+def test_a_dataset_is_made_once(tmp_path):
+    """So that the time it took is no part of the start-up of a run that is longer; what is recorded of it may be anything."""
+    path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end")
+    before = asked(path, "--planned-steps", "2000")["duration"]
+    event = {"schema": 1, "event": "dataset_made", "time_seconds": -1.0}
+    for seconds, left_out in ((1.5, 1.5), (1e9, 2.5), (-3.0, 0.0), ("x", 0.0), ("NaN", 0.0), (None, 0.0)):
+        (path / "events.jsonl").write_text(json.dumps({**event, "detail": {"seconds": seconds}}) + "\n")
+        found = asked(path, "--planned-steps", "2000")["duration"]
+        assert found["dataset_made_seconds"] == left_out
+        assert found["total_seconds"] == pytest.approx(before["total_seconds"] - left_out)
+        assert ("in which the dataset was made" in found["text"]) is (left_out > 0)
+
+
 def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):
     found = asked(trained(tmp_path, state="succeeded", total=200))["duration"]
     assert not found["predicted"]
