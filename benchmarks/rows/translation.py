@@ -90,11 +90,21 @@ BASE_PARAMETERS = 48_199_680
 RING = Reference(2 * (NODES - 1) / NODES * 4 * BASE_PARAMETERS / LINK_BYTES_PER_SECOND, "a ring all-reduce at the speed of the link")
 """Each node sends and receives 2 (n − 1) / n times the bytes of the gradients (Patarasuk and Yuan 2009)."""
 
+EXCHANGES: dict[str, tuple[str, ...]] = {"": (), "-direct": ("--exchange", "direct")}
+"""What an exchange's row is called by, and its options."""
+
 NETWORK: dict[str, Contestant] = {
-    f"{backend} base ×3": Ours(
-        f"{backend}, base, three nodes", backend, "sync", NODES, 4, (*BASE_OPTIONS, "--bandwidth", LINK), replace(BASE, fewest_steps=4)
+    f"{backend} base ×3{named}": Ours(
+        f"{backend}, base, three nodes{named}",
+        backend,
+        "sync",
+        NODES,
+        4,
+        (*BASE_OPTIONS, "--bandwidth", LINK, *options),
+        replace(BASE, fewest_steps=4),
     )
     for backend in BACKENDS
+    for named, options in EXCHANGES.items()
 }
 
 DECODING = replace(TINY, warmup=2, fewest_steps=4, same_loss=1e-4, same_mean=1e-4)
@@ -155,7 +165,11 @@ ROWS: dict[str, Row] = {
         for size, further in (("tiny", ""), ("tiny", ", no dropout"), ("base", ""))
         for name, row in _speed_rows(backend, size, precision, further).items()
     },
-    **{f"translation-exchange-{backend}": Row(f"{backend} base ×3", RING, "exchange_seconds", 1.2, "at_most") for backend in BACKENDS},
+    **{
+        f"translation-exchange-{backend}{named}": Row(f"{backend} base ×3{named}", RING, "exchange_seconds", 1.2, "at_most")
+        for backend in BACKENDS
+        for named in EXCHANGES
+    },
     "translation-decoding-cache": Row("torch tiny decoding", "torch tiny decoding without cache", "target_tokens_per_second", 5.0),
     "translation-decoding-ctranslate2": Row("torch tiny decoding", "CTranslate2 tiny decoding", "target_tokens_per_second"),
     **{f"translation-{size}-padding": Row(f"torch {size} fp32", None, "padding_share", 0.25, "at_most") for size in ("tiny", "base")},
