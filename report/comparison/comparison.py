@@ -14,8 +14,9 @@ from ..catalog.run import Run, finished_run, labelled
 from ..catalog.summary_rows import row
 from .comparability import Comparability, compare_settings
 from .factors import CHOSEN, RULES, SPEED, Factor
+from .names import setting_text
 from .ranking import verdicts
-from .rows import Row, make_entries
+from .rows import Row, make_entries, tells_apart
 from .scaling import ScalingSeries, families, relative_speed, relative_target, scaling
 from .seed_statistics import common_stem
 
@@ -34,7 +35,6 @@ _MEANT = {
 }
 """Other names of settings."""
 
-_SWITCHES = frozenset({"on", "off", "true", "false", "none"})
 _CONTEXT = ("backend", "mode", "nodes", "workers", "ps", "global_batch_size", "batch_size")
 _GROW_WITH_NODES = frozenset({"workers", "global_batch_size", "batch_size"})
 _FOLLOW_NODES = frozenset({"threads", "sharing", "network", "bandwidth", "link", "distributed", "exchange"})
@@ -154,12 +154,14 @@ def _called_by_difference(entries: list[Row]) -> list[Row]:
     nameless = [len(entry.runs) > 1 and not common_stem([str(run.summary["run"]) for run in entry.runs]) for entry in entries]
     rules: list[Factor] = []
     for rule in CHOSEN if any(nameless) else ():
-        if rule.key != "seed" and _tells_apart(entries, rules, rule):
+        if rule.key != "seed" and tells_apart(entries, rules, rule):
             rules.append(rule)
     if not rules:
         return entries
     named = [
-        entry.relabelled(f"{', '.join(_named(rule.label, _shown(rule, entry)) for rule in rules)} ×{len(entry.runs)}") if without else entry
+        entry.relabelled(f"{', '.join(setting_text(rule.label, _shown(rule, entry)) for rule in rules)} ×{len(entry.runs)}")
+        if without
+        else entry
         for entry, without in zip(entries, nameless, strict=True)
     ]
     return named if len({entry.label for entry in named}) == len(named) else entries
@@ -184,27 +186,18 @@ def _grouped(entries: Sequence[Row], by: Sequence[Factor]) -> tuple[list[Row], l
     for rule in RULES:
         if rule in columns or rule.key == "seed":
             continue
-        if _tells_apart(entries, columns, rule):
+        if tells_apart(entries, columns, rule):
             columns.append(rule)
     order = _in_order(entries, by, columns[len(by) :])
     settings = [{rule.label: _shown(rule, entry) for rule in columns} for entry in order]
     if any(len(entry.runs) > 1 for entry in order):
         settings = [{**one, "runs": str(len(entry.runs))} for one, entry in zip(settings, order, strict=True)]
-    labels = [", ".join(_named(label, text) for label, text in one.items() if label != "runs") for one in settings]
+    labels = [", ".join(setting_text(label, text) for label, text in one.items() if label != "runs") for one in settings]
     unique = len(set(labels)) == len(labels)
     named = [entry.relabelled(label if unique else f"{label} ({entry.label})") for entry, label in zip(order, labels, strict=True)]
     if not unique:
         settings = [{**one, "run": entry.label} for one, entry in zip(settings, order, strict=True)]
     return named, settings
-
-
-def _tells_apart(entries: Sequence[Row], columns: Sequence[Factor], rule: Factor) -> bool:
-    """Return whether rows that are alike in some settings differ in another one."""
-    found: dict[tuple[Any, ...], set[Any]] = {}
-    for entry in entries:
-        run = entry.runs[0]
-        found.setdefault(tuple(one.value(run) for one in columns), set()).add(rule.value(run))
-    return any(len(values) > 1 for values in found.values())
 
 
 def _in_order(entries: Sequence[Row], by: Sequence[Factor], others: Sequence[Factor]) -> list[Row]:
@@ -227,12 +220,6 @@ def _places(entry: Row, rules: Sequence[Factor]) -> list[tuple[Any, ...]]:
 def _shown(rule: Factor, entry: Row) -> str:
     value = rule.value(entry.runs[0])
     return "-" if value is None else rule.show(value)
-
-
-def _named(label: str, text: str) -> str:
-    """Return a setting in a name: words speak for themselves, numbers and switches need their label."""
-    speaks = text.replace("-", "").isalpha() and text not in _SWITCHES
-    return text if speaks else f"{label} {text}"
 
 
 def _series_key(entry: Row) -> tuple[Any, ...]:

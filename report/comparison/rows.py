@@ -15,7 +15,7 @@ from .comparability import alike
 from .factors import Factor
 from .seed_statistics import common_name, drop_fastest_and_slowest, spread
 
-__all__ = ["Row", "entry_of", "make_entries"]
+__all__ = ["Row", "entry_of", "make_entries", "tells_apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,15 @@ def make_entries(runs: Sequence[Run], *, fold: bool = True, by: Sequence[Factor]
         return _unique_labels([entry_of([run]) for run in runs])
     firsts = [copies[0] for copies in measurements(runs)]
     return _unique_labels([entry_of(group) for group in alike(firsts, without={"seed"}, by=by)])
+
+
+def tells_apart(rows: Sequence[Row], settings: Sequence[Factor], other: Factor) -> bool:
+    """Return whether rows that are alike in some settings differ in another one."""
+    found: dict[tuple[Any, ...], set[Any]] = {}
+    for entry in rows:
+        run = entry.runs[0]
+        found.setdefault(tuple(one.value(run) for one in settings), set()).add(other.value(run))
+    return any(len(values) > 1 for values in found.values())
 
 
 def _unique_labels(entries: Sequence[Row]) -> list[Row]:
