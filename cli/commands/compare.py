@@ -14,6 +14,9 @@ from ...core.untrusted.console import json_text, note
 from ...report.catalog.locate import find_finished_runs
 from ...report.catalog.run import Run
 from ...report.comparison.comparison import compare_runs
+from ...report.conclusion.conclusion import conclude
+from ...report.conclusion.sentences import told
+from ...report.conclusion.text import as_lines, conclusion_text
 from ...report.tables.columns import column, metric_columns
 from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
 from ..options import GivenPath, IntegerRange, NumberRange
@@ -59,7 +62,7 @@ def compare(
     latex: bool,
     out: Path,
 ) -> None:
-    """Hold finished runs against each other: what differs between them, which figures can be compared, and who is fastest.
+    """Hold finished runs against each other: which set-up is better and how sure that is, what differs, which figures can be compared.
 
     RUN is the path of a run directory, the name of one in the folder with the runs, or a folder of runs. The first run is the one that the
     others are relative to; † marks figures that cannot be compared with its.
@@ -82,14 +85,19 @@ def compare(
         raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
     comparison = compare_runs(found, fold=fold, by=_listed("--by", by, "settings, such as nodes or batch_size"))
     columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
+    concluded = conclude(comparison.runs)
+    words = told(concluded) if concluded.concludes else None
     if as_json:
-        click.echo(json_text(comparison.to_json(), indent=1))
+        conclusion = None if words is None else concluded.to_json(words.sentences)
+        click.echo(json_text({"conclusion": conclusion, **comparison.to_json()}, indent=1))
     elif csv_too:
         click.echo(as_csv(comparison, columns), nl=False)
     elif markdown or latex:
-        click.echo((as_markdown if markdown else as_latex)(comparison, columns), nl=False)
+        before = [] if words is None else as_lines(words)
+        click.echo((as_markdown if markdown else as_latex)(comparison, columns, before), nl=False)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(conclusion_text(comparison.runs, width=width), nl=False)
         click.echo(as_text(comparison, columns, layout=layout, width=width), nl=False)
 
 

@@ -32,7 +32,7 @@ from ...records.store.run_directory import RunReader, name_part
 from ...report.catalog.locate import find_sweep
 from ...report.catalog.summary_rows import row
 from ..options import IntegerRange, given_options, job_options_without, name_settings, trust_option
-from .sweep_table import points_text
+from .sweep_table import points_conclusion, points_text
 
 __all__ = ["make_grid", "sweep"]
 
@@ -235,7 +235,9 @@ def _print_outcome(sweep: SweepFolder, *, as_json: bool) -> None:
         }
         for entry, found in zip(sweep.entries, summaries, strict=True)
     ]
-    click.echo(json_text(finite_json({"path": str(sweep.path), "points": rows}), indent=1))
+    done = [(sweep.run_path(entry), entry.point.settings) for entry in sweep.entries if entry.state == "succeeded"]
+    document = {"path": str(sweep.path), "conclusion": points_conclusion(done), "points": rows}
+    click.echo(json_text(finite_json(document), indent=1))
 
 
 def _summary(sweep: SweepFolder, entry: Entry) -> dict[str, Any] | None:

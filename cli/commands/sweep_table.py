@@ -1,4 +1,4 @@
-"""The table at the end of a sweep: a comparison of its runs in which what was swept comes first."""
+"""The end of a sweep: what follows from its runs, and a comparison of them in which what was swept comes first."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from ...core.settings.sweeps import value_text
-from ...report.catalog.run import Run
-from ...report.comparison.comparison import compare_paths, setting_name
+from ...report.catalog.run import Run, finished_run
+from ...report.comparison.comparison import compare_runs, setting_name
 from ...report.comparison.factors import NOTHING, Factor
 from ...report.comparison.ordering import BY_FIELD, natural
+from ...report.conclusion.conclusion import conclude
+from ...report.conclusion.sentences import told
+from ...report.conclusion.text import conclusion_text
 from ...report.tables.formats import as_text
 
-__all__ = ["points_text"]
+__all__ = ["points_conclusion", "points_text"]
+
+
+def points_conclusion(points: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """Return what the runs of some points say together as a JSON object; None where there are not several."""
+    settings = dict(points)
+    if not settings:
+        return None
+    found = conclude([finished_run(path) for path in settings], _axes(_swept_settings(settings)))
+    return found.to_json(told(found).sentences) if found.concludes else None
 
 
 def points_text(points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bool, width: int | None) -> str:
@@ -23,11 +35,21 @@ def points_text(points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bo
     What was swept marks figures as it does for `trainer compare`; how to have it without marks is said below.
     """
     settings = dict(points)
-    swept = [name for name in dict.fromkeys(name for values in settings.values() for name in values) if not (repeats and name == "seed")]
-    comparison = compare_paths(list(settings), fold=repeats, by=[_swept(name, settings) for name in swept], by_confounds=True)
-    text = as_text(comparison, layout="rows", width=width)
-    confounding = [one.key for one in comparison.comparability.faults if one.confounds and one.key in set(map(setting_name, swept))]
+    by = [rule for rule in _swept_settings(settings) if not (repeats and rule.key == "seed")]
+    axes = _axes(by)
+    comparison = compare_runs([finished_run(path) for path in settings], fold=repeats, by=by, by_confounds=True)
+    text = f"{conclusion_text(comparison.runs, axes, width)}{as_text(comparison, layout='rows', width=width)}"
+    confounding = [one.key for one in comparison.comparability.faults if one.confounds and one.key in {rule.key for rule in by}]
     return f"{text}\n{_without_marks(confounding)}" if confounding else text
+
+
+def _swept_settings(settings: Mapping[Path, Mapping[str, Any]]) -> list[Factor]:
+    return [_swept(name, settings) for name in dict.fromkeys(name for values in settings.values() for name in values)]
+
+
+def _axes(swept: Sequence[Factor]) -> list[Factor]:
+    """Return what was swept, apart from the seed, which makes repeats."""
+    return [rule for rule in swept if rule.key != "seed"]
 
 
 def _without_marks(confounding: Sequence[str]) -> str:

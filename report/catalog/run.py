@@ -60,7 +60,7 @@ class Run:
         """Return a run whose documents are at hand: ``summary.json``, ``job.json``, and the nodes of ``env.json``. It has no records."""
         run = cls.__new__(cls)
         run.path, run.label, run.number, run.recorded_until = path, label, 0, None
-        vars(run).update(_summary=summary, job=job, nodes=nodes)
+        vars(run).update(_summary=summary, job=job, nodes=nodes, state=summary["state"], calibration=None, evals=[], events=[])
         return run
 
     def with_figures(self, summary: Mapping[str, Any], recorded_until: float) -> Run:

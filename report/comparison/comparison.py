@@ -1,4 +1,4 @@
-"""A comparison of runs: its rows, which figures can be compared, and which run is fastest; what ``trainer compare`` prints in any form."""
+"""A comparison of runs: its rows, and which figures can be compared; what ``trainer compare`` prints in any form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ..catalog.summary_rows import row
 from .comparability import Comparability, compare_settings
 from .factors import CHOSEN, RULES, SPEED, Factor
 from .names import setting_text
-from .ranking import verdicts
 from .rows import Row, make_entries, tells_apart
 from .scaling import ScalingSeries, families, relative_speed, relative_target, scaling
 from .seed_statistics import common_stem
@@ -46,7 +45,6 @@ class Comparison:
 
     `marks` are the kinds of figures (`factors.GROUPS`) of each entry that cannot be compared with the first one's.
     `settings` has for each entry what it is called by: its run's name, or with ``--by`` the settings that tell it apart, label → value.
-    `judged` are the jobs that the verdicts are on: the entries, or where these are repeats that stand apart, one for all repeats.
     `copies` are the names of runs that are copies of one, in groups: they are one measurement.
     `scaling` is there where it is grouped by nodes; `fits_neither` are the entries (by index) that are in no series then.
     """
@@ -56,8 +54,6 @@ class Comparison:
     comparability: Comparability
     marks: tuple[frozenset[str], ...]
     settings: tuple[Mapping[str, str], ...]
-    judged: tuple[Row, ...]
-    verdicts: tuple[str, ...]
     copies: tuple[tuple[str, ...], ...] = ()
     scaling: tuple[ScalingSeries, ...] | None = None
     fits_neither: tuple[int, ...] = ()
@@ -83,7 +79,6 @@ class Comparison:
                 for entry, settings, speed, target in rows
             ],
             "comparability": self.comparability.to_json(),
-            "verdicts": list(self.verdicts),
             "copies": [list(names) for names in self.copies],
         }
         if self.scaling is not None:
@@ -115,7 +110,6 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
         entries, settings = _grouped(entries, rules)
     independent = set() if by_confounds else {rule.key for rule in rules}
     comparability = _comparability(entries, independent)
-    jobs = _jobs(runs, entries, rules)
     series, neither = scaling(entries, _series_key) if "nodes" in {rule.key for rule in rules} else (None, [])
     return Comparison(
         tuple(runs),
@@ -123,8 +117,6 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
         comparability,
         tuple(comparability.marks(index) for index in range(len(entries))),
         tuple(settings),
-        tuple(jobs),
-        tuple(verdicts(jobs, comparability if jobs is entries else _comparability(jobs, independent))),
         tuple(tuple(run.name for run in copies) for copies in measurements(runs) if len(copies) > 1),
         None if series is None else tuple(series),
         tuple(neither),
@@ -135,15 +127,6 @@ def _comparability(entries: Sequence[Row], independent: Collection[str]) -> Comp
     found = compare_settings([entry.runs[0] for entry in entries], seeds=[entry.seeds for entry in entries], independent=independent)
     found.names = [entry.label for entry in entries]
     return found
-
-
-def _jobs(runs: Sequence[Run], entries: list[Row], by: Sequence[Factor]) -> list[Row]:
-    """Return the rows in which all repeats of a job are one, whatever the table has: the entries themselves where they are such rows."""
-    others = [rule for rule in by if rule.key != "seed"]
-    jobs = make_entries(runs, by=others)
-    if len(jobs) == len(entries):
-        return entries
-    return _grouped(jobs, others)[0] if others else _called_by_difference(jobs)
 
 
 def _called_by_difference(entries: list[Row]) -> list[Row]:

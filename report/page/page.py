@@ -17,6 +17,10 @@ from ...core.errors import UsageError
 from ...core.untrusted.console import shown
 from ..catalog.run import Run
 from ..comparison.comparison import compare_runs
+from ..conclusion.conclusion import conclude
+from ..conclusion.sentences import Told
+from ..conclusion.sentences import told as sentences
+from ..conclusion.text import QUESTION
 from ..plots.figure import Bars, Panel, Picture, colour, dash, kinds
 from ..plots.plotly_renderer import plots
 from ..plots.training_charts import pictures
@@ -81,11 +85,15 @@ def render(runs: Sequence[Run]) -> str:
     )
     environment.globals.update(colour=colour, dash=dash)
     told = [described(run) for run in runs]
+    conclusion = _concluded(runs)
+    sections = [("runs", "Runs"), ("comparison", "Figures"), ("plots-heading", "Plots"), ("each", "Each run")]
     return environment.get_template("report.html").render(
         title=f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs side by side",
         made_by=MADE_BY,
         version=version("crosstrain"),
-        sections=[("runs", "Runs"), ("comparison", "Figures"), ("plots-heading", "Plots"), ("each", "Each run")],
+        sections=[("conclusion", QUESTION), *sections] if conclusion else sections,
+        question=QUESTION,
+        conclusion=conclusion,
         settings=SETTINGS,
         settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
         environment=ENVIRONMENT,
@@ -110,6 +118,15 @@ def _shown(value: Any) -> Any:
 def _right(rows: Sequence[Sequence[str]]) -> list[bool]:
     """Return which columns of a table hold figures; the first one says what a row is called."""
     return [index > 0 and holds_figures(column, False) for index, column in enumerate(zip(*rows, strict=True))]
+
+
+def _concluded(runs: Sequence[Run]) -> Told | None:
+    """Return what the runs that have figures say together, in words; None where there are not several."""
+    ended = [run for run in runs if run.has_summary]
+    if len(ended) < 2:
+        return None
+    found = conclude(ended)
+    return sentences(found) if found.concludes else None
 
 
 def _compared(runs: Sequence[Run]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _dataset_made_seconds(run: Run) -> float:
     """Return how long this run took to make the store of its dataset, which another run finds there; at most what was not training."""
     seconds = [number(event.detail.get("seconds")) or 0.0 for event in run.events if event.event == "dataset_made"]
     made = math.fsum(filter(math.isfinite, seconds))
-    return min(max(0.0, made), run.summary["total_seconds"] - run.summary["run_seconds"])
+    return min(max(0.0, made), float(run.summary["total_seconds"] - run.summary["run_seconds"]))
 
 
 _TRANSLATION = "the translation of all test sentences at the end"

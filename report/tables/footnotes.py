@@ -1,4 +1,4 @@
-"""The sentences above and below the tables of a comparison: caveats, verdicts, and what marks mean."""
+"""The sentences above and below the tables of a comparison: caveats, and what marks mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from ..comparison.comparability import Comparability, Difference
 from ..comparison.comparison import Comparison
 from ..comparison.factors import ALL, GROUPS, RULES, STEPS
-from ..comparison.ranking import JUDGED
 from .columns import MARK, Column
 from .run_tables import ACROSS_MODES, SYNTHETIC
 
@@ -56,13 +55,12 @@ def _differences(comparison: Comparison) -> list[str]:
 
 
 def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
-    """Return the explanations of what stands in the tables, then the verdicts; a paragraph each.
+    """Return the explanations of what stands in the tables, a paragraph each.
 
     With `columns` (figures that were asked for) what concerns none of them is left out.
     """
     lines = []
     shown = {one.group for one in columns} if columns else set(GROUPS)
-    asked = {one.key for one in columns} or set(JUDGED)
     if reasons := _reasons(comparison, shown):
         lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {reasons}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
@@ -74,9 +72,6 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     for entry in folded:
         if entry.left_out:
             lines.append(f"{entry.label}: the fastest and the slowest are left out ({', '.join(entry.left_out)}).")
-    apart = any(len(job.runs) > 1 for job in comparison.judged) and len(comparison.judged) < len(comparison.entries)
-    if apart and (not columns or asked & set(JUDGED)):
-        lines.append("Verdicts are on jobs: runs of one job, of the same seed or others, count as one (×N), by their mean.")
     if comparison.fits_neither and not columns:
         names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
         lines.append(f"In no series of scaling, as no other number of nodes has the same global batch or batch per worker: {names}.")
@@ -85,7 +80,7 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
         lines.append(ACROSS_MODES)
     if any(run.summary.get("synthetic") for run in comparison.runs):
         lines.append(SYNTHETIC)
-    return [*lines, *(verdict for figure, verdict in zip(JUDGED, comparison.verdicts, strict=False) if figure in asked)]
+    return lines
 
 
 def _named(one: Difference) -> str:

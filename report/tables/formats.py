@@ -109,9 +109,9 @@ def _only(block: ComparisonTable, columns: Sequence[int]) -> ComparisonTable:
     return ComparisonTable(block.title, tuple(block.header[index] for index in kept), rows, block.names, words)
 
 
-def as_markdown(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
-    """Return the tables with a row a run as Markdown, what is compared above them and the explanations below."""
-    parts = ["\n".join(_markdown_text(line) for line in _items(above(comparison)))]
+def as_markdown(comparison: Comparison, columns: Sequence[Column] = (), before: Sequence[str] = ()) -> str:
+    """Return the tables with a row a run as Markdown, what is compared above them and the explanations below; first the lines `before`."""
+    parts = ["\n".join(_markdown_text(line) for line in _items(lines)) for lines in (before, above(comparison))]
     for block in selected_table(comparison, columns) if columns else default_tables(comparison):
         head = [
             _markdown_row(block.header),
@@ -158,9 +158,12 @@ _LATEX: Mapping[str, str] = {
 }
 
 
-def as_latex(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
-    """Return the tables with a row a run as LaTeX (package booktabs): what is compared as comments, the explanations as text below."""
-    parts = ["\n".join(f"% {line}" for line in above(comparison))]
+def as_latex(comparison: Comparison, columns: Sequence[Column] = (), before: Sequence[str] = ()) -> str:
+    """Return the tables with a row a run as LaTeX (package booktabs): what is compared as comments, the explanations as text below.
+
+    The lines `before` are comments, too, and stand first.
+    """
+    parts = ["\n".join(f"% {line}" for line in lines) for lines in (before, above(comparison))]
     parts += [_tabular(block) for block in (selected_table(comparison, columns) if columns else default_tables(comparison))]
     parts += [rf"\noindent {_latex_text(text.replace(chr(10), ' '))}" for text in below(comparison, columns)]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -1,11 +1,13 @@
-"""Who is fastest is decided once, by job: a comparison, a report and the end of a sweep say the same of the same runs."""
+"""What runs say together is decided once, by job: a comparison, a report and the end of a sweep say the same of the same runs."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import tempfile
+from dataclasses import astuple
 from html import escape
 from pathlib import Path
 
@@ -23,19 +25,29 @@ from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.comparison.comparison import compare_paths, compare_runs
 from crosstrain.report.comparison.factors import GROUPS
+from crosstrain.report.conclusion.conclusion import conclude
+from crosstrain.report.conclusion.sentences import told
+from crosstrain.report.conclusion.set_ups import FIGURES
+from crosstrain.report.conclusion.text import QUESTION, as_text, conclusion_text
 from crosstrain.report.page.page import render
-from crosstrain.report.tables.footnotes import above, below
+from crosstrain.report.tables.footnotes import above
 
 ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c", backend="tf", summary={"examples_per_second": 1150.0})]
 """Two runs of one job and one seed, of which one is the fastest and the other the slowest; their mean is below the other job."""
 
 
-@pytest.mark.parametrize("options", [{}, {"fold": False}, {"by": ["backend"]}, {"by": ["seed"]}])
-def test_runs_of_one_seed_are_repeats_as_those_of_several_are(options):
-    (verdict,) = compare_runs(ALIKE[:2], **options).verdicts
-    assert verdict == "Fastest by examples/s: no verdict: they are 2 runs of one job, which differ by chance (1,105/s ± 148/s)."
-    (verdict,) = compare_runs(ALIKE, **options).verdicts
-    assert re.match(r"Fastest by examples/s: (c|tf|seed 0, tf) \(1,150/s, 1.04x (torch ×2|torch|seed 0, torch)\)", verdict)
+def set_up_sizes(runs):
+    """How many runs each set-up has, by its name."""
+    return {one.label: len(one.runs) for one in conclude(runs).set_ups.all}
+
+
+def test_runs_of_one_seed_are_repeats_as_those_of_several_are():
+    assert set_up_sizes(ALIKE) == {"torch": 2, "tf": 1}
+    (best,) = conclude(ALIKE).best
+    assert best.set_up.label == "tf"
+    assert best.over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
+    (line,) = told(conclude(ALIKE)).axes
+    assert line.sure.startswith("not known, not every set-up has repeats, and runs of one job differ by as much as that (5%)")
 
 
 def copied(folder, runs, copies):
@@ -46,20 +58,18 @@ def copied(folder, runs, copies):
     return [*(folder / name for name in copies), *paths]
 
 
-@pytest.mark.parametrize("options", [{}, {"fold": False}, {"by": ["seed"]}])
-def test_copies_of_a_run_are_one_measurement(tmp_path, options):
+def test_copies_of_a_run_are_one_measurement(tmp_path):
     """However many there are of it, they are neither ranked nor weigh more in a mean, and it is said."""
     paths = copied(tmp_path, ALIKE, ["x", "y"])
-    alone = compare_paths(paths[:3], **options)
-    assert alone.verdicts == ()
+    alone = compare_paths(paths[:3])
+    assert not conclude(alone.runs).concludes
     assert alone.copies == (("x", "y", "a"),)
     assert above(alone)[0] == "Copies of one run, which count once: x, y, a."
     assert alone.to_json()["copies"] == [["x", "y", "a"]]
-    assert compare_paths(paths[3:], **options).copies == ()
-    found = compare_paths(paths, **options)
-    (verdict,) = found.verdicts
-    assert "1,150/s, 1.04x " in verdict
-    assert [len(job.runs) for job in found.judged if job.runs[0].summary["backend"] == "torch"] == [2]
+    assert compare_paths(paths[3:]).copies == ()
+    found = conclude(compare_paths(paths).runs)
+    assert {one.label: len(one.runs) for one in found.set_ups.all} == {"torch": 2, "tf": 1}
+    assert found.best[0].over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
 
 
 def test_the_page_and_a_sweep_count_copies_once(tmp_path):
@@ -69,17 +79,17 @@ def test_the_page_and_a_sweep_count_copies_once(tmp_path):
     given = [(path, point.settings) for path, point in zip(paths, (points[0], points[0], *points), strict=True)]
     table = points_text(given, repeats=False, width=None)
     assert "Copies of one run, which count once: x, y, backend=torch." in table
-    assert table.count("Fastest by examples/s") == 1
+    assert table.count("trains most examples") == 1
     one = make_run(tmp_path, "one")
     shutil.copytree(one, tmp_path / "copy")
     page = render(started_runs(map(Run, [one, tmp_path / "copy"])))
     assert "Copies of one run, which count once: one, copy." in page
-    assert "Fastest by examples/s" not in page
+    assert QUESTION not in page
 
 
-def judged_speeds(comparison):
-    """The examples/s that a verdict is on, by backend."""
-    return {job.runs[0].summary["backend"]: job.figures["examples_per_second"] for job in comparison.judged}
+def speeds_by_backend(runs):
+    """The examples/s that a conclusion is on."""
+    return {one.values.get("backend"): sorted(one.figures(FIGURES[1])) for one in conclude(runs).set_ups.all}
 
 
 @settings(max_examples=40, deadline=None)
@@ -106,12 +116,8 @@ def test_a_verdict_depends_on_neither_order_nor_copies(speeds, seeds, order):
         ),
     ]
     order.shuffle(more)
-    expected = judged_speeds(compare_runs(runs))
-    for options in ({}, {"fold": False}):
-        found = compare_runs(more, **options)
-        assert judged_speeds(found) == pytest.approx(expected)
-        assert len(found.judged) == len(expected) == len({run.summary["backend"] for run in runs})
-        assert ("x " in " ".join(found.verdicts)) == (len(found.judged) == 2)
+    assert speeds_by_backend(more) == speeds_by_backend(runs)
+    assert len(conclude(more).verdicts) == len({run.summary["backend"] for run in runs}) - 1
 
 
 def speeds_of(**jobs):
@@ -127,42 +133,35 @@ SCATTERED = speeds_of(tf=[1000.0, 1210.0], torch=[1030.0, 990.0])
 """The fastest single run is 1.17 times as fast as the fastest of the other job; the means are 1.09x, and the scatter is larger."""
 
 
-@pytest.mark.parametrize("options", [{}, {"fold": False}, {"by": ["seed"]}, {"by": ["seed"], "fold": False}])
-def test_repeats_are_judged_by_their_means_however_the_table_shows_them(options):
-    (verdict,) = compare_runs(SCATTERED, **options).verdicts
-    assert verdict == ("Fastest by examples/s: tf ×2 (1,105/s, 1.09x torch ×2); the difference is within the scatter of the repeats.")
+def test_repeats_are_judged_together():
+    found = conclude(SCATTERED)
+    assert found.verdicts[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
+    assert "not sure, within the scatter" in told(found).axes[0].sure
 
 
-def test_a_table_of_single_runs_says_that_its_verdict_is_on_jobs():
-    said = "Verdicts are on jobs: runs of one job, of the same seed or others, count as one (×N), by their mean."
-    assert said in below(compare_runs(SCATTERED, fold=False))
-    assert said not in below(compare_runs(SCATTERED))
-    assert said not in below(compare_runs(SCATTERED[::2], fold=False))
-
-
-@pytest.mark.parametrize("options", [{}, {"fold": False}, {"by": ["seed"]}])
-def test_runs_of_one_job_are_not_ranked(options):
+def test_runs_of_one_job_are_not_ranked():
     runs = speeds_of(tf=[1000.0, 1210.0])
-    (verdict,) = compare_runs(runs, **options).verdicts
-    assert verdict == "Fastest by examples/s: no verdict: they are 2 runs of one job, which differ by chance (1,105/s ± 148/s)."
-    assert compare_runs(runs[:1], **options).verdicts == ()
+    found = conclude(runs)
+    assert found.verdicts == ()
+    assert [one.worst for one in found.best] == [None]
+    assert not conclude(runs[:1]).concludes
 
 
 @pytest.mark.parametrize(
-    ("jobs", "caveat"),
+    ("jobs", "said"),
     [
-        ({"tf": [1000.0], "torch": [1180.0]}, "; one run each: repeats (--repeats) tell whether that is more than scatter"),
+        ({"tf": [1000.0], "torch": [1180.0]}, "not known, one run each; --repeats 3 would tell"),
+        ({"tf": [1000.0, 1010.0], "torch": [1180.0]}, "not known, not every set-up has repeats; --repeats 3 would tell"),
         (
-            {"tf": [1000.0, 1010.0], "torch": [1180.0]},
-            "; torch-seed=0 is one run: repeats (--repeats) tell whether that is more than scatter",
+            {"tf": [1000.0], "torch": [1020.0]},
+            "not known, one run each, and runs of one job differ by as much as that (5%); --repeats 3 would tell",
         ),
-        ({"tf": [1000.0], "torch": [1020.0]}, "; runs of one job differ by as much as that (5%), which repeats would show"),
-        ({"tf": [1000.0, 1010.0], "torch": [1180.0, 1190.0]}, ""),
+        ({"tf": [1000.0, 1010.0], "torch": [1180.0, 1190.0]}, "sure"),
     ],
 )
-def test_only_repeats_show_what_a_difference_is_worth(jobs, caveat):
-    (verdict,) = compare_runs(speeds_of(**jobs)).verdicts
-    assert re.search(r"x [^(;]+\)(.*)\.$", verdict)[1] == caveat
+def test_only_repeats_show_what_a_difference_is_worth(jobs, said):
+    (line,) = told(conclude(speeds_of(**jobs))).axes
+    assert line.sure == said
 
 
 def test_a_starved_run_decides_nothing_and_spoils_no_mean():
@@ -170,7 +169,16 @@ def test_a_starved_run_decides_nothing_and_spoils_no_mean():
     starved = made("torch-seed=2", backend="torch", seed=2, summary={"examples_per_second": 90.0, "per_node": [starved_node(0.9)]})
     found = compare_runs([*runs, starved])
     assert [len(entry.runs) for entry in found.entries] == [2, 2, 1]
-    assert found.verdicts == ("Fastest by examples/s: torch ×2 (1,205/s, 1.20x tf ×2). Not comparable, and left out: torch-seed=2.",)
+    words = told(conclude(found.runs))
+    assert words.best[0].startswith("torch trains most examples, 1,205/s")
+    assert any(text.startswith("torch-seed=2 is left out") for text in words.mind)
+
+
+def test_where_every_run_was_starved_it_is_said():
+    runs = [made(name, backend=name, summary={"per_node": [starved_node(0.9)]}) for name in ("tf", "torch")]
+    words = told(conclude(runs))
+    assert words.head == "2 runs"
+    assert words.best == ("Nothing can be said of which is best: other programs had the cores of every run.",)
 
 
 DIVERGED = [
@@ -183,8 +191,8 @@ DIVERGED = [
 def test_a_run_that_lost_its_loss_is_marked_and_wins_nothing(lost, since):
     runs = [*speeds_of(tf=[1000.0], torch=[1200.0]), made("nan", nodes=2, summary={"examples_per_second": 9000.0, **lost})]
     found = compare_runs(runs)
-    assert found.verdicts[0].startswith("Fastest by examples/s: torch-seed=0 (1,200/s, 1.20x tf-seed=0)")
-    assert found.verdicts[0].endswith("Not comparable, and left out: nan.")
+    (best,) = conclude(runs).best
+    assert (best.set_up.runs[0].name, best.worst.runs[0].name) == ("torch-seed=0", "tf-seed=0")
     assert found.marks[2] == set(GROUPS)
     assert f"  loss NaN or infinite ({since}): all figures are not comparable; its speed is that of no training." in above(found)
 
@@ -199,12 +207,9 @@ def test_a_loss_that_came_back_spoils_nothing():
     assert compare_runs([made("a"), came_back]).marks == (frozenset(), frozenset())
 
 
-CAVEATS = ("within the scatter", "one run each", "is one run", "differ by as much as that", "no verdict")
-
-
-def judged(sentence):
-    """What a verdict says, whatever it calls the jobs: speed and ratio, and the caveats."""
-    return re.findall(r"\(([\d,.]+/s), ([\d.]+x)", sentence), [caveat for caveat in CAVEATS if caveat in " ".join(sentence.split())]
+def of_torch(text):
+    """The ratios and what is said of them, whatever the jobs are called."""
+    return re.findall(r"([\d.]+ ×(?: \([^)]*\))? by examples/s)", " ".join(text.split()))
 
 
 @settings(max_examples=25, deadline=None)
@@ -228,10 +233,8 @@ def test_compare_report_and_sweep_say_the_same_of_the_same_runs(data, field, rep
         paths = written(Path(folder), *runs)
         compared, apart = compare_paths(paths), compare_paths(paths, fold=False)
         table = points_text([(Path(folder, point.name), point.settings) for point in points], repeats=repeats is not None, width=None)
-    assert apart.verdicts == compared.verdicts
-    sentence = table[table.index("Fastest by") :]
-    # A verdict names the jobs otherwise in a sweep, and puts them in the order of their values.
-    assert judged(sentence) == judged(compared.verdicts[0])
+    assert told(conclude(apart.runs)) == told(conclude(compared.runs))
+    assert of_torch(table) == of_torch(as_text(told(conclude(compared.runs)), 200))
 
 
 def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_without(tmp_path):
@@ -240,12 +243,10 @@ def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_wit
     paths = written(tmp_path, *runs)
     text = points_text([(tmp_path / point.name, point.settings) for point in points], repeats=False, width=None)
     compared = CliRunner().invoke(compare, paths, catch_exceptions=False).output
-    no_verdict = "Fastest by examples/s: no verdict: no two of them can be compared."
-    assert no_verdict in text
-    assert no_verdict in compared
+    assert "  precision  bf16 over fp32  1.00 × by examples/s" in text
+    assert conclusion_text(compare_paths(paths).runs) in compared
     assert "† not to be compared with" in text
     assert text.splitlines()[-1] == "`trainer compare --by precision` takes that for what is compared, and marks nothing for it."
-    assert "no verdict" not in CliRunner().invoke(compare, [*paths, "--by", "precision"], catch_exceptions=False).output
 
 
 @pytest.mark.parametrize(
@@ -261,8 +262,8 @@ def test_a_list_without_a_name_in_it_is_refused(tmp_path, option, text, allowed)
     assert str(result.exception) == f"{option}: got {text!r}; allowed: {allowed}."
 
 
-def test_the_page_has_the_verdict_of_compare(tmp_path):
-    """From run directories as the driver writes them; the fastest single run is no job's verdict."""
+def test_the_page_has_the_sentences_of_compare(tmp_path):
+    """From run directories as the driver writes them."""
     paths = []
     for backend, speeds in (("tf", (1000.0, 1210.0)), ("torch", (1030.0, 990.0))):
         for seed, speed in enumerate(speeds):
@@ -271,6 +272,11 @@ def test_the_page_has_the_verdict_of_compare(tmp_path):
             file.write_text(json.dumps({**json.loads(file.read_text()), "examples_per_second": speed}))
             paths.append(path)
     page = render(started_runs(map(Run, paths)))
-    for verdict in compare_paths(paths).verdicts:
-        assert escape(verdict) in page
-    assert "1.09x torch ×2); the difference is within the scatter of the repeats." in page
+    words = told(conclude(compare_paths(paths).runs))
+    for said in (words.head, *words.best, *words.why, *words.mind, *(part for line in words.axes for part in astuple(line))):
+        assert escape(said) in page
+    printed = " ".join(CliRunner().invoke(compare, list(map(str, paths)), catch_exceptions=False).output.split())
+    for said in words.sentences[:2]:
+        assert said in printed
+    document = json.loads(CliRunner().invoke(compare, [*map(str, paths), "--json"], catch_exceptions=False).output)
+    assert document["conclusion"]["sentences"] == words.sentences

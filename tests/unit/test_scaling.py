@@ -79,7 +79,6 @@ def test_nodes_that_fight_for_cores_are_marked():
     assert SPEED in found.marks[1]
     (block,) = (block for block in default_tables(found) if block.title == "Scaling")
     assert block.rows == (("strong, global batch 60", "1", "1.00x", "100%"), ("", "2", "1.50x†", "75%†"))
-    assert found.verdicts == ("Fastest by examples/s: no verdict: no two of them can be compared.",)
 
 
 def test_repeats_of_a_value_are_one_row():

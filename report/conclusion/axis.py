@@ -1,0 +1,157 @@
+"""One axis by itself: which of its values is best, by how much, and how sure that is, within set-ups that are equal in all else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from ..comparison.factors import Factor
+from .ratios import Ratio, ratio, repeats_that_would_tell
+from .set_ups import Figure, SetUp, SetUps, called
+
+__all__ = ["AxisVerdict", "Missed", "judge_axis"]
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A set-up that did not reach the target in every run: in `reached` of `runs`."""
+
+    set_up: str
+    reached: int
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class AxisVerdict:
+    """What there is to say of an axis by one figure.
+
+    `winner` is the best of its values and `other` the second; None where no two can be compared, and `why_not` says why. `ratio` is how
+    many times as good the first is, over the pairs of set-ups of these two that are equal in all else; `where` names what each pair has in
+    common, empty where it is all that there is. `repeats` of each set-up would tell, where the ratio is not sure. `last` and
+    `over_last` are the same for the worst of several values. `missed` are ranked behind, without a ratio.
+    """
+
+    axis: str
+    label: str
+    figure: str
+    winner: str | None
+    other: str | None
+    ratio: Ratio | None
+    where: tuple[str, ...]
+    repeats: int | None
+    last: str | None
+    over_last: Ratio | None
+    missed: tuple[Missed, ...]
+    why_not: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "axis": self.axis,
+            "figure": self.figure,
+            "best": self.winner,
+            "second": self.other,
+            "ratio": None if self.ratio is None else self.ratio.to_json(),
+            "within": list(self.where),
+            "repeats_that_would_tell": self.repeats,
+            "worst": self.last,
+            "ratio_over_worst": None if self.over_last is None else self.over_last.to_json(),
+            "missed_the_target": [{"set_up": one.set_up, "reached": one.reached, "runs": one.runs} for one in self.missed],
+            "why_not": self.why_not,
+        }
+
+
+Pairs = list[tuple[SetUp, SetUp]]
+
+
+def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
+    """Return the verdict on an axis by a figure."""
+    groups = found.strata(axis)
+    values = sorted({one.values[axis.key] for group in groups for one in group}, key=lambda value: (value is None, axis.order(value)))
+    pairs = {(a, b): _pairs(found, groups, axis.key, figure, a, b) for a, b in combinations(values, 2)}
+    known = [pair for pair, members in pairs.items() if members]
+    missed = tuple(
+        Missed(one.label, one.row.converged or 0, len(one.runs))
+        for group in groups
+        for one in group
+        if figure.better < 0 and one.row.converged is not None and not one.all_reached
+    )
+    if not known:
+        why = _why_not(found, groups, figure)
+        return AxisVerdict(axis.key, axis.label, figure.key, None, None, None, (), None, None, None, missed, why)
+    ranked = _ranked(values, pairs, figure)
+    winner, other, last = ranked[0], ranked[1], ranked[-1]
+    members = _between(pairs, winner, other)
+    first = _ratio(members, figure)
+    others = [rule for rule in found.axes if rule.key != axis.key]
+    where = tuple(called(others, one.values) for one, _ in members)
+    repeats = None if first.sure else repeats_that_would_tell(_figures(members, figure))
+    beyond = _between(pairs, winner, last) if last != other else []
+    return AxisVerdict(
+        axis.key,
+        axis.label,
+        figure.key,
+        _shown(axis, winner),
+        _shown(axis, other),
+        first,
+        where if others else (),
+        repeats,
+        _shown(axis, last) if beyond else None,
+        _ratio(beyond, figure) if beyond else None,
+        missed,
+        None,
+    )
+
+
+def _shown(axis: Factor, value: Any) -> str:
+    return "-" if value is None else axis.show(value)
+
+
+def _pairs(found: SetUps, groups: Sequence[Sequence[SetUp]], key: str, figure: Figure, value: Any, other: Any) -> Pairs:
+    """Return the set-ups with one value and with the other that are equal in all else, have the figure, and can be compared in it."""
+    pairs = []
+    for group in groups:
+        sides = [[one for one in group if one.values[key] == wanted and one.figures(figure)] for wanted in (value, other)]
+        pairs += [(one, two) for one in sides[0] for two in sides[1] if found.comparable(one, two, figure.group)]
+    return pairs
+
+
+def _between(pairs: Mapping[tuple[Any, Any], Pairs], value: Any, other: Any) -> Pairs:
+    """Return the pairs of two values, the first's set-up first."""
+    return pairs.get((value, other)) or [(two, one) for one, two in pairs.get((other, value), [])]
+
+
+def _figures(members: Pairs, figure: Figure) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Return the figures of pairs so that a ratio above 1 says that the first is better."""
+    sides = [(one.figures(figure), other.figures(figure)) for one, other in members]
+    return sides if figure.better > 0 else [(other, one) for one, other in sides]
+
+
+def _ratio(members: Pairs, figure: Figure) -> Ratio:
+    return ratio(_figures(members, figure))
+
+
+def _ranked(values: Sequence[Any], pairs: Mapping[tuple[Any, Any], Pairs], figure: Figure) -> list[Any]:
+    """Return the values that can be compared with another one, best first: by the mean logarithm of their ratios to the others."""
+    logs: dict[Any, list[float]] = {}
+    for (one, other), members in pairs.items():
+        if members:
+            found = math.log(_ratio(members, figure).ratio)
+            logs.setdefault(one, []).append(found)
+            logs.setdefault(other, []).append(-found)
+    return sorted((value for value in values if value in logs), key=lambda value: -math.fsum(logs[value]) / len(logs[value]))
+
+
+def _why_not(found: SetUps, groups: Sequence[Sequence[SetUp]], figure: Figure) -> str:
+    """Say why no two set-ups can be compared along an axis."""
+    pairs = [pair for group in groups for pair in combinations(group, 2)]
+    if not pairs:
+        return "no two set-ups are equal in all else"
+    measured = [pair for pair in pairs if all(one.figures(figure) for one in pair)]
+    if not measured:
+        return "no two that are equal in all else reached the target in every run" if figure.better < 0 else "speeds are not known"
+    reasons = [fault.label for one, other in measured for fault in found.faults(one, other, figure.group)]
+    return f"other things differ too: {', '.join(dict.fromkeys(reasons))}"

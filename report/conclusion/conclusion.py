@@ -1,0 +1,142 @@
+"""What some runs say together: which set-up is best, by how much along each axis, how sure that is, why, and what to try next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...records.store.jsonl import finite_json
+from ..catalog.run import Run, labelled
+from ..comparison.factors import Factor
+from ..diagnosis.advice import advise
+from ..diagnosis.batch_size_advice import Advice
+from ..diagnosis.verdict import Explanation, explain
+from .axis import AxisVerdict, judge_axis
+from .ratios import Ratio, interval_of_mean, ratio
+from .set_ups import FIGURES, Figure, SetUp, SetUps, set_ups
+
+__all__ = ["Best", "Conclusion", "Limit", "conclude"]
+
+MOST_ADVICE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The set-up that is best by a figure: its geometric mean over the repeats, and the interval of 95 %, None for one run alone.
+
+    `worst` is the last of the set-ups that it compares with, and `over_worst` how many times as good it is; None where there is no other.
+    """
+
+    set_up: SetUp
+    figure: Figure
+    value: float
+    interval: tuple[float, float] | None
+    worst: SetUp | None
+    over_worst: Ratio | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "set_up": self.set_up.label,
+            "figure": self.figure.key,
+            "value": self.value,
+            "interval": self.interval,
+            "worst": None if self.worst is None else self.worst.label,
+            "ratio_over_worst": None if self.over_worst is None else self.over_worst.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What holds a set-up back, by the calibration of its run of middle speed."""
+
+    set_up: SetUp
+    explanation: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What some runs say together.
+
+    `best` has the best set-up by each figure that there is. `verdicts` are on each axis, by each figure. `limits` say what holds back the
+    best and the worst set-up, and `advice` what to try next with the best.
+    """
+
+    set_ups: SetUps
+    best: tuple[Best, ...]
+    verdicts: tuple[AxisVerdict, ...]
+    limits: tuple[Limit, ...]
+    advice: tuple[Advice, ...]
+
+    @property
+    def concludes(self) -> bool:
+        """Whether there is more than one run to conclude from."""
+        return sum(len(one.runs) for one in self.set_ups.all) + len(self.set_ups.disturbed) > 1
+
+    def to_json(self, sentences: Sequence[str] = ()) -> dict[str, Any]:
+        """Return it as a JSON object, with the sentences that say it."""
+        document = {
+            "sentences": list(sentences),
+            "set_ups": [{"label": one.label, "runs": [run.name for run in one.runs]} for one in self.set_ups.all],
+            "best": [one.to_json() for one in self.best],
+            "axes": [one.to_json() for one in self.verdicts],
+            "limits": [
+                {"set_up": limit.set_up.label, "run": limit.explanation.evidence.name, "verdict": limit.explanation.verdict}
+                for limit in self.limits
+            ],
+            "next": [{"option": one.option, "speedup": one.speedup, "bound": one.bound, "reason": one.reason} for one in self.advice],
+            "left_out": [
+                {"run": one.run.name, "starved_fraction": one.by.fraction, "foreign_cores": one.by.foreign_cores}
+                for one in self.set_ups.disturbed
+            ],
+        }
+        found: dict[str, Any] = finite_json(document)
+        return found
+
+
+def conclude(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conclusion:
+    """Return what runs that have figures say together. `swept` are the axes where they are known, in their order."""
+    found = set_ups(labelled(runs), swept)
+    best = [one for figure in FIGURES if (one := _best(found, figure)) is not None]
+    verdicts = [judge_axis(found, axis, figure) for axis in found.axes for figure in FIGURES if _measured(found, figure)]
+    limits = _limits(best) if sum(len(one.runs) for one in found.all) > 1 else []
+    advice = [one for one in advise(limits[0].explanation) if one.speedup is not None] if limits else []
+    return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice[:MOST_ADVICE]))
+
+
+def _measured(found: SetUps, figure: Figure) -> bool:
+    """Return whether a figure says anything of these runs: a target alone where one was asked for, in several set-ups."""
+    return sum(one.row.converged is not None for one in found.all) > 1 if figure.better < 0 else True
+
+
+def _best(found: SetUps, figure: Figure) -> Best | None:
+    among = found.all_comparable(figure)
+    if not among or (len(among) == 1 and len(found.all) > 1):
+        return None
+    ordered = sorted(among, key=lambda one: -figure.better * _mean(one.figures(figure)))
+    first, last = ordered[0], ordered[-1]
+    own, values = first.figures(figure), last.figures(figure)
+    over = None if first is last else ratio([(own, values) if figure.better > 0 else (values, own)])
+    return Best(first, figure, math.exp(_mean(own)), interval_of_mean(own), None if first is last else last, over)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(map(math.log, values)) / len(values)
+
+
+def _limits(best: Sequence[Best]) -> list[Limit]:
+    """Return what holds back the best set-up and the worst that it compares with, by the first figure; none where that is not known."""
+    if not best:
+        return []
+    return [
+        Limit(one, explanation)
+        for one in (best[0].set_up, best[0].worst)
+        if one is not None and (explanation := _explained(one)) is not None
+    ]
+
+
+def _explained(one: SetUp) -> Explanation | None:
+    """Return what holds back a set-up; None where its run was not calibrated, so that hardly anything is known of it."""
+    return None if one.middle_run.calibration is None else explain(one.middle_run)

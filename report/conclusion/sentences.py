@@ -1,0 +1,233 @@
+"""The conclusion in words: the same sentences on a terminal, in a page and in a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.untrusted.console import one_line
+from ...records.text.numbers import duration_text, rate_text
+from ..catalog.run import Run
+from ..comparison.factors import RULES
+from ..diagnosis.text import NAMES, percent
+from ..diagnosis.verdict import Explanation
+from .axis import AxisVerdict
+from .conclusion import Best, Conclusion, Limit
+from .ratios import MOST_REPEATS_TOLD, Ratio
+from .set_ups import FIGURES, value_text
+
+__all__ = ["AxisLine", "Told", "told"]
+
+TARGET, _ = FIGURES
+
+SHARED = ("model", "data", "backend", "mode", "nodes", "global_batch_size")
+"""Settings that the head names where all set-ups have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisLine:
+    """A line on an axis: its name, what is held against what, the ratio with its interval, and how sure that is."""
+
+    axis: str
+    held: str
+    ratio: str
+    sure: str
+
+    @property
+    def sentence(self) -> str:
+        """All of it, in one sentence."""
+        return f"{self.axis}: {' '.join(filter(None, [self.held, self.ratio]))}{': ' if self.held else ''}{self.sure}."
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The conclusion: `head` says what was compared, `best` which set-up is best, `axes` by how much along each; then why and so on."""
+
+    head: str
+    best: tuple[str, ...]
+    axes: tuple[AxisLine, ...]
+    why: tuple[str, ...]
+    next: tuple[str, ...]
+    mind: tuple[str, ...]
+
+    @property
+    def sentences(self) -> list[str]:
+        """Everything, a sentence each."""
+        return [self.head, *self.best, *(line.sentence for line in self.axes), *self.why, *self.next, *self.mind]
+
+
+def told(conclusion: Conclusion) -> Told:
+    """Return a conclusion in words."""
+    unrepeated = _unrepeated(conclusion)
+    return Told(
+        _head(conclusion),
+        tuple(_best(one, unrepeated, len(conclusion.set_ups.all)) for one in conclusion.best) or (_nothing(conclusion),),
+        tuple(_axis_line(one, unrepeated) for one in conclusion.verdicts),
+        tuple(_limit(one) for one in conclusion.limits),
+        tuple(_next(conclusion)),
+        tuple(_mind(conclusion)),
+    )
+
+
+def _nothing(conclusion: Conclusion) -> str:
+    why = "no two set-ups can be compared" if conclusion.set_ups.all else "other programs had the cores of every run"
+    return f"Nothing can be said of which is best: {why}."
+
+
+def _unrepeated(conclusion: Conclusion) -> str:
+    """Return what is to be said where the scatter is not known."""
+    each = all(len(one.runs) == 1 for one in conclusion.set_ups.all)
+    return "one run each" if each else "not every set-up has repeats"
+
+
+def _head(conclusion: Conclusion) -> str:
+    every = conclusion.set_ups.all
+    runs = sum(len(one.runs) for one in every) + len(conclusion.set_ups.disturbed)
+    counts = {len(one.runs) for one in every}
+    if not counts:
+        return _counted(runs, "run")
+    repeats = f"{min(counts)} repeats each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} repeats each"
+    parts = [_counted(runs, "run"), *_shared([one.runs[0] for one in every]), "one run each" if counts == {1} else repeats]
+    return " · ".join(parts)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _shared(firsts: Sequence[Run]) -> list[str]:
+    """Return what all set-ups have in common: network and data, and of the rest what is no matter of course."""
+    alike: dict[str, str] = {}
+    for rule in RULES:
+        values = {rule.value(run) for run in firsts}
+        if rule.key in SHARED and len(values) == 1 and None not in values:
+            alike[rule.key] = value_text(rule, values.pop())
+    model, data = alike.pop("model", None), alike.pop("data", None)
+    found = [f"{model} on {data}"] if model and data else [one for one in (model, data) if one]
+    cores = {run.summary.get("nodes_sharing_cores") for run in firsts}
+    nodes = alike.pop("nodes", None)
+    if nodes:
+        found.append(nodes if cores == {1} or None in cores else f"{nodes}, which share cores")
+    return found + list(alike.values())
+
+
+# The best -------------------------------------------------------------------------------------------------------------
+
+
+def _best(one: Best, unrepeated: str, set_ups: int) -> str:
+    what = _does(one)
+    if one.worst is None or one.over_worst is None:
+        return f"{one.set_up.label} {what}."
+    times = f"{_times(one.over_worst.ratio)} as fast as {one.worst.label}{', the slowest' if set_ups > 2 else ''}"
+    return f"{one.set_up.label} {what}: {times}{_how_sure(one.over_worst, unrepeated)}."
+
+
+def _does(one: Best) -> str:
+    interval = "" if one.interval is None else " (95 %: {}–{})".format(*map(_plain if one.figure is TARGET else _rate, one.interval))
+    if one.figure is TARGET:
+        goal = one_line(str(one.set_up.row.figures["target"]))
+        return f"reaches {goal} first, after {duration_text(one.value)}{interval}"
+    return f"trains most examples, {rate_text(one.value)}{interval}"
+
+
+def _plain(seconds: float) -> str:
+    return duration_text(seconds)
+
+
+def _rate(value: float) -> str:
+    return rate_text(value).removesuffix("/s")
+
+
+def _times(value: float) -> str:
+    """Return a ratio with three digits."""
+    return f"{value:.3g} ×" if value >= 10 else f"{value:.2f} ×"
+
+
+def _how_sure(found: Ratio, unrepeated: str) -> str:
+    if not found.known:
+        return f", {unrepeated}: not known whether that is more than scatter"
+    return "" if found.sure else ", which is within the scatter: not sure"
+
+
+# The axes -------------------------------------------------------------------------------------------------------------
+
+
+def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
+    by = "to the target" if one.figure == TARGET.key else "by examples/s"
+    missed = "".join(f"; {missed.set_up}: {missed.reached} of {missed.runs} reached the target" for missed in one.missed)
+    if one.ratio is None:
+        return AxisLine(one.label, "", "", f"no verdict {by}: {one.why_not}{missed}")
+    interval = "" if one.ratio.low is None else f" ({_bound(one.ratio.low)}–{_bound(one.ratio.high)})"
+    last = "" if one.over_last is None else f"; {_times(one.over_last.ratio)} {one.last}"
+    return AxisLine(
+        one.label,
+        f"{one.winner} over {one.other}",
+        f"{_times(one.ratio.ratio)}{interval} {by}",
+        f"{_sure(one.ratio, one.repeats, unrepeated)}{_opposed(one)}{last}{missed}",
+    )
+
+
+def _bound(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if value >= 10 else f"{value:.2f}"
+
+
+USUAL_SCATTER = 0.05
+"""By about so much the speed of one and the same job differs from run to run on a machine that does nothing else."""
+
+
+def _sure(found: Ratio, repeats: int | None, unrepeated: str) -> str:
+    if not found.known:
+        usual = f", and runs of one job differ by as much as that ({USUAL_SCATTER:.0%})" if abs(found.ratio - 1) < USUAL_SCATTER else ""
+        return f"not known, {unrepeated}{usual}; --repeats 3 would tell"
+    if found.sure:
+        return "sure"
+    needed = f"{repeats} repeats would tell" if repeats else f"more than {MOST_REPEATS_TOLD} repeats would be needed to tell"
+    return f"not sure, within the scatter; {needed}"
+
+
+def _opposed(one: AxisVerdict) -> str:
+    """Say where set-ups point both ways."""
+    if one.ratio is None or not one.ratio.opposed:
+        return ""
+    against = [f"{where} ({_times(ratio)})" for where, ratio in zip(one.where, one.ratio.pairs, strict=True) if ratio < 1.0]
+    return f"; the other way round with {'; '.join(against)}"
+
+
+# Why, what next, what to mind -----------------------------------------------------------------------------------------
+
+
+def _limit(limit: Limit) -> str:
+    return f"{limit.set_up.label}: {_held_back(limit.explanation)}."
+
+
+def _held_back(found: Explanation) -> str:
+    if found.verdict == "unknown":
+        return "what holds it back is not known, as it has no calibration"
+    shares = {**found.run_fractions, **found.step_fractions} if found.verdict in found.step_fractions else found.run_fractions
+    if found.verdict in shares:
+        of = "of a step" if found.verdict in found.step_fractions else "of the run"
+        return f"{percent(shares[found.verdict])} {of} is {NAMES[found.verdict]}"
+    largest = sorted(found.step_fractions.items(), key=lambda item: -item[1])[:2]
+    return " and ".join(f"{percent(share)} of a step is {NAMES[name]}" for name, share in largest) or "nothing stands out"
+
+
+def _next(conclusion: Conclusion) -> list[str]:
+    if not conclusion.advice:
+        return []
+    label, found = conclusion.limits[0].set_up.label, []
+    for one in conclusion.advice:
+        found.append(f"With {label}: {one.option}, {one.bound} {_times(one.speedup or 1.0)} by its figures ({one.reason}).")
+    return found
+
+
+def _mind(conclusion: Conclusion) -> list[str]:
+    found = []
+    nodes = max((run.summary.get("nodes_sharing_cores") or 1 for one in conclusion.set_ups.all for run in one.runs), default=1)
+    if nodes > 1:
+        found.append(f"Up to {nodes} nodes shared the same cores: this holds on these shared cores, not of as many machines.")
+    for one in conclusion.set_ups.disturbed:
+        taken = percent(one.by.fraction)
+        found.append(f"{one.run.name} is left out: other programs took {taken} of the CPU time that its tasks asked for.")
+    if any(run.summary.get("synthetic") for one in conclusion.set_ups.all for run in one.runs):
+        found.append("The data is synthetic: there is nothing to learn.")
+    return found

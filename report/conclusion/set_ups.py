@@ -1,0 +1,162 @@
+"""The set-ups that some runs compare, each with its repeats, and the axes along which they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..catalog.cpu_starvation import CpuStarvation, cpu_starvation
+from ..catalog.run import Run
+from ..catalog.summary_rows import number
+from ..comparison.comparability import Comparability, Difference, compare_settings
+from ..comparison.factors import RULES, SPEED, TARGET, Factor
+from ..comparison.names import setting_text
+from ..comparison.rows import Row, make_entries, tells_apart
+
+__all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "called", "set_ups", "value_text"]
+
+FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
+"""What comes of other settings, such as the number of nodes on one machine, unless set-ups differ in it by itself: then it is an axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that set-ups are ranked by. `group` is its kind (`factors.GROUPS`), `better` 1 where more is better, −1 where less is."""
+
+    key: str
+    group: str
+    better: int
+
+
+FIGURES = (Figure("time_to_target_seconds", TARGET, -1), Figure("examples_per_second", SPEED, 1))
+"""In the order of what a person wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """A run whose speed is not its own, as other programs had its cores: it counts for nothing."""
+
+    run: Run
+    by: CpuStarvation
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A job and its repeats. `values` has the value of each axis, by key; `label` names it by them."""
+
+    label: str
+    values: Mapping[str, Any]
+    row: Row
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The repeats, at least one."""
+        return self.row.runs
+
+    @property
+    def all_reached(self) -> bool:
+        """Whether there was a target, and every run reached it."""
+        return self.row.all_converged
+
+    def figures(self, figure: Figure) -> tuple[float, ...]:
+        """Return a figure of each run; none where one of them lacks it, or it says nothing about the others."""
+        if figure.group == TARGET and not self.all_reached:
+            return ()
+        found = [number(run.summary.get(figure.key)) for run in self.runs]
+        known = [value for value in found if value is not None and 0 < value < math.inf]
+        return tuple(known) if len(known) == len(found) else ()
+
+    @cached_property
+    def middle_run(self) -> Run:
+        """The run of middle speed, which stands for the others where one is looked at."""
+        ordered = sorted(self.runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
+        return ordered[(len(ordered) - 1) // 2]
+
+
+@dataclass(frozen=True)
+class SetUps:
+    """All set-ups, and their `axes`: the settings in which they differ, of which each tells some apart that the others do not.
+
+    `disturbed` runs are in none of them.
+    """
+
+    all: tuple[SetUp, ...]
+    axes: tuple[Factor, ...]
+    disturbed: tuple[Disturbed, ...]
+    comparability: Comparability
+
+    def comparable(self, one: SetUp, other: SetUp, group: str) -> bool:
+        """Return whether a kind of figures of two set-ups can be compared."""
+        return group not in self.comparability.confounded(self._place(one), self._place(other))
+
+    def all_comparable(self, figure: Figure) -> list[SetUp]:
+        """Return the set-ups that have a figure, and of which any two can be compared in it: the largest set of them, or the first's."""
+        among = [index for index, one in enumerate(self.all) if one.figures(figure)]
+        return [self.all[index] for index in self.comparability.comparable(figure.group, among)]
+
+    def faults(self, one: SetUp, other: SetUp, group: str) -> list[Difference]:
+        """Return what makes a kind of figures of two set-ups incomparable."""
+        mine, theirs = self._place(one), self._place(other)
+        found = []
+        for fault in self.comparability.faults:
+            differ = fault.values[mine] != fault.values[theirs] or not self.comparable(one, one, group)
+            if group in fault.confounds and differ:
+                found.append(fault)
+        return found
+
+    def strata(self, axis: Factor) -> list[list[SetUp]]:
+        """Return the set-ups in groups that are equal in every axis but this one."""
+        found: dict[tuple[Any, ...], list[SetUp]] = {}
+        for one in self.all:
+            found.setdefault(tuple(value for key, value in one.values.items() if key != axis.key), []).append(one)
+        return list(found.values())
+
+    def _place(self, one: SetUp) -> int:
+        return next(index for index, known in enumerate(self.all) if known is one)
+
+
+def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
+    """Return the set-ups of some labelled runs. `swept` are the axes where they are known; others are found."""
+    disturbed = [Disturbed(run, by) for run in runs if (by := cpu_starvation(run.summary)) is not None]
+    lost = {id(one.run) for one in disturbed}
+    rows = make_entries([run for run in runs if id(run) not in lost], by=swept)
+    axes = [axis for axis in swept if _varies(rows, axis)]
+    for rule in RULES:
+        if rule.key not in {axis.key for axis in axes} and rule.key != "seed" and rule.matters and tells_apart(rows, axes, rule):
+            axes.append(rule)
+    firsts = [row.runs[0] for row in rows]
+    independent = FOLLOWING.union(axis.key for axis in axes)
+    return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))
+
+
+def _varies(rows: Sequence[Row], axis: Factor) -> bool:
+    return len({axis.value(row.runs[0]) for row in rows}) > 1
+
+
+def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[SetUp]:
+    """Return the set-ups, called by what they differ in; those that would be called alike keep their names beside it."""
+    values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
+    labels = [called(axes, one) for one in values]
+    return [
+        SetUp(label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), one, row)
+        for label, one, row in zip(labels, values, rows, strict=True)
+    ]
+
+
+def called(axes: Sequence[Factor], values: Mapping[str, Any]) -> str:
+    """Return what a set-up is called by its values of some axes: ``torch, async, global batch 32``."""
+    return ", ".join(value_text(axis, values[axis.key]) for axis in axes)
+
+
+_COUNTED = {"nodes": "node", "workers": "worker", "ps": "parameter server"}
+"""Settings that are counted: ``3 nodes``."""
+
+
+def value_text(axis: Factor, value: Any) -> str:
+    """Return a value of an axis as a name: words speak for themselves, numbers and switches need their label."""
+    if axis.key in _COUNTED and isinstance(value, int):
+        return f"{value:,} {_COUNTED[axis.key]}{'' if value == 1 else 's'}"
+    return setting_text(axis.label, "-" if value is None else axis.show(value))

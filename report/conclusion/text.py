@@ -1,0 +1,79 @@
+"""The conclusion on a terminal, and as lines of a document."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from ..catalog.run import Run
+from ..comparison.factors import Factor
+from ..tables.alignment import text_width
+from .conclusion import conclude
+from .sentences import Told, told
+
+__all__ = ["QUESTION", "as_lines", "as_text", "conclusion_text"]
+
+QUESTION = "Which is better?"
+
+_GAP = "  "
+
+_PROSE = 120
+"""Lines are as long as this where the terminal is not narrower."""
+
+
+def conclusion_text(runs: Sequence[Run], swept: Sequence[Factor] = (), width: int | None = None) -> str:
+    """Return what runs say together, for a terminal of so many characters if it is one; empty for one run. See `conclude`."""
+    found = conclude(runs, swept)
+    return as_text(told(found), min(width or _PROSE, _PROSE)) if found.concludes else ""
+
+
+def as_text(told: Told, width: int) -> str:
+    """Return the conclusion for a terminal of so many characters, a paragraph each; ends with an empty line."""
+    parts = [_wrapped(f"{QUESTION}  {told.head}", width, "")]
+    parts += ["\n".join(_wrapped(sentence, width, _GAP) for sentence in told.best)]
+    if told.axes:
+        parts.append("\n".join(_axes(told, width)))
+    named = [(name, sentences) for name, sentences in (("Why", told.why), ("Next", told.next), ("Mind", told.mind)) if sentences]
+    if named:
+        parts.append("\n".join(_named(name, sentence, width) for name, found in named for name, sentence in _once(name, found)))
+    return "\n\n".join(parts) + "\n\n"
+
+
+def _once(name: str, sentences: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(name if index == 0 else "", sentence) for index, sentence in enumerate(sentences)]
+
+
+def _axes(told: Told, width: int) -> list[str]:
+    """Return a line for each axis in columns; where that is too wide, what is sure of it on a line below."""
+    rows = [(line.axis, line.held, line.ratio) for line in told.axes]
+    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
+    found = []
+    for line, row in zip(told.axes, rows, strict=True):
+        if not line.held:
+            found.append(_wrapped(f"{line.axis}: {line.sure}", width, _GAP))
+            continue
+        head = _GAP.join(["", *(text + " " * (wide - text_width(text)) for text, wide in zip(row, widths, strict=True))])
+        if text_width(head) + len(_GAP) + text_width(line.sure) <= width:
+            found.append(f"{head}{_GAP}{line.sure}")
+        else:
+            found += [head.rstrip(), _wrapped(line.sure, width, 3 * _GAP)]
+    return found
+
+
+def _named(name: str, sentence: str, width: int) -> str:
+    lines = textwrap.wrap(sentence, width - 8, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{_GAP}{name if index == 0 else '':<6}{line}" for index, line in enumerate(lines))
+
+
+def _wrapped(text: str, width: int, indent: str) -> str:
+    return "\n".join(
+        textwrap.wrap(
+            text, width, initial_indent=indent, subsequent_indent=f"{indent}{_GAP}", break_long_words=False, break_on_hyphens=False
+        )
+    )
+
+
+def as_lines(told: Told) -> list[str]:
+    """Return every sentence as a line, the question before the first."""
+    head, *others = told.sentences
+    return [f"{QUESTION} {head}.", *others]

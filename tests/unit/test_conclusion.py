@@ -1,0 +1,126 @@
+"""What some runs say together: the best set-up, each axis by itself, and how sure that is."""
+
+import pytest
+from comparison_samples import made, starved_node
+
+from crosstrain.report.conclusion.conclusion import conclude
+from crosstrain.report.conclusion.sentences import told
+
+
+def repeated(name, speeds, *, times=None, until=None, reached=None, **job):
+    """Repeats of a job, a seed each, with these examples/s, and these times to the target; `reached` says which of them reached it."""
+    found = []
+    for seed, speed in enumerate(speeds):
+        summary = {"examples_per_second": speed}
+        if times is not None:
+            there = reached is None or reached[seed]
+            summary |= {"time_to_target_seconds": times[seed] if there else None, "target_reached": there}
+        found.append(made(f"{name}-{seed}", seed=seed, until=until, summary=summary, **job))
+    return found
+
+
+FAST, SLOW = (1000.0, 1010.0, 990.0), (500.0, 505.0, 495.0)
+
+
+def verdicts(runs):
+    return {(one.axis, one.figure): one for one in conclude(runs).verdicts}
+
+
+def test_one_axis():
+    found = conclude([*repeated("t", FAST, backend="torch"), *repeated("f", SLOW, backend="tf")])
+    (verdict,) = found.verdicts
+    assert (verdict.axis, verdict.winner, verdict.other) == ("backend", "torch", "tf")
+    assert verdict.ratio.ratio == pytest.approx(2.0, rel=1e-3)
+    assert verdict.ratio.sure
+    (best,) = found.best
+    assert (best.set_up.label, best.worst.label) == ("torch", "tf")
+    words = told(found)
+    assert words.head == "6 runs · logreg on digits · 1 node · sync · global batch 32 · 3 repeats each"
+    assert words.best == ("torch trains most examples, 1,000/s (95 %: 975–1,025): 2.00 × as fast as tf.",)
+    assert words.axes[0].sentence.startswith("backend: torch over tf 2.00 × (1.96–2.05) by examples/s: sure")
+
+
+def test_each_axis_within_set_ups_that_are_equal_in_all_else():
+    """torch is twice as fast with either batch, and a batch of 64 three times as fast on either backend."""
+    runs = [
+        run
+        for backend, factor in (("torch", 2), ("tf", 1))
+        for batch, more in ((64, 3), (32, 1))
+        for run in repeated(f"{backend}{batch}", [speed * factor * more for speed in SLOW], backend=backend, global_batch_size=batch)
+    ]
+    found = verdicts(runs)
+    assert set(found) == {("backend", "examples_per_second"), ("global_batch_size", "examples_per_second")}
+    assert found["backend", "examples_per_second"].ratio.pairs == pytest.approx((2, 2))
+    assert found["global_batch_size", "examples_per_second"].ratio.ratio == pytest.approx(3)
+    assert set(found["global_batch_size", "examples_per_second"].where) == {"torch", "tf"}
+
+
+def test_where_they_point_both_ways_it_is_said():
+    runs = [
+        *repeated("a", FAST, backend="torch", global_batch_size=32),
+        *repeated("b", SLOW, backend="tf", global_batch_size=32),
+        *repeated("c", SLOW, backend="torch", global_batch_size=64),
+        *repeated("d", (600.0, 606.0, 594.0), backend="tf", global_batch_size=64),
+    ]
+    verdict = verdicts(runs)["backend", "examples_per_second"]
+    assert verdict.ratio.opposed
+    line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
+    assert "the other way round with global batch 64 (0.83 ×)" in line.sure
+
+
+def test_what_is_within_the_scatter_is_not_sure():
+    found = conclude([*repeated("t", (1000.0, 1100.0, 900.0)), *repeated("f", (1010.0, 920.0, 1120.0), backend="tf")])
+    (verdict,) = found.verdicts
+    assert not verdict.ratio.sure
+    assert "not sure, within the scatter" in told(found).axes[0].sure
+
+
+def test_of_one_run_each_it_is_not_known():
+    words = told(conclude([made("a"), made("b", backend="tf", summary={"examples_per_second": 2000.0})]))
+    (best,) = words.best
+    assert best.startswith("tf trains most examples, 2,000/s: 2.00 × as fast as torch, one run each: not known whether")
+    assert "--repeats 3 would tell" in words.axes[0].sure
+
+
+def test_a_set_up_that_missed_the_target_is_ranked_behind():
+    runs = [
+        *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
+        *repeated("f", SLOW, times=(4.0, 4.1, 3.9), reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
+    ]
+    found = conclude(runs)
+    target = next(one for one in found.verdicts if one.figure == "time_to_target_seconds")
+    assert target.ratio is None
+    assert [(one.set_up, one.reached, one.runs) for one in target.missed] == [("tf", 2, 3)]
+    assert "tf: 2 of 3 reached the target" in next(line for line in told(found).axes if "target" in line.sure).sure
+
+
+def test_a_disturbed_run_counts_for_nothing_and_is_named():
+    runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf")]
+    runs.append(made("busy", seed=3, backend="tf", summary={"examples_per_second": 1.0, "per_node": [starved_node(0.5)]}))
+    found = conclude(runs)
+    assert [len(one.runs) for one in found.set_ups.all] == [3, 3]
+    assert found.verdicts[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
+    assert any("busy is left out: other programs took 50% of the CPU time" in text for text in told(found).mind)
+
+
+def test_what_cannot_be_compared_is_not():
+    """Another machine for the other backend: nothing tells what made the difference."""
+    runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf", node={"cpu_model": "Other 1"})]
+    found = conclude(runs)
+    assert found.best == ()
+    assert found.verdicts[0].ratio is None
+    assert "other things differ too: processor" in told(found).axes[0].sure
+
+
+def test_nodes_of_one_machine_are_compared_on_it():
+    """They share its cores, and that is said."""
+    runs = [
+        made(f"{nodes}-{seed}", nodes=nodes, seed=seed, summary={"examples_per_second": speed, "nodes_sharing_cores": nodes})
+        for nodes, speeds in ((1, FAST), (3, SLOW))
+        for seed, speed in enumerate(speeds)
+    ]
+    found = conclude(runs)
+    (verdict,) = found.verdicts
+    assert (verdict.axis, verdict.winner, verdict.other) == ("nodes", "1", "3")
+    assert verdict.ratio.sure
+    assert any("on these shared cores" in text for text in told(found).mind)

@@ -1,0 +1,85 @@
+"""How many times as much one set-up has as another: against scipy's Welch test, and by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from crosstrain.report.conclusion.ratios import MOST_REPEATS_TOLD, interval_of_mean, ratio, repeats_that_would_tell
+
+FIGURES = st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=8).filter(lambda values: len(set(values)) > 1)
+
+
+@given(FIGURES, FIGURES)
+def test_of_one_pair_it_is_welchs_test(one, other):
+    found = ratio([(one, other)])
+    logs = [np.log(values) for values in (one, other)]
+    expected = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert math.log(found.low) == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
+    assert math.log(found.high) == pytest.approx(expected.high, rel=1e-6, abs=1e-9)
+    assert found.ratio == pytest.approx(stats.gmean(one) / stats.gmean(other), rel=1e-9)
+    back = ratio([(other, one)])
+    assert (back.low, back.high) == pytest.approx((1 / found.high, 1 / found.low), rel=1e-9)
+    assert found.sure is bool(stats.ttest_ind(*logs, equal_var=False).pvalue < 0.05)
+
+
+@given(FIGURES)
+def test_the_interval_of_a_mean_is_students(values):
+    low, high = interval_of_mean(values)
+    logs = np.log(values)
+    expected = stats.t.interval(0.95, len(values) - 1, loc=logs.mean(), scale=stats.sem(logs))
+    assert (math.log(low), math.log(high)) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@given(st.lists(st.tuples(FIGURES, FIGURES), min_size=1, max_size=4))
+def test_of_several_pairs_it_is_the_geometric_mean(pairs):
+    found = ratio(pairs)
+    assert found.ratio == pytest.approx(stats.gmean(found.pairs), rel=1e-9)
+    assert found.opposed is (min(found.pairs) < 1 < max(found.pairs))
+    assert found.low < found.ratio < found.high
+
+
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
+    """Two pairs of three repeats, which scatter by different factors. Of 2,000 trials 95 % would be 93.5 % to 96.5 % by chance."""
+    draw, inside = np.random.default_rng(20261127), 0
+    for _ in range(2000):
+        pairs = [
+            (np.exp(draw.normal(0.3 + shift, 0.05, 3)).tolist(), np.exp(draw.normal(shift, 0.1, 3)).tolist())
+            for shift in draw.normal(0, 1, 2)
+        ]
+        found = ratio(pairs)
+        inside += found.low <= math.exp(0.3) <= found.high
+    assert 0.935 <= inside / 2000 <= 0.975  # Welch's degrees of freedom are cautious with few repeats
+
+
+@pytest.mark.parametrize("alone", [([1.0], [2.0, 2.1]), ([1.0, 1.1], [2.0]), ([1.0], [2.0])])
+def test_one_run_alone_has_no_interval(alone):
+    found = ratio([alone])
+    assert (found.low, found.high, found.known, found.sure) == (None, None, False, False)
+    assert repeats_that_would_tell([alone]) is None
+    assert interval_of_mean([3.0]) is None
+
+
+@given(FIGURES, st.floats(1.01, 2.0))
+def test_so_many_repeats_would_tell(values, factor):
+    """With repeats that scatter as much about the same ratio, it is sure with so many and not with one fewer."""
+    other = [value * factor for value in values]
+    needed = repeats_that_would_tell([(other, values)])
+    deviation = math.sqrt(np.var(np.log(values), ddof=1))
+
+    def tells(repeats):
+        return stats.t.ppf(0.975, 2 * (repeats - 1)) * deviation * math.sqrt(2 / repeats) < math.log(factor)
+
+    if needed is None:
+        assert not tells(MOST_REPEATS_TOLD)
+    else:
+        assert tells(needed)
+        assert needed == 2 or not tells(needed - 1)
+
+
+def test_equal_repeats_scatter_by_nothing():
+    assert ratio([([2.0, 2.0], [1.0, 1.0])]).sure
+    assert not ratio([([1.0, 1.0], [1.0, 1.0])]).sure
