@@ -19,10 +19,10 @@ from ..core.errors import TrainerError
 from ..core.job import Job
 from ..core.plugins import find
 from ..data.store.location import cache_root
-from ..engine.backend_probe import probe_all
 from ..monitor.gpu_devices import GpuHardware, nvidia_hardware
 from ..monitor.host import describe_host
 from .preflight.gpu_findings import described_gpus
+from .preflight.kept_probes import probe_kept
 from .virtual.network import Possibility, possible
 
 __all__ = ["Check", "backend_check", "check_machine", "disk_check", "gpu_checks", "processor_check", "virtual_node_checks"]
@@ -46,10 +46,13 @@ class Check:
     remedy: str | None = None
 
 
-def check_machine() -> tuple[list[Check], bool]:
-    """Look at everything, in about the time that importing the frameworks takes; return the checks and whether a backend can train."""
+def check_machine(*, fresh: bool = False) -> tuple[list[Check], bool]:
+    """Look at everything; return the checks and whether a backend can train.
+
+    The first time, and where `fresh`, that takes about as long as importing the frameworks (`probe_kept`).
+    """
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(probe_all)
+        asked = pool.submit(probe_kept, fresh=fresh)
         host, hardware, virtual = describe_host({}), nvidia_hardware(), possible()
         backends = asked.result()
     checks = [

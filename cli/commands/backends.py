@@ -8,19 +8,21 @@ import click
 
 from ...backends.base import Availability
 from ...core.untrusted.console import json_text
-from ...engine.backend_probe import probe_all
+from ...launch.preflight.kept_probes import probe_kept
 
 __all__ = ["backends", "describe"]
 
 
 @click.command("backends", short_help="Show the frameworks: version and devices, or how to get them.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-def backends(as_json: bool) -> None:
+@click.option("--fresh", is_flag=True, help="Ask the frameworks again, whatever is known of them.")
+def backends(as_json: bool, fresh: bool) -> None:
     """Show each known backend: its version and devices, or why it cannot be used and how to get it.
 
-    Each framework is imported in a process of its own, which takes a few seconds.
+    Each framework is imported in a process of its own, which takes a few seconds. What it said is kept until something changes that it
+    depends on: what is installed, the GPUs, their driver.
     """
-    found = probe_all()
+    found = probe_kept(fresh=fresh)
     click.echo(json_text([asdict(one) for one in found], indent=2) if as_json else "\n".join(map(describe, found)))
 
 

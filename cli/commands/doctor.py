@@ -27,16 +27,18 @@ LAUNCHER_OF = {"hosts": "ssh", "hostfile": "ssh", "ray_address": "ray"}
 
 @click.command("doctor", short_help="Check this machine and say what to do about each lack.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
+@click.option("--fresh", is_flag=True, help="Ask the frameworks again, whatever is known of them.")
 @click.option("--launcher", default=None, metavar="NAME", help="The hosts that it would start nodes on: ssh, slurm or ray.")
 @personal_options(*PLACES, "ray_address")
 @click.option(
     "--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds within which the hosts have to answer."
 )
 @click.pass_context
-def doctor(ctx: click.Context, /, as_json: bool, launcher: str | None, timeout: float, **_personal: Any) -> None:
+def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | None, timeout: float, **_personal: Any) -> None:
     """Check this machine: frameworks, GPUs, cores and memory with their limits, virtual nodes, room on disk.
 
-    Exits 0 when at least one backend can train, 1 otherwise. Takes a few seconds, as each framework is imported once.
+    Exits 0 when at least one backend can train, 1 otherwise. Takes a few seconds the first time, as each framework is imported then; what
+    it said is kept, as by `trainer backends`.
 
     With --hosts or --hostfile (or their variables) it checks those machines by ssh instead, all at once: releases, cores, memory, clocks,
     and whether they reach each other. So it does with all nodes of a Ray cluster (--launcher ray, or --ray-address), and with those that
@@ -47,7 +49,7 @@ def doctor(ctx: click.Context, /, as_json: bool, launcher: str | None, timeout: 
     if launcher is not None or counted.keys() & LAUNCHER_OF.keys():
         ctx.exit(_check_hosts(launcher, counted, timeout, as_json=as_json))
     _tell_others(personal)
-    checks, can_train = check_machine()
+    checks, can_train = check_machine(fresh=fresh)
     if as_json:
         click.echo(json_text({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))
     else:

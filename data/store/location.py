@@ -30,6 +30,7 @@ __all__ = [
     "put_aside",
     "store_key",
     "stores_of",
+    "user_cache",
 ]
 
 CACHE_VARIABLE = "TRAINER_DATA_CACHE"
@@ -53,15 +54,21 @@ def cache_root() -> Path:
     """Return ``$TRAINER_DATA_CACHE``, ``$XDG_CACHE_HOME/crosstrain/data`` or ``~/.cache/crosstrain/data``; it may not exist yet."""
     if given := os.environ.get(CACHE_VARIABLE):
         return Path(given).expanduser().absolute()
+    own = user_cache()
+    if own is None:
+        raise UsageError(f"data: this user has no home folder for prepared datasets; set {CACHE_VARIABLE} to a folder for them.")
+    return own / "data"
+
+
+def user_cache() -> Path | None:
+    """Return ``$XDG_CACHE_HOME/crosstrain`` or ``~/.cache/crosstrain``, which may not exist yet; None where the user has no home."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the XDG base directory specification: a relative path is to be ignored
         try:
             base = Path.home() / ".cache"
-        except RuntimeError as error:
-            raise UsageError(
-                f"data: this user has no home folder for prepared datasets; set {CACHE_VARIABLE} to a folder for them."
-            ) from error
-    return base / "crosstrain" / "data"
+        except RuntimeError:
+            return None
+    return base / "crosstrain"
 
 
 def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_name: bool = False) -> str:

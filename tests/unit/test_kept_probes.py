@@ -1,0 +1,105 @@
+"""What a framework said of itself is kept until something changes that it depends on. The backends here are real plugins in real files."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from crosstrain.backends.base import Availability
+from crosstrain.launch.preflight.kept_probes import kept_file, probe_kept
+
+PLUGIN = """
+import os
+from crosstrain.backends.base import Availability
+from crosstrain.backends.capabilities import Capabilities
+
+class Counting:
+    name, capabilities = "counting", Capabilities()
+    placement = preload = open = None
+
+    def probe(self):
+        with open(os.path.join(os.path.dirname(__file__), "asked"), "a") as file:
+            file.write(".")
+        problem = os.environ.get("COUNTING_PROBLEM")
+        return Availability("counting", None if problem else "1.0", ("cpu",), problem=problem)
+
+counting = Counting()
+"""
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Install a backend for this process and its children, with a cache of its own; return how often it was asked."""
+    place = tmp_path / "plugin"
+    place.mkdir()
+    (place / "counting_plugin.py").write_text(PLUGIN)
+    info = place / "counting_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counting-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[crosstrain.backends]\ncounting = counting_plugin:counting\n")
+    (place / "asked").touch()  # so that being asked does not change the folder
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    monkeypatch.setattr(sys, "path", [str(place), *sys.path])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    return lambda: len((place / "asked").read_text())
+
+
+FOUND = [Availability("counting", "1.0", ("cpu",))]
+
+
+def test_it_is_asked_once(asked):
+    assert [probe_kept(["counting"]) for _ in range(3)] == [FOUND] * 3
+    assert asked() == 1
+    assert probe_kept(["counting"], fresh=True) == FOUND
+    assert asked() == 2
+
+
+def changes(tmp_path, monkeypatch):
+    """Return what makes an answer hold no longer, by name."""
+    return {
+        "another package": lambda: (tmp_path / "plugin" / "other-1.0.dist-info").mkdir(),
+        "the backend's file": lambda: (tmp_path / "plugin" / "counting_plugin.py").write_text(PLUGIN + "\n"),
+        "a variable": lambda: monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3"),
+    }
+
+
+@pytest.mark.parametrize("change", ["another package", "the backend's file", "a variable"])
+def test_it_is_asked_again_where_what_it_depends_on_has_changed(asked, tmp_path, monkeypatch, change):
+    probe_kept(["counting"])
+    changes(tmp_path, monkeypatch)[change]()
+    assert probe_kept(["counting"]) == FOUND
+    assert asked() == 2
+
+
+def test_a_problem_is_not_kept(asked, monkeypatch):
+    monkeypatch.setenv("COUNTING_PROBLEM", "it is broken")
+    assert [probe_kept(["counting"])[0].problem for _ in range(2)] == ["it is broken"] * 2
+    assert asked() == 2
+    monkeypatch.delenv("COUNTING_PROBLEM")
+    assert probe_kept(["counting"]) == FOUND
+
+
+@pytest.mark.parametrize(
+    "found", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
+)
+def test_a_file_that_is_none_is_made_anew(asked, found):
+    kept_file().parent.mkdir(parents=True)
+    kept_file().write_text(found)
+    assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
+    assert asked() == 1
+    assert set(json.loads(kept_file().read_text())) == {"counting"}
+
+
+def test_a_file_that_others_may_write_to_is_not_believed(asked):
+    probe_kept(["counting"])
+    kept_file().chmod(0o666)
+    probe_kept(["counting"])
+    assert asked() == 2
+
+
+def test_nothing_is_kept_where_nothing_can_be(asked, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
+    assert asked() == 2
