@@ -142,7 +142,8 @@ def resolve(
         _check_name(kind, field, getattr(job, field), given)
     own = {field: value for field, value in given.items() if resumed is None or value.origin != resumed.origin}
     try:
-        return replace(_with_backend(job, sources), idle=_idle(job, own))
+        found = replace(_with_backend(job, sources), idle=_idle(job, own))
+        return _uncompiled(found, own) if job.deterministic and job.compile != "off" else found
     except UsageError as error:
         raise type(error)(named(str(error), sources)) from None
 
@@ -167,6 +168,21 @@ def _by_itself(field: str, value: GivenValue) -> Any:
         if any(problem["loc"] for problem in error.errors(include_url=False)):
             raise as_usage_error(error, {field: value}) from None
         return str(value.value)
+
+
+def _uncompiled(found: Resolved, own: Mapping[str, GivenValue]) -> Resolved:
+    """Leave compiling out of a deterministic job where a file or a variable asks for it that does not ask for both.
+
+    Such a setting holds for many runs, and compiled code rounds in another way than that of an earlier run which is to be repeated.
+    """
+    value, deterministic = own.get("compile"), own.get("deterministic")
+    if value is None or value.origin == _FLAG or (deterministic is not None and deterministic.origin == value.origin):
+        return found
+    note = (
+        f"{value.key}: {value.value} (from {value.place or value.key}) is left out with --deterministic; --compile {value.value} has both"
+    )
+    sources = {**found.sources, "compile": f"default (without that of {value.place or value.key}, as deterministic is given)"}
+    return replace(found, job=found.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*found.notes, note))
 
 
 def _from_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:

@@ -100,6 +100,27 @@ def test_auto_takes_a_backend_of_others_where_none_of_ours_is_installed(monkeypa
     assert resolved.sources["backend"] == "default (auto: the first installed of tf, torch, toy)"
 
 
+def test_a_deterministic_job_is_compiled_only_where_both_are_asked_for(tmp_path):
+    file = tmp_path / "job.toml"
+
+    def found(flags, environ=None, text=""):
+        file.write_text(text)
+        resolved = resolve(flags, environ or {}, file)
+        return resolved.job.compile, [note for note in resolved.notes if "compile" in note.lower()]
+
+    repeatable = {"deterministic": True, "backend": "torch"}
+    assert found({**repeatable, "compile": "on"}) == ("on", [])
+    assert found({"backend": "torch"}, text='deterministic = true\ncompile = "auto"') == ("auto", [])
+    assert found({"backend": "torch"}, text='compile = "on"') == ("on", [])
+    compiled, (note,) = found(repeatable, text='compile = "on"')
+    assert compiled == "off"
+    assert note == f"compile: on (from file {file}) is left out with --deterministic; --compile on has both"
+    compiled, (note,) = found(repeatable, {"TRAINER_COMPILE": "auto"})
+    assert compiled == "off"
+    assert "TRAINER_COMPILE" in note
+    assert found({**repeatable, "compile": "auto"}, {"TRAINER_COMPILE": "on"}, 'compile = "on"') == ("auto", [])
+
+
 @pytest.mark.parametrize(
     ("flags", "environ", "expected"),
     [
