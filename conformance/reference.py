@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.job import DEFAULT_EPOCHS, Job
+from ..core.job import Job
 from ..data.augment import Changes, augmentation
 from ..data.base import DataInfo, Dataset
 from ..data.batching import FixedCount
 from ..data.sampler import Sampler
+from ..engine.epochs import EpochIndex
 from ..engine.learning_rate import learning_rates
+from ..engine.triggers import total_steps
 from ..models.logreg import build
 
 __all__ = ["Trained", "train_logistic_regression"]
@@ -36,7 +38,7 @@ def train_logistic_regression(job: Job, data: Dataset) -> Trained:
     """Train one sync job on one worker in float64."""
     changed = augmentation(job.augment, data.info)
     sampler = Sampler(data.info.sizes["train"], job.seed, FixedCount(job.global_batch, 1, "sync"), 1, changed)
-    total = job.steps or (job.epochs or DEFAULT_EPOCHS) * sampler.steps_per_epoch
+    total = total_steps(job, EpochIndex(sampler))
     rates = learning_rates(job, 0, total, sampler.steps_per_epoch, total)
     images_nchw = data.images("train")
     labels = data.labels("train")

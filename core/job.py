@@ -140,6 +140,9 @@ class Job(BaseModel):
     )
     epochs: Positive | None = Field(None, description=f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = Field(None, description="Stop after this many updates, instead of --epochs.")
+    examples: Positive | None = Field(
+        None, description="Stop after the update that completes so many examples, instead of --epochs: the same budget in either mode."
+    )
     until: str | None = Field(None, description="Stop as soon as an evaluation reaches this, such as 'accuracy>=0.9'.")
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Update rule; the formulas are torch's on every backend.")
@@ -303,7 +306,7 @@ class Job(BaseModel):
             Cadence.parse(value)
         return value
 
-    @field_validator("epochs", "steps", mode="before")
+    @field_validator("epochs", "steps", "examples", mode="before")
     @classmethod
     def _absolute(cls, value: object) -> object:
         if isinstance(value, str) and value.strip().startswith("+"):
@@ -376,8 +379,9 @@ class Job(BaseModel):
             raise ValueError("batch_tokens: instead of batch_size and global_batch_size, which count examples; give one of them")
         if self.batch_tokens is not None and self.scale_lr != "none":
             raise ValueError("scale_lr: needs batches of a number of examples (batch_size), and batch_tokens counts tokens")
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError("epochs and steps: give one of the two")
+        budgets = [field for field in ("epochs", "steps", "examples") if getattr(self, field) is not None]
+        if len(budgets) > 1:
+            raise ValueError(f"{budgets[0]} and {budgets[1]}: give one of the two")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov: needs momentum greater than 0")
         if self.optimizer != "sgd" and self.momentum:

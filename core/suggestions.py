@@ -21,6 +21,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "until": ("target", "target accuracy", "target loss", "target metric", "stop at"),
     "patience": ("early stopping", "early stopping patience", "early stop"),
     "epochs": ("num epochs", "max epochs", "n epochs", "train epochs", "num train epochs"),
+    "examples": ("max examples", "num examples", "samples", "train samples", "max samples"),
     "steps": ("max steps", "num steps", "n steps", "total steps", "train steps", "iterations", "iters", "max iters", "updates"),
     # the update
     "accumulate": ("gradient accumulation", "gradient accumulation steps", "accumulate grad batches", "accum count", "update freq"),

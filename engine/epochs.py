@@ -7,7 +7,7 @@ rate neither jumps nor starts again with another batch size, mode or number of w
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +90,16 @@ class EpochIndex:
         examples = self._sampler.examples_before(place.first_in_epoch, place.skip, place.epoch, place.arranged)
         arranged = self._sampler.arranged_after(place.skip, place.arranged) if examples else ()
         return DataCursor(step, place.epoch, examples, arranged)
+
+    def steps_until(self, examples: int) -> int:
+        """Return how many updates are done once so many examples of all epochs together are, from the start of the run."""
+        epoch, rest = divmod(examples, self._sampler.size)
+        begun = epoch == self.start.epoch
+        if epoch < self.start.epoch or (begun and rest <= self.start.examples):
+            return self.start.step
+        first, count = self.first_step_of(epoch), self._first if begun else self._steps_in(epoch)
+        skip, arranged = (self.start.examples, self.start.arranged) if begun else (0, ())
+        return first + bisect_left(range(count), rest, key=lambda step: self._sampler.examples_before(step, skip, epoch, arranged))
 
     def epochs_at(self, first: int, count: int) -> NDArray[np.float64]:
         """Return where updates stand in the training, in updates of an epoch of `steps_per_epoch`, float64 [count].

@@ -6,7 +6,7 @@ from ..core.job import DEFAULT_EPOCHS, Job
 from ..core.units import Cadence
 from .epochs import EpochIndex
 
-__all__ = ["Triggers"]
+__all__ = ["Triggers", "total_steps"]
 
 
 class Triggers:
@@ -14,7 +14,7 @@ class Triggers:
 
     def __init__(self, job: Job, calendar: EpochIndex) -> None:
         self.calendar = calendar
-        self.total = job.steps if job.steps is not None else calendar.first_step_of(job.epochs or DEFAULT_EPOCHS)
+        self.total = total_steps(job, calendar)
         self.evaluations = Cadence.parse(job.eval_every)
         self.checkpoints = Cadence.parse(job.saved_every or "end")
 
@@ -30,6 +30,13 @@ class Triggers:
     def checkpoint_due(self, step: int) -> bool:
         """Return whether a checkpoint belongs after `step` updates (by epochs or steps; the one at the end is another matter)."""
         return _due(self.checkpoints, self.calendar, step)
+
+
+def total_steps(job: Job, calendar: EpochIndex) -> int:
+    """Return after how many updates in all a job ends, unless something ends it before."""
+    if job.steps is not None:
+        return job.steps
+    return calendar.first_step_of(job.epochs or DEFAULT_EPOCHS) if job.examples is None else calendar.steps_until(job.examples)
 
 
 def _next(cadence: Cadence, calendar: EpochIndex, step: int) -> int | None:

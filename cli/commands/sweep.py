@@ -103,6 +103,7 @@ def sweep(
     _refuse_unknown(points)
     if not quiet:
         _tell_idle(points, request)
+        _tell_unequal(points)
     if dry_run:
         check_free(folder)
         _print_plan(points, request, folder, as_json=as_json)
@@ -174,6 +175,21 @@ def _tell_idle(points: Sequence[Point], request: Request) -> None:
                 found.setdefault(name, []).append(needed)
     for name, without in found.items():
         note(f"{name}: does nothing in {len(without)} of {len(points)} points; it belongs to {without[0].flags()}")
+
+
+def _tell_unequal(points: Sequence[Point]) -> None:
+    """Say where so many updates are other amounts of work in either mode: of the global batch, or of one worker's."""
+    found: dict[str, set[int]] = {}
+    for job in (point.job for point in points if point.job.batch_tokens is None):
+        if job.steps is not None:
+            found.setdefault(job.mode, set()).add(job.steps * (job.global_batch if job.mode == "sync" else job.per_worker_batch))
+    every = set().union(*found.values())
+    if len(found) > 1 and len(every) > 1:
+        told = {mode: " or ".join(f"{amount:,}" for amount in sorted(amounts)) for mode, amounts in found.items()}
+        note(
+            f"--steps: so many updates are {told['sync']} examples in sync mode, as each is of all workers' batches, and {told['async']} "
+            f"in async mode, as each is of one worker's; --examples {max(every)} gives every point as many"
+        )
 
 
 def _refuse_elsewhere(points: Sequence[Point]) -> None:

@@ -29,6 +29,7 @@ from .reserved_variables import RESERVED_VARIABLES
 from .validation_errors import GivenValue, as_usage_error
 
 __all__ = [
+    "BUDGETS",
     "SWEEP_KEYS",
     "Resolved",
     "ResumedRun",
@@ -52,7 +53,9 @@ RUNS_POINTS = "and `trainer sweep` runs its points."
 
 _PLUGIN_FIELDS: Mapping[str, Kind] = {"backend": "backend", "model": "model", "data": "dataset"}
 
-_ALTERNATIVES = (("batch_size", "global_batch_size", "batch_tokens"), ("epochs", "steps"))
+BUDGETS = ("epochs", "steps", "examples")
+
+_ALTERNATIVES = (("batch_size", "global_batch_size", "batch_tokens"), BUDGETS)
 """Fields of which a job takes one: given on a higher layer, one replaces the other of a lower layer."""
 
 
@@ -88,6 +91,8 @@ class Resolved:
 class ResumedRun:
     """A run that is to go on: its job's fields, its name, the updates it has done, and after which epochs ``--epochs +0`` would end.
 
+    `examples` are those it has trained on, None where that is not known.
+
     A layer below the file's: what is not given anew stays as it was. `admit` gets what stays, before any of it is used, and raises
     UsageError where the run's files may not decide that.
     """
@@ -97,6 +102,7 @@ class ResumedRun:
     steps: int
     epochs: int
     admit: Callable[[Mapping[str, Any]], None]
+    examples: int | None = None
 
     @property
     def origin(self) -> str:
@@ -104,18 +110,20 @@ class ResumedRun:
         return f"run {one_line(self.name)}"
 
     def absolute(self, field: str, value: GivenValue) -> GivenValue:
-        """Return ``+N`` steps or epochs as the number at which the run then ends; any other value as it is."""
+        """Return ``+N`` steps, epochs or examples as the number at which the run then ends; any other value as it is."""
         if not _is_relative(field, value):
             return value
         text = value.value.strip()
-        stands = self.steps if field == "steps" else self.epochs
+        stands = {"steps": self.steps, "epochs": self.epochs, "examples": self.examples}[field]
+        if stands is None:
+            raise UsageError(f"{value.key}: got {text!r}, but this run does not tell how many examples it has seen; give the number in all")
         return replace(value, value=stands + int(text[1:]), origin=f"{value.origin} ({text} from {stands})")
 
 
 def _is_relative(field: str, value: GivenValue) -> bool:
-    """Return whether a value is ``+N`` steps or epochs."""
+    """Return whether a value is ``+N`` steps, epochs or examples."""
     text = value.value.strip() if isinstance(value.value, str) else ""
-    return field in ("steps", "epochs") and text.startswith("+") and text[1:].isascii() and text[1:].isdecimal()
+    return field in BUDGETS and text.startswith("+") and text[1:].isascii() and text[1:].isdecimal()
 
 
 def resolve(

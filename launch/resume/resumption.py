@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from ...backends.base import State, batch_lengths
 from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, is_checkpoint
 from ...checkpoint.compatibility import data_problem, model_problem
+from ...checkpoint.meta import Meta
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.plugins import model_base
-from ...core.settings.sources import Resolved, ResumedRun, resolve
+from ...core.settings.sources import BUDGETS, Resolved, ResumedRun, resolve
 from ...core.units import Target
 from ...core.untrusted.console import note
 from ...core.update_rules import EMA, slot_names
@@ -116,7 +117,8 @@ def load_resumption(
         fields = {key: value for key, value in fields.items() if key not in ("momentum", "nesterov")}  # nor what only SGD knows
     refuse_foreign({LINK: next(links_outside(path), None)}, path, (), trusted=trusted)
     admit = partial(refuse_foreign, source=path, typed=Job.model_fields, trusted=trusted)
-    resolved = resolve(flags, environ, config, ResumedRun(fields, given_name, meta.step, meta.epoch + (meta.examples > 0), admit))
+    seen = _examples_seen(described, meta)
+    resolved = resolve(flags, environ, config, ResumedRun(fields, given_name, meta.step, meta.epoch + (meta.examples > 0), admit, seen))
     job = written_out(resolved.job).model_copy(update={"out": path.resolve().parent, "name": given_name})
     resolved = replace(resolved, job=job)
 
@@ -153,7 +155,7 @@ def load_resumption(
         notes.append(f"an evaluation after step {reached.step:,} reached {job.until} already; this part ends at the next one that does")
         reached = None
     notes += [f"going on although {problem} (--force)" for problem in problems] + dropped
-    if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in ("steps", "epochs")):
+    if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in BUDGETS):
         notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate goes on from a higher value")
     start = resume_point(cursor, evals, saved_figures(path, meta.step), meta.spent, None if reached is None else reached.time_seconds)
     return Resumption(
@@ -195,6 +197,12 @@ def refuse_at_work(reader: RunReader, *, force: bool = False, watch_seconds: flo
     note(f"the driver on {driver['host']} has given no sign of life for {watch_seconds:g} s and is taken for gone")
 
 
+def _examples_seen(described: Mapping[str, Any], meta: Meta) -> int | None:
+    """Return how many examples a run has trained on by its checkpoint; None where it does not tell how many an epoch has."""
+    size = ((described.get("dataset") or {}).get("sizes") or {}).get("train")
+    return meta.epoch * size + meta.examples if isinstance(size, int) else None
+
+
 def _require_remaining_steps(reader: RunReader, job: Job, calendar: EpochIndex, resolved: Resolved) -> None:
     """Raise UsageError where the run has come to its end and nobody says how much further it is to go.
 
@@ -203,13 +211,14 @@ def _require_remaining_steps(reader: RunReader, job: Job, calendar: EpochIndex, 
     total, step = Triggers(job, calendar).total, calendar.start.step
     summary = reader.summary()
     done = step if summary is None else max(step, summary["steps"])
-    extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in ("steps", "epochs", "until", "patience"))
+    extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in (*BUDGETS, "until", "patience"))
     finished = reader.status()["state"] == "succeeded"
     if total < step or (finished and (total == step or (step == done and not extended))):
-        what = f"{job.steps:,} steps" if job.steps is not None else f"{job.epochs or 'the default'} epochs"
+        given = next((f"{getattr(job, field):,} {field}" for field in BUDGETS if getattr(job, field) is not None), None)
+        what = given or "the default epochs"
         raise UsageError(
             f"resume: the run {reader.name} has done {step:,} steps and its job ends with {what}; "
-            "say how much further it is to go: --epochs +1 or --steps +500"
+            "say how much further it is to go: --epochs +1, --steps +500 or --examples +5000"
         )
 
 

@@ -36,6 +36,8 @@ def updates(job: Job, examples_per_epoch: float | None) -> int | None:
     if examples_per_epoch is None or job.batch_tokens is not None:
         return None
     batch = job.global_batch if job.mode == "sync" else job.per_worker_batch
+    if job.examples is not None:
+        return math.ceil(job.examples / batch)
     return math.ceil((job.epochs or DEFAULT_EPOCHS) * examples_per_epoch / batch)
 
 

@@ -38,7 +38,7 @@ CHANGED = "changed when it was resumed"
 CHANGED_MEANS = "the figures add up parts under different settings"
 """What is said of a run with `changed_on_resume`, and what it means."""
 
-_HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (rule.confounds or rule.also or rule.independent)}
+_HARMLESS = {"epochs", "steps", "examples", "until"} | {rule.key for rule in RULES if not (rule.confounds or rule.also or rule.independent)}
 """Settings that may be others in each segment of a run: how far it is to go, and those on which no figure depends."""
 
 

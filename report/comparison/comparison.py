@@ -26,6 +26,7 @@ _RULES: Mapping[str, Factor] = {rule.key: rule for rule in RULES}
 _MEANT = {
     "checkpoint_every": "checkpoints",
     "epochs": "budget",
+    "examples": "budget",
     "network_source": "network",
     "parameter_servers": "ps",
     "procs_per_node": "workers",

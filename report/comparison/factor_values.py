@@ -266,8 +266,10 @@ def ended_by_patience(run: Run) -> bool:
 
 
 def budget(run: Run) -> tuple[str, int]:
-    """Read how far the run was to train at most, unit and amount: epochs, or examples where updates were counted."""
-    steps = run.job.get("steps")
+    """Read how far the run was to train at most, unit and amount: epochs, or examples where these or updates were counted."""
+    steps, examples = run.job.get("steps"), run.job.get("examples")
+    if examples is not None:
+        return "examples", examples
     if steps is None:
         return "epochs", run.job.get("epochs") or DEFAULT_EPOCHS
     batch = run.summary["global_batch_size"] if run.summary["mode"] == "sync" else run.summary["batch_size"]

@@ -21,7 +21,7 @@ SAME = ("backend", "model", "data", "precision", "optimizer", "procs_per_node", 
 """What runs that one model is fitted to have in common: a step of theirs is the same work on the same processors."""
 
 
-_LENGTH_ALONE = frozenset({"steps", "epochs", "until"})
+_LENGTH_ALONE = frozenset({"steps", "epochs", "examples", "until"})
 """Settings that say how long a run trains, and change no step."""
 
 _SHORTEST_SECONDS = 1e-12  # of a step; less is no step

@@ -76,6 +76,21 @@ def test_however_a_run_goes_on_every_example_comes_once_an_epoch(lengths, parts)
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
+@given(LENGTHS, RULES, RULES, st.integers(0, 12), st.integers(1, 200))
+def test_a_budget_of_examples_ends_with_the_update_that_completes_it(lengths, before, rule, done, budget):
+    cursor = EpochIndex(made(lengths, before)).cursor(done)
+    calendar = EpochIndex(made(lengths, rule), cursor)
+
+    def seen(step):
+        there = calendar.cursor(step)
+        return there.epoch * len(lengths) + there.examples
+
+    total = calendar.steps_until(budget)
+    assert seen(total) >= budget or total == done
+    assert total == done or seen(total - 1) < budget
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(LENGTHS, RULES, st.data())
 def test_what_is_interrupted_and_goes_on_unchanged_makes_the_same_batches(lengths, rule, data):
     sampler = made(lengths, rule)

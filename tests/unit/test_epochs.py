@@ -57,6 +57,23 @@ def test_a_resumed_run_is_where_an_uninterrupted_one_would_be(size, batch, step,
     assert resumed.first_step_of(whole.cursor(step).epoch + 2) == whole.first_step_of(whole.cursor(step).epoch + 2)
 
 
+@CALM
+@given(st.integers(1, 60), SHAPES, SHAPES, st.integers(0, 30), st.integers(1, 300))
+def test_a_budget_of_examples_ends_with_the_update_that_completes_it(size, before, shape, done, budget):
+    """Also of a run that has gone on with another batch: the same examples in either mode, to less than an update."""
+    cursor = a_calendar(size, before)[1].cursor(done)
+    _, calendar = a_calendar(size, shape, cursor)
+
+    def seen(step):
+        there = calendar.cursor(step)
+        return there.epoch * size + there.examples
+
+    total = calendar.steps_until(budget)
+    assert total == Triggers(Job(examples=budget), calendar).total
+    assert seen(total) >= budget or total == done
+    assert total == done or seen(total - 1) < budget
+
+
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
 def test_learning_rates_are_equal_to_the_bit_after_a_stop(schedule):
     job = Job(lr=0.1, schedule=schedule, schedule_step_epochs=1.5, warmup_steps=5, epochs=4)
