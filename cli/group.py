@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "data": LazyCommand("data:data", "List, prepare and verify datasets."),
     "backends": LazyCommand("backends:backends", "Show the frameworks: version and devices, or how to get them."),
     "models": LazyCommand("models:models", "Show the models and the backends they run on."),
+    "configs": LazyCommand("configs:configs", "List the shipped experiments, or show one."),
     "doctor": LazyCommand("doctor:doctor", "Check this machine and say what to do about each lack."),
 }
 

@@ -1,0 +1,63 @@
+"""``trainer configs``: the experiments that are shipped, one line each, and one of them as it is written."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import click
+
+from ...core.errors import UsageError
+from ...core.settings.config_files import SWEEP, parse_toml, shipped
+from ...core.untrusted.console import json_text
+
+__all__ = ["ShippedConfig", "configs", "describe_configs"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedConfig:
+    """A shipped configuration: its name, what it is in a sentence, and the command that runs it."""
+
+    name: str
+    description: str
+    command: str
+
+
+def describe_configs() -> list[ShippedConfig]:
+    """Return the shipped configurations by name. Each file begins with a comment, of which the first line says what it is."""
+    found = []
+    for name, source in shipped().items():
+        text = source.read_text(encoding="utf-8")
+        first = text.splitlines()[0].removeprefix("#").strip()
+        sweeps = SWEEP in parse_toml(text.encode(), "configs", name)
+        found.append(ShippedConfig(name, first, f"trainer sweep {name}" if sweeps else f"trainer run --config {name}"))
+    return found
+
+
+@click.group("configs", invoke_without_command=True, short_help="List the shipped experiments, or show one.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
+@click.pass_context
+def configs(ctx: click.Context, as_json: bool) -> None:
+    """List the experiments that are shipped, and the command that runs each.
+
+    `trainer configs show NAME` prints one, as a file to begin from: trainer configs show quickstart > mine.toml
+    """
+    if ctx.invoked_subcommand is not None:
+        if as_json:
+            raise UsageError("--json: belongs to the list, and a configuration is TOML")
+        return
+    found = describe_configs()
+    if as_json:
+        click.echo(json_text([asdict(one) for one in found], indent=2))
+        return
+    wide = max(len(one.command) for one in found)
+    click.echo("\n".join(f"{one.command:<{wide}}  {one.description}" for one in found))
+
+
+@configs.command("show")
+@click.argument("name")
+def show(name: str) -> None:
+    """Print the shipped configuration NAME."""
+    known = shipped()
+    if name not in known:
+        raise UsageError.of("configs", name, ", ".join(known), known)
+    click.echo(known[name].read_text(encoding="utf-8"), nl=False)
