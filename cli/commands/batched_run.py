@@ -16,7 +16,19 @@ CHECKPOINTS = "600s"
 """Where the job says nothing of checkpoints: what a lost node costs at most."""
 
 DECIDED = frozenset(
-    {"--name", "--nodes", "--launcher", "--resume", "--hosts", "--hostfile", "--rendezvous", "--node-rank", "--repeats", "--config"}
+    {
+        "--name",
+        "--nodes",
+        "--launcher",
+        "--resume",
+        "--like",
+        "--hosts",
+        "--hostfile",
+        "--rendezvous",
+        "--node-rank",
+        "--repeats",
+        "--config",
+    }
     | {"--secret-file", "--print-config"}
 )
 """Options of ``trainer run`` that whoever starts the nodes decides; with the last it would train nothing."""

@@ -19,7 +19,7 @@ from ...core.job import Job
 from ...core.plugins import model_base
 from ...core.settings.personal import GivenOption
 from ...core.settings.personal_options import shown_command
-from ...core.settings.sources import Resolved, given_settings, resolve
+from ...core.settings.sources import Resolved, ResumedRun, given_settings, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.untrusted.console import json_text, note
 from ...core.worker_layout import read_procs_per_node
@@ -89,8 +89,13 @@ AUTO = Path("auto")
     "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in. auto: begin the run of this "
     "--name, or go on with it.",
 )
+@click.option(
+    "--like",
+    metavar="RUN",
+    help="Begin a new run with the settings of this one; those given besides replace its, so that one thing can be another.",
+)
 @click.option("--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's.")
-@trust_option("With --resume: take")
+@trust_option("With --resume or --like: take")
 @click.option(
     "--repeats",
     type=IntegerRange(1, MOST_REPEATS),
@@ -109,6 +114,7 @@ def run(
     rendezvous: str | None,
     secret_file: Path | None,
     resume: Path | None,
+    like: str | None,
     force: bool,
     trust_run: bool,
     repeats: int | None,
@@ -120,8 +126,8 @@ def run(
     Every setting can also be given as environment variable (--batch-size: TRAINER_BATCH_SIZE) or as key of a --config file
     (batch_size); flags win over the environment, the environment over the file, the file over the defaults.
     """
-    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, given_personal(ctx), quiet=quiet)
-    _refuse_contradictions(resume, force=force, trust_run=trust_run, repeats=repeats)
+    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, given_personal(ctx), quiet=quiet, like=like)
+    _refuse_contradictions(resume, like, force=force, trust_run=trust_run, repeats=repeats)
     if resume == AUTO:
         typed, succeeded = _standing(typed)
         if succeeded is not None:
@@ -174,6 +180,7 @@ class _Typed:
     secret_file: Path | None
     personal: Mapping[str, GivenOption]
     quiet: bool
+    like: str | None = None
     automatic: Resolved | None = None
     """With ``--resume auto``: the job as it is typed, alike for every process, whether the run begins or goes on."""
 
@@ -233,12 +240,14 @@ def _standing(typed: _Typed) -> tuple[_Typed, Path | None]:
     return replace(new, automatic=resolved, resume=path if standing is Standing.GOES_ON else None), None
 
 
-def _refuse_contradictions(resume: Path | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
+def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
     """Raise UsageError for options that mean nothing without ``--resume``, or nothing with it."""
     if force and resume is None:
         raise UsageError("--force: belongs to --resume")
-    if trust_run and resume is None:
-        raise UsageError(f"{TRUST_RUN}: belongs to --resume")
+    if trust_run and resume is None and like is None:
+        raise UsageError(f"{TRUST_RUN}: belongs to --resume or --like")
+    if like is not None and resume is not None:
+        raise UsageError("--like: begins a new run, and --resume goes on with one; give one of the two")
     if repeats is not None and resume is not None:
         raise UsageError("--repeats: starts new runs, and --resume goes on with one; give one of the two")
 
@@ -256,7 +265,7 @@ def _join_resumed(typed: _Typed, resume: Path, place: Membership) -> int:
 def _resolved_job(typed: _Typed, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
     """Return the job with the source of each setting, and what a run that goes on begins with."""
     if typed.resume is None:
-        resolved = resolve(typed.options, os.environ, typed.config)
+        resolved = resolve(typed.options, os.environ, typed.config, _like(typed, trust_run=trust_run))
         name_settings(resolved.sources)
         return _with_lasting_names(resolved), None
     from ...launch.resume.resumption import load_resumption
@@ -266,6 +275,18 @@ def _resolved_job(typed: _Typed, *, force: bool, trust_run: bool) -> tuple[Resol
     resumption = load_resumption(target, typed.options, os.environ, typed.config, force=force, trusted=trust_run)
     name_settings(resumption.resolved.sources)
     return resumption.resolved, resumption
+
+
+def _like(typed: _Typed, *, trust_run: bool) -> ResumedRun | None:
+    """Return the run whose settings stand below those that are given, None where there is none."""
+    if typed.like is None:
+        return None
+    from ...launch.resume.like import earlier_run
+    from ...report.catalog.locate import find_run
+
+    name_settings(dict.fromkeys(typed.options, "flag"))
+    out = typed.options.get("out") or os.environ.get("TRAINER_OUT") or "runs"
+    return earlier_run(find_run(typed.like, Path(out)), trusted=trust_run)
 
 
 def _tell_notes(typed: _Typed, resolved: Resolved, resumption: Resumption | None) -> None:

@@ -89,9 +89,10 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """A run that is to go on: its job's fields, its name, the updates it has done, and after which epochs ``--epochs +0`` would end.
+    """A run that is to go on, or to be repeated: its job's fields and name, and where it stands.
 
-    `examples` are those it has trained on, None where that is not known.
+    That are the updates done, after which epochs ``--epochs +0`` would end, and the examples it has trained on; None where that is not
+    known, or where nothing goes on.
 
     A layer below the file's: what is not given anew stays as it was. `admit` gets what stays, before any of it is used, and raises
     UsageError where the run's files may not decide that.
@@ -99,8 +100,8 @@ class ResumedRun:
 
     fields: Mapping[str, Any]
     name: str
-    steps: int
-    epochs: int
+    steps: int | None
+    epochs: int | None
     admit: Callable[[Mapping[str, Any]], None]
     examples: int | None = None
 
@@ -116,7 +117,7 @@ class ResumedRun:
         text = value.value.strip()
         stands = {"steps": self.steps, "epochs": self.epochs, "examples": self.examples}[field]
         if stands is None:
-            raise UsageError(f"{value.key}: got {text!r}, but this run does not tell how many examples it has seen; give the number in all")
+            raise UsageError(f"{value.key}: got {text!r}, but nothing is known of {self.name} to count from; give the number in all")
         return replace(value, value=stands + int(text[1:]), origin=f"{value.origin} ({text} from {stands})")
 
 
