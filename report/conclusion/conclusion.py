@@ -14,6 +14,7 @@ from ..diagnosis.advice import advise
 from ..diagnosis.batch_size_advice import Advice
 from ..diagnosis.verdict import Explanation, explain
 from .axis import AxisVerdict, judge_axis
+from .loss_agreement import LossAgreement, loss_agreements
 from .ratios import Ratio, interval_of_mean, ratio
 from .set_ups import FIGURES, Figure, SetUp, SetUps, set_ups
 
@@ -61,7 +62,7 @@ class Conclusion:
     """What some runs say together.
 
     `best` has the best set-up by each figure that there is. `verdicts` are on each axis, by each figure. `limits` say what holds back the
-    best and the worst set-up, and `advice` what to try next with the best.
+    best and the worst set-up, and `advice` what to try next with the best. `losses` say whether runs that should train alike do so.
     """
 
     set_ups: SetUps
@@ -69,6 +70,7 @@ class Conclusion:
     verdicts: tuple[AxisVerdict, ...]
     limits: tuple[Limit, ...]
     advice: tuple[Advice, ...]
+    losses: tuple[LossAgreement, ...] = ()
 
     @property
     def concludes(self) -> bool:
@@ -87,6 +89,7 @@ class Conclusion:
                 for limit in self.limits
             ],
             "next": [{"option": one.option, "speedup": one.speedup, "bound": one.bound, "reason": one.reason} for one in self.advice],
+            "losses": [one.to_json() for one in self.losses],
             "left_out": [
                 {"run": one.run.name, "starved_fraction": one.by.fraction, "foreign_cores": one.by.foreign_cores}
                 for one in self.set_ups.disturbed
@@ -103,7 +106,8 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conclusion:
     verdicts = [judge_axis(found, axis, figure) for axis in found.axes for figure in FIGURES if _measured(found, figure)]
     limits = _limits(best) if sum(len(one.runs) for one in found.all) > 1 else []
     advice = [one for one in advise(limits[0].explanation) if one.speedup is not None] if limits else []
-    return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice[:MOST_ADVICE]))
+    every = [run for one in found.all for run in one.runs]
+    return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice[:MOST_ADVICE]), tuple(loss_agreements(every)))
 
 
 def _measured(found: SetUps, figure: Figure) -> bool:

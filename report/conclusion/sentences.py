@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.untrusted.console import one_line
-from ...records.text.numbers import duration_text, rate_text
+from ...records.text.numbers import duration_text, number_text, rate_text
 from ..catalog.run import Run
 from ..comparison.factors import RULES
 from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation
 from .axis import AxisVerdict
 from .conclusion import Best, Conclusion, Limit
+from .loss_agreement import EQUAL_WITHIN, LossAgreement
 from .ratios import MOST_REPEATS_TOLD, Ratio
 from .set_ups import FIGURES, value_text
 
@@ -48,12 +49,20 @@ class Told:
     axes: tuple[AxisLine, ...]
     why: tuple[str, ...]
     next: tuple[str, ...]
+    losses: tuple[str, ...]
     mind: tuple[str, ...]
+
+    @property
+    def named(self) -> list[tuple[str, tuple[str, ...]]]:
+        """What stands below the axes: what each part is called, and its sentences, of those that have any."""
+        parts = (("Why", self.why), ("Next", self.next), ("Losses", self.losses), ("Mind", self.mind))
+        return [(name, sentences) for name, sentences in parts if sentences]
 
     @property
     def sentences(self) -> list[str]:
         """Everything, a sentence each."""
-        return [self.head, *self.best, *(line.sentence for line in self.axes), *self.why, *self.next, *self.mind]
+        below = [sentence for _, sentences in self.named for sentence in sentences]
+        return [self.head, *self.best, *(line.sentence for line in self.axes), *below]
 
 
 def told(conclusion: Conclusion) -> Told:
@@ -65,6 +74,7 @@ def told(conclusion: Conclusion) -> Told:
         tuple(_axis_line(one, unrepeated) for one in conclusion.verdicts),
         tuple(_limit(one) for one in conclusion.limits),
         tuple(_next(conclusion)),
+        tuple(_agreement(one) for one in conclusion.losses),
         tuple(_mind(conclusion)),
     )
 
@@ -218,6 +228,17 @@ def _next(conclusion: Conclusion) -> list[str]:
     for one in conclusion.advice:
         found.append(f"With {label}: {one.option}, {one.bound} {_times(one.speedup or 1.0)} by its figures ({one.reason}).")
     return found
+
+
+def _agreement(one: LossAgreement) -> str:
+    pair = f"{one.run} and {one.other}"
+    over = f"over {_counted(one.updates, 'update')}"
+    if one.identical:
+        return f"{pair}: identical to the bit {over}."
+    if one.parts_at is None or one.losses is None:
+        return f"{pair}: equal within {EQUAL_WITHIN:g} {over} (largest difference {one.largest:.1e})."
+    mine, theirs = one.losses
+    return f"{pair}: they part at update {one.parts_at:,} of {one.updates:,} ({number_text(theirs, 6)} and {number_text(mine, 6)})."
 
 
 def _mind(conclusion: Conclusion) -> list[str]:

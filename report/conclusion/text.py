@@ -33,9 +33,8 @@ def as_text(told: Told, width: int) -> str:
     parts += ["\n".join(_wrapped(sentence, width, _GAP) for sentence in told.best)]
     if told.axes:
         parts.append("\n".join(_axes(told, width)))
-    named = [(name, sentences) for name, sentences in (("Why", told.why), ("Next", told.next), ("Mind", told.mind)) if sentences]
-    if named:
-        parts.append("\n".join(_named(name, sentence, width) for name, found in named for name, sentence in _once(name, found)))
+    if told.named:
+        parts.append("\n".join(_named(name, sentence, width) for part, found in told.named for name, sentence in _once(part, found)))
     return "\n\n".join(parts) + "\n\n"
 
 
@@ -61,8 +60,8 @@ def _axes(told: Told, width: int) -> list[str]:
 
 
 def _named(name: str, sentence: str, width: int) -> str:
-    lines = textwrap.wrap(sentence, width - 8, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(f"{_GAP}{name if index == 0 else '':<6}{line}" for index, line in enumerate(lines))
+    lines = textwrap.wrap(sentence, width - 10, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{_GAP}{name if index == 0 else '':<8}{line}" for index, line in enumerate(lines))
 
 
 def _wrapped(text: str, width: int, indent: str) -> str:

@@ -1,0 +1,78 @@
+"""Do runs that should train alike do so: losses identical to the bit, equal within a bound, or parting, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..catalog.run import Run
+from ..comparison.factors import LOSS, RULES
+
+__all__ = ["EQUAL_WITHIN", "LossAgreement", "loss_agreements"]
+
+EQUAL_WITHIN = 1e-4
+"""Relative difference of two losses up to which they count as equal: what other kernels and other orders of a sum come to (parity)."""
+
+MOST_PAIRS = 20
+
+_MAY_DIFFER = frozenset({"budget", "until", "patience", "trainer"})
+"""Settings that do not change the course of the updates that two runs have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossAgreement:
+    """How the losses of a run go with those of another one, over the first `updates`, which both have.
+
+    `largest` is the largest relative difference; `parts_at` the first update, from 1, at which it is above `EQUAL_WITHIN`, with the losses
+    of both there; None where there is none.
+    """
+
+    run: str
+    other: str
+    updates: int
+    identical: bool
+    largest: float
+    parts_at: int | None
+    losses: tuple[float, float] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
+    """Return how runs agree with the first that should train alike: sync, of one seed, data, batch and whatever else decides a loss."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        if run.summary["mode"] == "sync":
+            groups.setdefault(_course(run), []).append(run)
+    pairs = [(group[0], other) for group in groups.values() for other in group[1:]][:MOST_PAIRS]
+    return [found for one, other in pairs if (found := _agreement(one, other)) is not None]
+
+
+def _course(run: Run) -> tuple[Any, ...]:
+    """Return what decides the losses of a sync run, whatever computes them."""
+    rules = [rule for rule in RULES if (LOSS in rule.confounds or rule.key == "global_batch_size") and rule.key not in _MAY_DIFFER]
+    return tuple(rule.value(run) for rule in rules)
+
+
+def _agreement(one: Run, other: Run) -> LossAgreement | None:
+    """Return how two runs agree; None where one has recorded no update."""
+    mine, theirs = one.step_series().loss, other.step_series().loss
+    updates = min(len(mine), len(theirs))
+    if not updates:
+        return None
+    mine, theirs = mine[:updates].astype(np.float64), theirs[:updates].astype(np.float64)
+    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.abs(mine - theirs) / np.maximum(np.abs(mine), np.abs(theirs))
+    relative = np.where(same, 0.0, np.where(np.isfinite(relative), relative, np.inf))
+    apart = np.flatnonzero(relative > EQUAL_WITHIN)
+    first = int(apart[0]) if len(apart) else None
+    losses = None if first is None else (float(mine[first]), float(theirs[first]))
+    return LossAgreement(
+        other.name, one.name, updates, bool(same.all()), float(relative.max()), None if first is None else first + 1, losses
+    )

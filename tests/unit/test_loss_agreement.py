@@ -1,0 +1,76 @@
+"""Whether runs that should train alike do so, from their records."""
+
+import json
+
+import numpy as np
+import pytest
+from comparison_samples import made, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.records.schema import StepRecord
+from crosstrain.records.store.jsonl import encode
+from crosstrain.report.catalog.run import Run
+from crosstrain.report.conclusion.conclusion import conclude
+from crosstrain.report.conclusion.loss_agreement import loss_agreements
+from crosstrain.report.conclusion.sentences import told
+
+
+def recorded(folder, run, losses):
+    """Write a run with these losses."""
+    (path,) = written(folder, run)
+    record = StepRecord(0, len(losses), 0, 1.0, 1.0, 32 * len(losses), tuple(map(float, losses)), (0.05,))
+    (folder / run.name / "steps.jsonl").write_bytes(encode(record))
+    return Run(path)
+
+
+LOSSES = np.linspace(2.3, 0.2, 50, dtype=np.float32).tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "b and a: identical to the bit over 50 updates."),
+        ({7: 1.00003}, "b and a: equal within 0.0001 over 50 updates (largest difference 3.0e-05)."),
+        ({7: 1.00003, 9: 1.01}, "b and a: they part at update 10 of 50 (1.933429 and 1.914286)."),
+        ({3: float("nan")}, "b and a: they part at update 4 of 50 (NaN and 2.171429)."),
+    ],
+    ids=["identical", "equal", "part", "nan"],
+)
+def test_it_is_said_how_they_agree(tmp_path, change, said):
+    other = [value * change.get(index, 1.0) for index, value in enumerate(LOSSES)]
+    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", backend="tf"), other)]
+    (found,) = loss_agreements(runs)
+    assert told(conclude(runs)).losses == (said,)
+    assert json.loads(json.dumps(conclude(runs).to_json()["losses"][0]))["updates"] == found.updates == 50
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"seed": 1}, {"lr": 0.2}, {"global_batch_size": 64}, {"mode": "async"}, {"precision": "bf16"}],
+    ids=lambda other: next(iter(other)),
+)
+def test_runs_that_train_otherwise_are_not_held_against_each_other(tmp_path, other):
+    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **other), LOSSES)]
+    assert loss_agreements(runs) == []
+
+
+@pytest.mark.parametrize(
+    "other", [{"nodes": 2, "global_batch_size": 32}, {"steps": 30}, {"compile": "on"}], ids=lambda other: next(iter(other))
+)
+def test_those_that_should_train_alike_are(tmp_path, other):
+    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **other), LOSSES[:30])]
+    (found,) = loss_agreements(runs)
+    assert (found.updates, found.identical) == (30, True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(2**-10, 2**10, width=32), min_size=1, max_size=20), st.integers(0, 19), st.floats(1e-6, 1.0))
+def test_they_part_where_the_first_difference_is_too_large(tmp_path_factory, losses, place, change):
+    folder = tmp_path_factory.mktemp("runs")
+    other = [np.float32(value * (1 + change)) if index >= place else value for index, value in enumerate(losses)]
+    (found,) = loss_agreements([recorded(folder, made("a"), losses), recorded(folder, made("b"), other)])
+    relative = [abs(one - two) / max(one, two) for one, two in zip(losses, map(float, other), strict=True)]
+    apart = [index for index, difference in enumerate(relative) if difference > 1e-4]
+    assert found.parts_at == (apart[0] + 1 if apart else None)
+    assert found.largest == pytest.approx(max(relative), rel=1e-9)
