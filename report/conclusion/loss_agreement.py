@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..catalog.run import Run
 from ..comparison.factors import LOSS, RULES
@@ -49,8 +50,13 @@ def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
     for run in runs:
         if run.summary["mode"] == "sync":
             groups.setdefault(_course(run), []).append(run)
-    pairs = [(group[0], other) for group in groups.values() for other in group[1:]][:MOST_PAIRS]
-    return [found for one, other in pairs if (found := _agreement(one, other)) is not None]
+    found: list[LossAgreement] = []
+    for first, *others in groups.values():
+        losses = first.step_series().loss if others else None
+        for other in others[: max(0, MOST_PAIRS - len(found))] if losses is not None and len(losses) else ():
+            if (agreement := _agreement(first.name, losses, other)) is not None:
+                found.append(agreement)
+    return found
 
 
 def _course(run: Run) -> tuple[Any, ...]:
@@ -59,20 +65,19 @@ def _course(run: Run) -> tuple[Any, ...]:
     return tuple(rule.value(run) for rule in rules)
 
 
-def _agreement(one: Run, other: Run) -> LossAgreement | None:
-    """Return how two runs agree; None where one has recorded no update."""
-    mine, theirs = one.step_series().loss, other.step_series().loss
+def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreement | None:
+    """Return how a run agrees with the one of that name and these losses; None where it has recorded no update."""
+    theirs = other.step_series().loss
     updates = min(len(mine), len(theirs))
     if not updates:
         return None
-    mine, theirs = mine[:updates].astype(np.float64), theirs[:updates].astype(np.float64)
-    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+    ours, its = mine[:updates].astype(np.float64), theirs[:updates].astype(np.float64)
+    same = (ours == its) | (np.isnan(ours) & np.isnan(its))
     with np.errstate(invalid="ignore", divide="ignore"):
-        relative = np.abs(mine - theirs) / np.maximum(np.abs(mine), np.abs(theirs))
+        relative = np.abs(ours - its) / np.maximum(np.abs(ours), np.abs(its))
     relative = np.where(same, 0.0, np.where(np.isfinite(relative), relative, np.inf))
     apart = np.flatnonzero(relative > EQUAL_WITHIN)
     first = int(apart[0]) if len(apart) else None
-    losses = None if first is None else (float(mine[first]), float(theirs[first]))
-    return LossAgreement(
-        other.name, one.name, updates, bool(same.all()), float(relative.max()), None if first is None else first + 1, losses
-    )
+    losses = None if first is None else (float(ours[first]), float(its[first]))
+    parts_at = None if first is None else first + 1
+    return LossAgreement(other.name, name, updates, bool(same.all()), float(relative.max()), parts_at, losses)
