@@ -52,10 +52,10 @@ def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
             groups.setdefault(_course(run), []).append(run)
     found: list[LossAgreement] = []
     for first, *others in groups.values():
-        losses = first.step_series().loss if others else None
-        for other in others[: max(0, MOST_PAIRS - len(found))] if losses is not None and len(losses) else ():
-            if (agreement := _agreement(first.name, losses, other)) is not None:
-                found.append(agreement)
+        held = others[: MOST_PAIRS - len(found)]
+        losses = first.step_series().loss if held else np.zeros(0, np.float32)
+        agreements = [_agreement(first.name, losses, other) for other in held]
+        found += [agreement for agreement in agreements if agreement is not None]
     return found
 
 
