@@ -45,7 +45,10 @@ def inject(fault: Fault, run: Watched, driver: int, *, workers_rejoin: bool) -> 
         victim = "chief-0" if "chief-0" in tasks else "worker-0"
         return _signal(tasks[victim][1], signal.SIGKILL, Done(victim, victim))
     if fault.kind == "ps":
-        victim = f"ps-{fault.place % 2}"
+        servers = sorted(name for name in tasks if name.startswith("ps"))  # torch's chief is the first server, and has its own name
+        if not servers:
+            raise LookupError("no parameter server is known")
+        victim = servers[fault.place % len(servers)]
         return _signal(tasks[victim][1], signal.SIGKILL, Done(victim, victim))
     if fault.kind == "agent":
         return _signal(run.agent(node, driver), signal.SIGKILL, Done(f"agent of node {node}", f"node {node}"))

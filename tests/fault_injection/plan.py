@@ -14,7 +14,10 @@ __all__ = ["COMBINATIONS", "KILLS", "KINDS", "Combination", "Fault", "planned"]
 
 @dataclass(frozen=True)
 class Combination:
-    """A backend and a mode, with updates enough that all faults of a run find their place."""
+    """A backend and a mode, with updates enough that all faults of a run find their place: ten seconds and more for each.
+
+    In async mode those that are left train on meanwhile, also while one is paused.
+    """
 
     backend: str
     mode: str
@@ -51,9 +54,9 @@ class Combination:
 
 COMBINATIONS = (
     Combination("torch", "sync", 16_000),
-    Combination("torch", "async", 60_000),
+    Combination("torch", "async", 240_000),
     Combination("tf", "sync", 6_000),
-    Combination("tf", "async", 12_000),
+    Combination("tf", "async", 90_000),
 )
 
 KILLS = ("worker", "chief", "ps", "agent", "driver")
