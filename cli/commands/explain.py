@@ -9,11 +9,12 @@ import click
 
 from ...core.errors import UsageError
 from ...core.units import MOST_AMOUNT
-from ...core.untrusted.console import json_text
+from ...core.untrusted.console import json_text, note
 from ...records.store.jsonl import finite_json
-from ...report.catalog.locate import find_run
+from ...report.catalog.locate import find_finished_runs, find_run, is_run, run_names
 from ...report.catalog.run import Run
 from ...report.catalog.unfinished import as_recorded
+from ...report.conclusion.several_explanations import explain_several
 from ...report.diagnosis.advice import advise
 from ...report.diagnosis.text import headline, notes, page
 from ...report.diagnosis.verdict import explain as explain_run
@@ -27,7 +28,7 @@ __all__ = ["explain"]
 
 
 @click.command(short_help="Say what holds a run back, with the figures behind it.")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN|SWEEP")
 @click.option(
     "--out",
     type=GivenPath(),
@@ -46,10 +47,16 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
     the learning rate has its shape, how large training set and checkpoints are.
 
     RUN is a run directory, or the name of one below --out. Of one that is still at work, or was killed, it says what the records tell so
-    far, and what is missing; trainer watch has the time left of one at work.
+    far, and what is missing; trainer watch has the time left of one at work. Of a SWEEP, or another folder of runs, it is a line for each
+    run, and what changes along each setting in which they differ.
     """
     if planned_steps is not None and planned_epochs is not None:
         raise UsageError("planned-steps and planned-epochs: give one of the two.")
+    if (folder := _folder_of_runs(run, out)) is not None:
+        if planned_steps is not None or planned_epochs is not None:
+            raise UsageError("planned-steps and planned-epochs: are about one run; name one of the sweep")
+        _explain_several(folder, out, as_json=as_json)
+        return
     found = as_recorded(Run(find_run(run, out)))
     explanation = explain_run(found)
     warn_of_lost_updates([found])
@@ -62,3 +69,23 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
     else:
         click.echo(to_text(page(explanation, advice)), nl=False)
         click.echo(to_text(answers_page(answered)), nl=False)
+
+
+def _folder_of_runs(text: str, out: Path) -> Path | None:
+    """Return the folder of runs that `text` means, such as a sweep's; None where it means a run, or nothing."""
+    for folder in (Path(text), out / text):
+        if folder.is_dir() and not is_run(folder) and next(run_names(folder), None) is not None:
+            return folder
+    return None
+
+
+def _explain_several(folder: Path, out: Path, *, as_json: bool) -> None:
+    found, left_out = find_finished_runs([str(folder)], out)
+    if left_out:
+        note(f"left out, as they have no figures, or none that can be read: {', '.join(run.path.name for run in left_out)}")
+    warn_of_lost_updates(found)
+    explained = explain_several(found)
+    if as_json:
+        click.echo(json_text(explained.to_json(), indent=1))
+    else:
+        click.echo(to_text(explained.page()), nl=False)

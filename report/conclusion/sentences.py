@@ -17,7 +17,7 @@ from .loss_agreement import EQUAL_WITHIN, LossAgreement
 from .ratios import MOST_REPEATS_TOLD, Ratio
 from .set_ups import FIGURES, value_text
 
-__all__ = ["AxisLine", "Told", "told"]
+__all__ = ["AxisLine", "Told", "held_back", "told"]
 
 TARGET, _ = FIGURES
 
@@ -207,10 +207,13 @@ def _opposed(one: AxisVerdict) -> str:
 
 
 def _limit(limit: Limit) -> str:
-    return f"{limit.set_up.label}: {_held_back(limit.explanation)}."
+    return f"{limit.set_up.label}: {held_back(limit.explanation)}."
 
 
-def _held_back(found: Explanation) -> str:
+def held_back(found: Explanation) -> str:
+    """Return what holds a run back, in a few words: ``68% of a step is the exchange between tasks``."""
+    if found.verdict == "starved":
+        return "other programs had its cores"
     if found.verdict == "unknown":
         return "what holds it back is not known, as it has no calibration"
     shares = {**found.run_fractions, **found.step_fractions} if found.verdict in found.step_fractions else found.run_fractions

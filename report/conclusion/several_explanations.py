@@ -1,0 +1,123 @@
+"""What holds back each of several runs, a line each, and what changes along each axis in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...records.store.jsonl import finite_json
+from ...records.text.numbers import rate_text
+from ..catalog.run import Run, labelled
+from ..catalog.unfinished import as_recorded
+from ..comparison.factors import Factor
+from ..diagnosis.text import NAMES, percent
+from ..diagnosis.verdict import Explanation, explain
+from .sentences import held_back
+from .set_ups import SetUp, SetUps, called, set_ups
+
+__all__ = ["Change", "SeveralExplanations", "explain_several"]
+
+MOST_COMPONENTS = 2
+"""Parts of a step whose change is told, the largest changes first."""
+
+LEAST_CHANGE = 0.05
+"""Shares of two runs of one job differ by so much; less is no change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What changes from the first to the last value of an axis, among set-ups that are equal in all else.
+
+    `where` says what these have in common, empty where it is all. `shares` has for each part of a step its share at both ends, where it
+    changes; `examples_per_second` at both ends, None where one is not known.
+    """
+
+    axis: str
+    where: str
+    first: str
+    last: str
+    shares: Mapping[str, tuple[float, float]]
+    examples_per_second: tuple[float, float] | None
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a sentence."""
+        parts = [f"{NAMES[name]} {percent(before)} → {percent(after)} of a step" for name, (before, after) in self.shares.items()]
+        if self.examples_per_second is not None:
+            parts.append(f"examples/s {' → '.join(rate_text(speed).removesuffix('/s') for speed in self.examples_per_second)}")
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.axis} {self.first} → {self.last}{where}: {', '.join(parts) or 'no part of a step changes'}."
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralExplanations:
+    """The runs with what holds each back, and the changes along the axes."""
+
+    runs: tuple[tuple[Run, Explanation], ...]
+    changes: tuple[Change, ...]
+
+    def page(self) -> RenderableType:
+        """Return everything that is printed."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in ("run", "examples/s", "what holds it back"):
+            table.add_column(name, justify="right" if name == "examples/s" else "left", overflow="fold")
+        for run, explanation in self.runs:
+            speed = rate_text(explanation.evidence.summary.get("examples_per_second")).removesuffix("/s")
+            table.add_row(*map(Text, (run.name, speed, held_back(explanation))))
+        return Group(table, *(Text(change.sentence) for change in self.changes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        changes = [
+            {
+                "axis": one.axis,
+                "within": one.where,
+                "first": one.first,
+                "last": one.last,
+                "step_fractions": {name: list(ends) for name, ends in one.shares.items()},
+                "examples_per_second": None if one.examples_per_second is None else list(one.examples_per_second),
+            }
+            for one in self.changes
+        ]
+        runs = [{**explanation.to_json(), "text": held_back(explanation)} for _, explanation in self.runs]
+        found: dict[str, Any] = finite_json({"runs": runs, "changes": changes})
+        return found
+
+
+def explain_several(runs: Sequence[Run]) -> SeveralExplanations:
+    """Return what holds back each run, at least one, and what changes along the axes. Raises UsageError for a run without an update."""
+    every = labelled([as_recorded(run) for run in runs])
+    explained = {id(run): explain(run) for run in every}
+    found = set_ups(every)
+    changes = [change for axis in found.axes for group in found.strata(axis) for change in _changes(found, axis, group)]
+    return SeveralExplanations(tuple((run, explained[id(run)]) for run in every), tuple(changes))
+
+
+def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp]) -> Iterable[Change]:
+    """Yield what changes in a group from the first value of an axis to the last."""
+    known = [one for one in group if one.values[axis.key] is not None]
+    ordered = sorted(known, key=lambda one: axis.order(one.values[axis.key]))
+    if len({one.values[axis.key] for one in ordered}) < 2:
+        return
+    first, last = ordered[0], ordered[-1]
+    ends = [explain(one.middle_run) for one in (first, last)]
+    steps = [one.step_fractions for one in ends]
+    shares = {name: (steps[0][name], steps[1][name]) for name in steps[0] if name in steps[1]}
+    largest = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_COMPONENTS]
+    told = {name: pair for name, pair in largest if abs(pair[1] - pair[0]) >= LEAST_CHANGE}
+    before, after = (one.evidence.summary.get("examples_per_second") for one in ends)
+    others = [rule for rule in found.axes if rule.key != axis.key]
+    yield Change(
+        axis.label,
+        called(others, first.values),
+        axis.show(first.values[axis.key]),
+        axis.show(last.values[axis.key]),
+        told,
+        None if before is None or after is None else (before, after),
+    )

@@ -1,0 +1,56 @@
+"""``trainer explain SWEEP``: a line a run, and what changes along each axis."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from explained_runs import explained_run
+
+from crosstrain.cli.commands.explain import explain
+from crosstrain.core.errors import UsageError
+
+
+def worker(compute, communicate):
+    return {"data": 0.001, "compute": compute, "peers": 0.0, "communicate": communicate}
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two backends at two batches: of the larger one more of a step is computing, of torch as much as of tf."""
+    for backend in ("tf", "torch"):
+        for batch, compute in ((32, 0.01), (64, 0.09)):
+            figures = {"examples_per_second": 1000.0 * batch / 32, "batch_size": batch, "global_batch_size": 2 * batch}
+            name = f"{backend}-{batch}"
+            explained_run(
+                tmp_path / "sweep", [worker(compute, 0.03)] * 2, figures=figures, name=name, backend=backend, batch_size=batch, until=None
+            )
+    return tmp_path
+
+
+def run(sweep, *options):
+    return CliRunner().invoke(explain, ["sweep", "--out", str(sweep), *options], catch_exceptions=True)
+
+
+def test_a_line_for_each_run_and_what_changes_along_each_axis(sweep):
+    text = run(sweep).output
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "tf-32 1,000 73% of a step is the exchange between tasks" in lines
+    assert "torch-64 2,000 74% of a step is computing" in lines
+    (change,) = (line for line in lines if "torch" in line and "→" in line and line.startswith("global batch"))
+    exchange = "the exchange between tasks 73% → 25% of a step"
+    assert change == f"global batch 64 → 128 (torch): computing 24% → 74% of a step, {exchange}, examples/s 1,000 → 2,000."
+    assert "backend tf → torch (global batch 64): examples/s 1,000 → 1,000." in lines
+
+
+def test_the_document_has_the_figures(sweep):
+    found = json.loads(run(sweep, "--json").output)
+    assert [one["run"] for one in found["runs"]] == ["tf-32", "tf-64", "torch-32", "torch-64"]
+    along = [one for one in found["changes"] if one["axis"] == "global batch"]
+    assert [one["within"] for one in along] == ["tf", "torch"]
+    assert along[0]["step_fractions"]["compute"] == pytest.approx([10 / 41, 90 / 121])
+
+
+def test_a_plan_is_about_one_run(sweep):
+    wrong = run(sweep, "--planned-steps", "10").exception
+    assert isinstance(wrong, UsageError)
+    assert "are about one run" in str(wrong)
