@@ -54,7 +54,8 @@ def describe_host(framework_packages: Mapping[str, Sequence[str]], gpus: Mapping
     quota = cpu_quota_cores()
     return {
         "hostname": platform.node() or None,
-        "cpu_model": _cpu_model(),
+        "cpu_model": _cpu_field("model name", "Model") or platform.processor() or None,
+        "cpu_flags": (_cpu_field("flags", "Features") or "").split()[:MOST_CPU_FLAGS] or None,
         "cores_logical": psutil.cpu_count(logical=True),
         "cores_physical": psutil.cpu_count(logical=False),
         "cores_affinity": _affinity(None),
@@ -81,14 +82,17 @@ def _affinity(pid: int | None) -> int | None:
         return None
 
 
-def _cpu_model() -> str | None:
-    """Return the processor's name: x86 writes it as ``model name``, some ARM boards as ``Model``; elsewhere what Python knows."""
+MOST_CPU_FLAGS = 1000
+
+
+def _cpu_field(*names: str) -> str | None:
+    """Return a field of ``/proc/cpuinfo``, by the name that x86 gives it or that ARM does; None where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return fields.get("model name") or fields.get("Model") or platform.processor() or None
+    return next((fields[name] for name in names if fields.get(name)), None)
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:

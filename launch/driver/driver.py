@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from ...core.job import Job
 from ...core.untrusted.console import note
 from ...data.base import TextFeatures
 from ...engine.progress.base import Progress
+from ...monitor.provenance import provenance
 from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState
 from ...records.store.run_vocabulary import VOCABULARY, write_vocabulary
@@ -118,6 +120,9 @@ class Driver:
             return self._supervised()
 
     def _begin_records(self) -> None:
+        with_git = ThreadPoolExecutor(max_workers=1, thread_name_prefix="provenance")  # git may take a while, as long as the nodes do
+        self._code = with_git.submit(provenance, Path.cwd())
+        with_git.shutdown(wait=False)
         self._documents.make(partial(self._recording.writer.write_job, self._described()))
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
@@ -210,7 +215,7 @@ class Driver:
         hosts = nodes.greet(deadline - time.monotonic())
         infer_isolation(nodes.channels, hosts)
         self._hosts = hosts
-        self._documents.make(partial(recording.writer.write_env, hosts))
+        self._documents.make(partial(recording.writer.write_env, hosts, self._code.result()))
         return nodes, hosts, deadline
 
     def _run(self, nodes: Nodes, hosts: Hosts, deadline: float) -> None:

@@ -51,6 +51,7 @@ class _Host(JsonObject):
     operating_system: Name | None = None
     kernel: Name | None = None
     machine: Name | None = None
+    cpu_flags: Annotated[list[Name], Field(max_length=1000)] | None = None
     python: Name | None = None
     packages: dict[Name, Name | None] | None = None
     gpus: Annotated[list[_HostGpu], Field(max_length=MOST_NODES)] | None = None
@@ -58,8 +59,20 @@ class _Host(JsonObject):
     visible_gpus: Annotated[list[_VisibleGpu], Field(max_length=MOST_NODES)] | None = None
 
 
+class _WorkTree(JsonObject):
+    commit: Name
+    changed: bool | None = None
+
+
+class _Code(JsonObject):
+    packages: dict[Name, Name] = Field(default_factory=dict)
+    typed_in: _WorkTree | None = None
+    crosstrain: _WorkTree | None = None
+
+
 class _Environment(JsonObject):
     nodes: Annotated[list[_Host], Field(max_length=MOST_NODES)]
+    code: _Code | None = None
 
 
 class _Driver(JsonObject):

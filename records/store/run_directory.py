@@ -119,9 +119,9 @@ class RunWriter:
         """Write ``job.json``: the fields of the Job with nothing left open, and what the driver resolved besides."""
         write_document(self.path / "job.json", job)
 
-    def write_env(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """Write ``env.json``: what each node is, in node order."""
-        write_document(self.path / "env.json", {"nodes": list(nodes)})
+    def write_env(self, nodes: Sequence[Mapping[str, Any]], code: Mapping[str, Any] | None = None) -> None:
+        """Write ``env.json``: what each node is, in node order, and which `code` the driver runs."""
+        write_document(self.path / "env.json", {"nodes": list(nodes), "code": code})
 
     def write_status(
         self, state: RunState, *, cause: str | None = None, exit_code: int | None = None, task: str | None = None, pid: int | None = None
@@ -301,6 +301,11 @@ class RunReader:
         """Return what each node is, in node order; empty where the run never came so far."""
         document = self._document("env.json")
         return [] if document is None else list(document["nodes"])
+
+    def code(self) -> dict[str, Any] | None:
+        """Return which code the driver ran; None where the run does not tell."""
+        document = self._document("env.json")
+        return None if document is None else document.get("code")
 
     def status(self) -> dict[str, Any]:
         """Return ``status.json``."""

@@ -1,11 +1,15 @@
 """``--like RUN``: a new run with the settings of another one, save what is typed; its files decide no more than they may."""
 
 import json
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from crosstrain.conformance.runs import read_run, run_job, trainer
+from crosstrain.monitor.provenance import provenance, work_tree
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = pytest.mark.cluster
 
@@ -37,6 +41,13 @@ def test_it_is_the_same_run_again(earlier):
     np.testing.assert_array_equal(again.losses, earlier.losses)
     described = [json.loads((run.path / "job.json").read_text()) for run in (earlier, again)]
     assert {key for key in described[0] if described[0][key] != described[1][key]} <= {"name", "sources", "segments", "command", "cluster"}
+
+
+def test_a_run_records_the_code_that_made_it(earlier, repository):
+    found = RunReader(earlier.path).code()
+    assert found == {**provenance(Path.cwd()), "crosstrain": work_tree(repository)}
+    assert found["packages"]["torch"] == version("torch")
+    assert RunReader(earlier.path).env()[0]["cpu_flags"]
 
 
 def test_one_thing_is_another(earlier):

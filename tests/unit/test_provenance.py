@@ -1,0 +1,75 @@
+"""Which code made a run: installed packages by the names of their metadata, and commits of real git work trees."""
+
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from crosstrain.monitor.provenance import installed_packages, provenance, work_tree
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A work tree with one commit."""
+    for command in (["init", "-q"], ["add", "a"], ["-c", "user.name=n", "-c", "user.email=e@x", "commit", "-qm", "first"]):
+        (tmp_path / "a").write_text("one\n")
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+@needs_git
+def test_the_commit_and_whether_it_was_changed(tree):
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
+    assert work_tree(tree) == {"commit": head, "changed": False}
+    (tree / "untracked").write_text("x")
+    (tree / "below").mkdir()
+    assert work_tree(tree / "below") == {"commit": head, "changed": False}
+    (tree / "a").write_text("two\n")
+    assert work_tree(tree) == {"commit": head, "changed": True}
+
+
+@needs_git
+@pytest.mark.parametrize("setting", ["core.fsmonitor", "filter.x.clean", "filter.x.process"])
+def test_no_program_of_a_tree_is_started(tree, setting, tmp_path_factory):
+    """A tree may come from anybody, with a configuration of its own."""
+    mark = tmp_path_factory.mktemp("mark") / "started"
+    (tree / ".gitattributes").write_text("a filter=x\n")
+    subprocess.run(["git", "config", setting, f"touch {mark}; cat"], cwd=tree, check=True)
+    (tree / "a").write_text("two\n")
+    found = work_tree(tree)
+    assert found is not None
+    assert found["changed"] is None
+    assert not mark.exists()
+
+
+@needs_git
+def test_variables_lead_to_no_other_tree(tree, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tree / ".git"))
+    assert work_tree(tmp_path_factory.mktemp("elsewhere")) is None
+
+
+def test_without_git_nothing_is_known(tree, monkeypatch):
+    monkeypatch.setenv("PATH", str(tree))
+    assert work_tree(tree) is None
+
+
+def test_installed_packages_are_those_of_the_metadata():
+    found = installed_packages(sys.path)
+    for name in ("crosstrain", "numpy", "click"):
+        assert found[name] == version(name)
+    assert len(found) > 20
+
+
+def test_of_two_releases_the_first_folder_counts(tmp_path):
+    for folder, release in (("one", "1.0"), ("two", "2.0")):
+        (tmp_path / folder / f"Some_Thing-{release}.dist-info").mkdir(parents=True)
+    assert installed_packages([str(tmp_path / "none"), str(tmp_path / "one"), str(tmp_path / "two")]) == {"some-thing": "1.0"}
+
+
+def test_everything_together(tree, repository):
+    found = provenance(tree)
+    assert found == {"packages": installed_packages(sys.path), "typed_in": work_tree(tree), "crosstrain": work_tree(repository)}
