@@ -34,6 +34,8 @@ __all__ = [
 
 Label = Annotated[str, msgspec.Meta(max_length=255)]
 """As long as a name of a host may be; those of interfaces and addresses are shorter."""
+Flag = Annotated[str, msgspec.Meta(max_length=64)]
+"""Of a processor: the longest that there are have some twenty characters."""
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
 Text = Annotated[str, msgspec.Meta(max_length=1 << 17)]
 """Longer than the longest last line of a log that agents read (64 KiB)."""
@@ -50,6 +52,7 @@ MOST_DEEP = 6
 
 MOST_INTERFACES = MOST_PACKAGES = 4096
 MOST_GPUS = 1024
+MOST_CPU_FLAGS = 1000
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
@@ -87,6 +90,7 @@ class Host(Said):
 
     hostname: Label | None
     cpu_model: Name | None
+    cpu_flags: Annotated[list[Flag], msgspec.Meta(max_length=MOST_CPU_FLAGS)] | None
     cores_logical: Count | None
     cores_physical: Count | None
     cores_affinity: Count | None
