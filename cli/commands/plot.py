@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 
+from ...core.errors import UsageError
 from ...report.catalog.run import started_runs
-from ...report.plots.matplotlib_renderer import FORMATS, Format, write_figures
+from ...report.plots.matplotlib_renderer import FORMATS, NARROWEST_INCHES, Format, Look, write_figures
 from ...report.plots.training_charts import pictures
-from ..options import GivenPath
+from ..options import GivenPath, NumberRange
 from ..run_arguments import readable_runs
 
 __all__ = ["plot"]
+
+
+INCHES = {"cm": 1 / 2.54, "mm": 1 / 25.4, "in": 1.0}
+WIDEST_INCHES = 200 / 2.54
+
+
+def _inches(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+    """Return a width with its unit in inches; what is none, or outside of what can be drawn, ends the command."""
+    match = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,4})?)(cm|mm|in)", value)
+    inches = 0.0 if match is None else float(match[1]) * INCHES[match[2]]
+    if not NARROWEST_INCHES <= inches <= WIDEST_INCHES:
+        raise click.BadParameter(f"{value!r} is no width; allowed: 5.08cm to 200cm, in cm, mm or in, such as 8.5cm.")
+    return inches
 
 
 @click.command()
@@ -26,6 +41,11 @@ __all__ = ["plot"]
     help="Folder for the pictures; earlier ones of this command are replaced, other files never.",
 )
 @click.option("--format", "image", type=click.Choice(FORMATS), default="png", show_default=True, help="What the files are.")
+@click.option("--pick", "picked", multiple=True, metavar="FIGURE", help="Only this figure, by the name of its file; may be given again.")
+@click.option(
+    "--width", callback=_inches, metavar="LENGTH", default="9in", show_default=True, help="Width of the figures, as 8.5cm, 85mm or 3.3in."
+)
+@click.option("--font-size", type=NumberRange(4, 30), default=9.0, show_default=True, metavar="POINTS", help="Size of their text.")
 @click.option(
     "--out",
     type=GivenPath(),
@@ -34,10 +54,17 @@ __all__ = ["plot"]
     show_default=True,
     help="Folder in which run directories are made.",
 )
-def plot(runs: tuple[str, ...], output: Path, image: Format, out: Path) -> None:
+def plot(runs: tuple[str, ...], output: Path, image: Format, picked: tuple[str, ...], width: float, font_size: float, out: Path) -> None:
     """Draw runs side by side as files for papers and slides: loss, metrics, speed, resources, where the time went.
 
     RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. The paths are printed, a line each.
     """
-    for path in write_figures(pictures(started_runs(readable_runs(runs, out))), output, image):
+    drawn = pictures(started_runs(readable_runs(runs, out)))
+    if picked:
+        names = [picture.name for picture in drawn]
+        for name in picked:
+            if name not in names:
+                raise UsageError.of("--pick", name, ", ".join(names), names)
+        drawn = [picture for picture in drawn if picture.name in picked]
+    for path in write_figures(drawn, output, image, Look(width, font_size)):
         click.echo(path)

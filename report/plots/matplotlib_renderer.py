@@ -7,6 +7,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,7 +24,7 @@ from ...core.untrusted.console import note, shown
 from .figure import INK, Bars, Curve, Mark, Panel, Picture, colour, dash, kinds
 from .fonts import families_for, lacking, lacking_text, usual_families
 
-__all__ = ["FORMATS", "Format", "write_figures"]
+__all__ = ["FORMATS", "NARROWEST_INCHES", "Format", "Look", "write_figures"]
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -39,21 +40,47 @@ _STYLE = {
     "svg.hashsalt": "crosstrain",
     "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3, and its text cannot be edited
     "ps.fonttype": 42,
-    "font.size": 9.0,
     "axes.grid": True,
     "grid.alpha": 0.3,
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-_PANEL_INCHES, _STRIP_INCHES, _BAR_INCHES, _WIDTH_INCHES = 3.0, 1.4, 0.3, 9.0
+_PANEL_INCHES, _STRIP_INCHES, _BAR_INCHES = 3.0, 1.4, 0.3
 _LABEL_CHARACTERS, _LINE_INCHES = 36, 0.16  # a run's usual name and its node take two lines beside a bar
 _CHARACTER_INCHES, _HANDLE_INCHES = 0.075, 0.7  # of an entry in a key: a wide character, and line and gaps
-_LONGEST_LINE = int((_WIDTH_INCHES - _HANDLE_INCHES) / _CHARACTER_INCHES)
+NARROWEST_INCHES = 2.0
 _HATCHES = ("", "//", "..", "xx")
 _LONGEST_NAME = 100
 
 
-def write_figures(pictures: Sequence[Picture], folder: Path, image: Format) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How wide a figure is, and how large its text. Whatever is measured in inches here is for text of 9 points, and grows with it."""
+
+    width_inches: float = 9.0
+    font_points: float = 9.0
+
+    @property
+    def scale(self) -> float:
+        """By how much text is larger than 9 points."""
+        return self.font_points / 9.0
+
+    @property
+    def longest_line(self) -> int:
+        """Characters of an entry in a key that fit beside its line."""
+        return max(8, int((self.width_inches / self.scale - _HANDLE_INCHES) / _CHARACTER_INCHES))
+
+    @property
+    def label_characters(self) -> int:
+        """Characters of a bar's label in a line: it leaves the larger part of the width to the bars."""
+        return max(8, min(_LABEL_CHARACTERS, int(0.4 * self.width_inches / self.scale / _CHARACTER_INCHES)))
+
+    def panels_abreast(self, panels: int) -> int:
+        """Return how many panels stand side by side: each is wide enough for its axis and some figures on it."""
+        return max(1, min(panels, int(self.width_inches / self.scale / 2.8)))
+
+
+def write_figures(pictures: Sequence[Picture], folder: Path, image: Format, look: Look | None = None) -> list[Path]:
     """Write each picture to `folder` (made where missing) as ``NAME.FORMAT``; return the paths.
 
     A figure of ours is replaced; characters that no installed font has are named in a note. Raises UsageError, before anything is
@@ -65,7 +92,7 @@ def write_figures(pictures: Sequence[Picture], folder: Path, image: Format) -> l
         for path in paths:
             if path.exists() and not (path.is_file() and _MADE_BY.encode() in path.read_bytes()):
                 raise UsageError(f"--output: {str(path)!r} was not written by `trainer plot` and stays as it is. Give another folder.")
-        drawn = [_write(picture, path, image) for picture, path in zip(pictures, paths, strict=True)]
+        drawn = [_write(picture, path, image, look or Look()) for picture, path in zip(pictures, paths, strict=True)]
     except OSError as error:
         raise UsageError(f"--output: {str(folder)!r} cannot hold figures ({error.strerror}). Give another folder.") from error
     if missing := frozenset[str]().union(*drawn):
@@ -86,18 +113,18 @@ def _file_names(pictures: Sequence[Picture]) -> list[str]:
     return found
 
 
-def _write(picture: Picture, path: Path, image: Format) -> frozenset[str]:
+def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset[str]:
     """Write one picture and return the characters for which there is no font."""
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context({**_STYLE, "font.size": look.font_points}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # told once for all figures, by who called
-        figure = _draw(picture)
+        figure = _draw(picture, look)
         families = usual_families()
         missing = lacking(figure, families)
         if missing and (others := families_for(missing)):
             families += others
             missing = lacking(figure, families)
             matplotlib.rcParams["font.family"] = families
-            figure = _draw(picture)
+            figure = _draw(picture, look)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             figure.savefig(partial, format=image, dpi=150, metadata=dict(_METADATA[image]))
@@ -107,28 +134,33 @@ def _write(picture: Picture, path: Path, image: Format) -> frozenset[str]:
     return missing
 
 
-def _draw(picture: Picture) -> Figure:
+def _draw(picture: Picture, look: Look) -> Figure:
     bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
     if bars:
-        return _bars(picture, bars)
-    rows, columns = (len(picture.panels), 1) if picture.stacked else (1, len(picture.panels))
-    height = rows * _STRIP_INCHES + 0.8 if picture.stacked else _PANEL_INCHES
-    handles = _key(picture)
-    abreast = _abreast([str(handle.get_label()) for handle in handles])
-    figure = Figure(figsize=(_WIDTH_INCHES, height + 0.2 * -(-len(handles) // abreast)), layout="constrained")
+        return _bars(picture, bars, look)
+    count = len(picture.panels)
+    columns = 1 if picture.stacked else look.panels_abreast(count)
+    rows = -(-count // columns)
+    panel_inches = _STRIP_INCHES if picture.stacked else min(_PANEL_INCHES, 0.9 * look.width_inches / look.scale / columns)
+    handles = _key(picture, look)
+    abreast = _abreast([str(handle.get_label()) for handle in handles], look)
+    height = rows * panel_inches + (0.8 if picture.stacked else 0.0) + 0.2 * -(-len(handles) // abreast)
+    figure = Figure(figsize=(look.width_inches, look.scale * height), layout="constrained")
     figure.suptitle(_plain(picture.title))
     axes = figure.subplots(rows, columns, sharex=picture.stacked, squeeze=False).ravel()
-    for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=True)):
+    for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=False)):
         if isinstance(panel, Panel):
-            _panel(axis, panel, picture, last=not picture.stacked or place == len(axes) - 1)
+            _panel(axis, panel, picture, last=not picture.stacked or place == count - 1)
+    for axis in axes[count:]:
+        axis.set_axis_off()
     figure.legend(handles=handles, loc="outside lower center", ncols=abreast, frameon=False)
     return figure
 
 
-def _abreast(labels: Sequence[str]) -> int:
+def _abreast(labels: Sequence[str], look: Look) -> int:
     """Return how many entries of a key stand side by side within the figure, three at most."""
     widest = max((_CHARACTER_INCHES * len(line) for label in labels for line in label.splitlines()), default=0.0)
-    return max(1, min(3, int(_WIDTH_INCHES / (widest + _HANDLE_INCHES))))
+    return max(1, min(3, int(look.width_inches / look.scale / (widest + _HANDLE_INCHES))))
 
 
 def _panel(axis: Axes, panel: Panel, picture: Picture, *, last: bool) -> None:
@@ -164,12 +196,11 @@ def _pattern(lengths: Sequence[float]) -> Any:
     return (0, tuple(lengths)) if lengths else "-"
 
 
-def _key(picture: Picture) -> list[Line2D]:
+def _key(picture: Picture, look: Look) -> list[Line2D]:
     named = {drawn.name: drawn.number for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves}
+    labels = {name: _plain(textwrap.fill(name, look.longest_line)) for name in named}
     curves = [
-        Line2D(
-            [], [], color=colour(number), linestyle=_pattern(dash(number)), linewidth=1.6, label=_plain(textwrap.fill(name, _LONGEST_LINE))
-        )
+        Line2D([], [], color=colour(number), linestyle=_pattern(dash(number)), linewidth=1.6, label=labels[name])
         for name, number in named.items()
     ]
     return curves + [_mark_handle(mark) for mark in kinds(picture.marks)]
@@ -185,24 +216,24 @@ def _plain(name: str) -> str:
     return f"\u200b{escaped}" if escaped.startswith("_") else escaped
 
 
-def _bars(picture: Picture, panels: Sequence[Bars]) -> Figure:
-    labels = [[_wrapped(row) for row in panel.rows] for panel in panels]
+def _bars(picture: Picture, panels: Sequence[Bars], look: Look) -> Figure:
+    labels = [[_wrapped(row, look) for row in panel.rows] for panel in panels]
     lines = [max((label.count("\n") for label in each), default=0) for each in labels]
     heights = [1.2 + len(each) * (_BAR_INCHES + _LINE_INCHES * more) for each, more in zip(labels, lines, strict=True)]
-    figure = Figure(figsize=(_WIDTH_INCHES, sum(heights) + 0.4), layout="constrained")
+    figure = Figure(figsize=(look.width_inches, look.scale * (sum(heights) + 0.4)), layout="constrained")
     figure.suptitle(_plain(picture.title))
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
     for part, panel, each in zip(parts, panels, labels, strict=True):
-        _bar_panel(part, panel, each)
+        _bar_panel(part, panel, each, look)
     return figure
 
 
-def _wrapped(label: str) -> str:
+def _wrapped(label: str, look: Look) -> str:
     """Return a label in lines that leave room for its bar; what stands in parentheses stays together."""
-    return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), _LABEL_CHARACTERS)
+    return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), look.label_characters)
 
 
-def _bar_panel(part: SubFigure, panel: Bars, labels: Sequence[str]) -> None:
+def _bar_panel(part: SubFigure, panel: Bars, labels: Sequence[str], look: Look) -> None:
     axis = part.subplots()
     places = np.arange(len(panel.rows))
     left = np.zeros(len(panel.rows))
@@ -215,12 +246,13 @@ def _bar_panel(part: SubFigure, panel: Bars, labels: Sequence[str]) -> None:
     axis.set_yticks(places, [_plain(label) for label in labels])
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
-    axis.set_title(_plain(panel.title), loc="left", fontsize=9)
+    axis.set_title(_plain(panel.title), loc="left", fontsize=look.font_points)
     axis.set_xlabel(panel.x_title)
     axis.set_xlim(0, 100 if panel.unit == "%" else None)
-    axis.xaxis.set_major_locator(MaxNLocator(8))
+    axis.xaxis.set_major_locator(MaxNLocator(max(2, min(8, int(look.width_inches / look.scale)))))
     handles = [
         Patch(facecolor=segment.colour, hatch=_HATCHES[number % len(_HATCHES)], edgecolor="white", label=segment.name)
         for number, segment in enumerate(panel.segments)
     ]
-    part.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    abreast = min(len(handles), 2 * _abreast([segment.name for segment in panel.segments], look))
+    part.legend(handles=handles, loc="outside lower center", ncols=abreast, frameon=False, fontsize=8 * look.scale)
