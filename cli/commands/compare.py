@@ -16,7 +16,8 @@ from ...report.catalog.run import Run
 from ...report.comparison.comparison import compare_runs
 from ...report.conclusion.conclusion import conclude
 from ...report.conclusion.sentences import told
-from ...report.conclusion.text import as_lines, conclusion_text
+from ...report.conclusion.text import as_lines
+from ...report.conclusion.text import as_text as conclusion_as_text
 from ...report.tables.columns import column, metric_columns
 from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
 from ..options import GivenPath, IntegerRange, NumberRange
@@ -97,7 +98,7 @@ def compare(
         click.echo((as_markdown if markdown else as_latex)(comparison, columns, before), nl=False)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(conclusion_text(comparison.runs, width=width), nl=False)
+        click.echo("" if words is None else conclusion_as_text(words, width), nl=False)
         click.echo(as_text(comparison, columns, layout=layout, width=width), nl=False)
 
 

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from ...backends.base import Availability
 from ...core.plugins import available, find
+from ...core.process import python
 from ...core.untrusted.bounded_json import JsonObject, UnreadableError, read_json
 from ...data.store.location import user_cache
 from ...engine.backend_probe import probe_all
@@ -82,7 +83,7 @@ def _holds_for(name: str) -> str:
     sources = [str(top.origin)] if top is not None and top.origin else []
     sources += [file for folder in folders for file in _sources(folder)]
     found = {
-        "python": [sys.executable, sys.prefix, platform.python_version(), platform.release()],
+        "python": [python(__name__)[0], sys.prefix, platform.python_version(), platform.release()],
         "crosstrain": importlib.metadata.version("crosstrain"),
         "modules": [[entry, _changed(entry)] for entry in sys.path if entry],
         "backend": [module, [[file, _changed(file)] for file in sources]],

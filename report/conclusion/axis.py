@@ -10,7 +10,7 @@ from typing import Any
 
 from ..comparison.factors import Factor
 from .ratios import Ratio, ratio, repeats_that_would_tell
-from .set_ups import Figure, SetUp, SetUps, called
+from .set_ups import Figure, SetUp, SetUps, called, shown
 
 __all__ = ["AxisVerdict", "Missed", "judge_axis"]
 
@@ -94,20 +94,16 @@ def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
         axis.key,
         axis.label,
         figure.key,
-        _shown(axis, winner),
-        _shown(axis, other),
+        shown(axis, winner),
+        shown(axis, other),
         first,
         where if others else (),
         repeats,
-        _shown(axis, last) if beyond else None,
+        shown(axis, last) if beyond else None,
         _ratio(beyond, figure) if beyond else None,
         missed,
         None,
     )
-
-
-def _shown(axis: Factor, value: Any) -> str:
-    return "-" if value is None else axis.show(value)
 
 
 def _pairs(found: SetUps, groups: Sequence[Sequence[SetUp]], key: str, figure: Figure, value: Any, other: Any) -> Pairs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.untrusted.console import one_line
@@ -15,7 +15,7 @@ from .axis import AxisVerdict
 from .conclusion import Best, Conclusion, Limit
 from .loss_agreement import EQUAL_WITHIN, LossAgreement
 from .ratios import MOST_REPEATS_TOLD, Ratio
-from .set_ups import FIGURES, value_text
+from .set_ups import FIGURES, shown, value_text
 
 __all__ = ["AxisLine", "Told", "held_back", "told"]
 
@@ -67,16 +67,23 @@ class Told:
 
 def told(conclusion: Conclusion) -> Told:
     """Return a conclusion in words."""
-    unrepeated = _unrepeated(conclusion)
+    unrepeated, many = _unrepeated(conclusion), len(conclusion.set_ups.all)
+    best = [_best(one, unrepeated, many) for one in conclusion.best] or [_nothing(conclusion)]
+    lines = [_axis_line(one, unrepeated) for one in conclusion.verdicts]
     return Told(
-        _head(conclusion),
-        tuple(_best(one, unrepeated, len(conclusion.set_ups.all)) for one in conclusion.best) or (_nothing(conclusion),),
-        tuple(_axis_line(one, unrepeated) for one in conclusion.verdicts),
-        tuple(_limit(one) for one in conclusion.limits),
-        tuple(_next(conclusion)),
-        tuple(_agreement(one) for one in conclusion.losses),
-        tuple(_mind(conclusion)),
+        one_line(_head(conclusion)),
+        _lines(best),
+        tuple(AxisLine(*map(one_line, (line.axis, line.held, line.ratio, line.sure))) for line in lines),
+        _lines(_limit(one) for one in conclusion.limits),
+        _lines(_next(conclusion)),
+        _lines(_agreement(one) for one in conclusion.losses),
+        _lines(_mind(conclusion)),
     )
+
+
+def _lines(sentences: Iterable[str]) -> tuple[str, ...]:
+    """Return each sentence on one line, whatever names the files of a run have in it."""
+    return tuple(map(one_line, sentences))
 
 
 def _nothing(conclusion: Conclusion) -> str:
@@ -111,7 +118,8 @@ def _shared(firsts: Sequence[Run]) -> list[str]:
     for rule in RULES:
         values = {rule.value(run) for run in firsts}
         if rule.key in SHARED and len(values) == 1 and None not in values:
-            alike[rule.key] = value_text(rule, values.pop())
+            value = values.pop()
+            alike[rule.key] = shown(rule, value) if rule.key in ("model", "data") else value_text(rule, value)
     model, data = alike.pop("model", None), alike.pop("data", None)
     found = [f"{model} on {data}"] if model and data else [one for one in (model, data) if one]
     cores = {run.summary.get("nodes_sharing_cores") for run in firsts}

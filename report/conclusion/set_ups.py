@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ...core.untrusted.console import one_line
 from ..catalog.cpu_starvation import CpuStarvation, cpu_starvation
 from ..catalog.run import Run
 from ..catalog.summary_rows import number
@@ -16,7 +17,7 @@ from ..comparison.factors import RULES, SPEED, TARGET, Factor
 from ..comparison.names import setting_text
 from ..comparison.rows import Row, make_entries, tells_apart
 
-__all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "called", "set_ups", "value_text"]
+__all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "called", "set_ups", "shown", "value_text"]
 
 FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
 """What comes of other settings, such as the number of nodes on one machine, unless set-ups differ in it by itself: then it is an axis."""
@@ -127,13 +128,47 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     for rule in RULES:
         if rule.key not in {axis.key for axis in axes} and rule.key != "seed" and rule.matters and tells_apart(rows, axes, rule):
             axes.append(rule)
+    axes = _joined(rows, axes, len(swept))
     firsts = [row.runs[0] for row in rows]
-    independent = FOLLOWING.union(axis.key for axis in axes)
+    independent = FOLLOWING.union(*(axis.key.split(_AND) for axis in axes))
     return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))
 
 
 def _varies(rows: Sequence[Row], axis: Factor) -> bool:
     return len({axis.value(row.runs[0]) for row in rows}) > 1
+
+
+def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Factor]:
+    """Return the axes, those that were found with what goes along with them, so that nothing is taken for the effect of one alone.
+
+    Where all runs on one backend are async ones, and all on the other sync, the axis is backend and mode. The first `known` were chosen.
+    """
+    found = list(axes)
+    for rule in RULES:
+        keys = {key for axis in found for key in axis.key.split(_AND)}
+        if rule.key not in _CHOSEN_BY_THEMSELVES or rule.key in keys or not _varies(rows, rule):
+            continue
+        place = next((index for index in range(known, len(found)) if not tells_apart(rows, [found[index]], rule)), None)
+        if place is not None:
+            found[place] = _both(found[place], rule)
+    return found
+
+
+_CHOSEN_BY_THEMSELVES = frozenset({"backend", "mode", "nodes"})
+"""Settings that come of no other one."""
+
+_AND = " and "
+
+
+def _both(one: Factor, other: Factor) -> Factor:
+    return replace(
+        one,
+        key=f"{one.key}{_AND}{other.key}",
+        label=f"{one.label}{_AND}{other.label}",
+        value=lambda run: (one.value(run), other.value(run)),
+        show=lambda pair: f"{value_text(one, pair[0])}, {value_text(other, pair[1])}",
+        order=lambda pair: ((pair[0] is not None, one.order(pair[0]) if pair[0] is not None else ()), str(pair[1])),
+    )
 
 
 def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[SetUp]:
@@ -159,4 +194,9 @@ def value_text(axis: Factor, value: Any) -> str:
     """Return a value of an axis as a name: words speak for themselves, numbers and switches need their label."""
     if axis.key in _COUNTED and isinstance(value, int):
         return f"{value:,} {_COUNTED[axis.key]}{'' if value == 1 else 's'}"
-    return setting_text(axis.label, "-" if value is None else axis.show(value))
+    return shown(axis, value) if _AND in axis.key else setting_text(axis.label, shown(axis, value))
+
+
+def shown(axis: Factor, value: Any) -> str:
+    """Return a value of an axis by itself, on one line whatever a run's files have for it."""
+    return "-" if value is None else one_line(axis.show(value))

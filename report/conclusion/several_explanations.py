@@ -19,7 +19,7 @@ from ..comparison.factors import Factor
 from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation, explain
 from .sentences import held_back
-from .set_ups import SetUp, SetUps, called, set_ups
+from .set_ups import SetUp, SetUps, called, set_ups, shown
 
 __all__ = ["Change", "SeveralExplanations", "explain_several"]
 
@@ -116,8 +116,8 @@ def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp]) -> Iterable[Ch
     yield Change(
         axis.label,
         called(others, first.values),
-        axis.show(first.values[axis.key]),
-        axis.show(last.values[axis.key]),
+        shown(axis, first.values[axis.key]),
+        shown(axis, last.values[axis.key]),
         told,
         None if before is None or after is None else (before, after),
     )

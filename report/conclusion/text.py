@@ -24,11 +24,12 @@ _PROSE = 120
 def conclusion_text(runs: Sequence[Run], swept: Sequence[Factor] = (), width: int | None = None) -> str:
     """Return what runs say together, for a terminal of so many characters if it is one; empty for one run. See `conclude`."""
     found = conclude(runs, swept)
-    return as_text(told(found), min(width or _PROSE, _PROSE)) if found.concludes else ""
+    return as_text(told(found), width) if found.concludes else ""
 
 
-def as_text(told: Told, width: int) -> str:
-    """Return the conclusion for a terminal of so many characters, a paragraph each; ends with an empty line."""
+def as_text(told: Told, width: int | None) -> str:
+    """Return the conclusion for a terminal of so many characters, if it is one; ends with an empty line."""
+    width = min(width or _PROSE, _PROSE)
     parts = [_wrapped(f"{QUESTION}  {told.head}", width, "")]
     parts += ["\n".join(_wrapped(sentence, width, _GAP) for sentence in told.best)]
     if told.axes:

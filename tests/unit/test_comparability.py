@@ -180,6 +180,7 @@ ELSEWHERE = {
     "procs_per_node": "workers",
     "epochs": "budget",
     "steps": "budget",
+    "examples": "budget",
     "checkpoint_every": "checkpoints",
     "save_final": "checkpoints",
 }

@@ -55,6 +55,20 @@ def test_each_axis_within_set_ups_that_are_equal_in_all_else():
     assert set(found["global_batch_size", "examples_per_second"].where) == {"torch", "tf"}
 
 
+def test_what_goes_together_is_one_axis():
+    """All runs of one backend are async: nothing tells what of the two made the difference."""
+    found = conclude([*repeated("t", FAST, backend="torch", mode="async"), *repeated("f", SLOW, backend="tf")])
+    (verdict,) = found.verdicts
+    assert (verdict.label, verdict.winner, verdict.other) == ("backend and mode", "torch, async", "tf, sync")
+    assert [one.set_up.label for one in found.best] == ["torch, async"]
+    more = [
+        *repeated("t", FAST, backend="torch", mode="async"),
+        *repeated("f", SLOW, backend="tf"),
+        *repeated("g", SLOW, backend="tf", mode="async"),
+    ]
+    assert {one.axis for one in conclude(more).verdicts} == {"backend", "mode"}
+
+
 def test_where_they_point_both_ways_it_is_said():
     runs = [
         *repeated("a", FAST, backend="torch", global_batch_size=32),

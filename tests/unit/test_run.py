@@ -43,8 +43,8 @@ def files_opened(tmp_path, *command):
 @pytest.mark.parametrize(
     ("command", "twice"),
     [
-        ("compare {runs}", ()),
-        ("explain {runs}/one", ("steps.jsonl",)),  # counted before anything is said from it
+        ("compare {runs}", ("steps.jsonl",)),  # counted before anything is said from it
+        ("explain {runs}/one", ("steps.jsonl",)),
         ("runs show one --out {runs}", ()),
         ("report {runs} -o {page}", ("steps.jsonl",)),  # checked to its end before it is drawn
     ],

@@ -307,9 +307,9 @@ def test_the_command_to_go_on_is_the_one_that_works(tmp_path):
 
 
 def test_the_option_belongs_to_resume(capsys):
-    for command in (["run"], ["sweep", "--grid", "seed=1,2"]):
+    for command, owners in ((["run"], "--resume or --like"), (["sweep", "--grid", "seed=1,2"], "--resume")):
         assert invoke([*command, "--trust-run"]) == 2
-        assert capsys.readouterr().err == "error: --trust-run: belongs to --resume\n"
+        assert capsys.readouterr().err == f"error: --trust-run: belongs to {owners}\n"
 
 
 @pytest.mark.parametrize(
