@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
 def _folder_of_runs(text: str, out: Path) -> Path | None:
     """Return the folder of runs that `text` means, such as a sweep's; None where it means a run, or nothing."""
     for folder in (Path(text), out / text):
-        if folder.is_dir() and not is_run(folder) and next(run_names(folder), None) is not None:
+        if os.path.isdir(folder) and not is_run(folder) and next(run_names(folder), None) is not None:
             return folder
     return None
 
