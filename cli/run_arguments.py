@@ -15,10 +15,10 @@ from ..core.untrusted.bounded_json import first_problem
 from ..core.untrusted.console import note
 from ..records.store.jsonl import DamagedRunError
 from ..records.store.run_directory import RunReader
-from ..report.catalog.locate import find_readable_runs, find_run, is_run
+from ..report.catalog.locate import find_finished_runs, find_readable_runs, find_run, is_run
 from ..report.catalog.run import Run
 
-__all__ = ["find_run_or_checkpoint", "readable_runs", "recorded_start_timeout", "warn_of_lost_updates"]
+__all__ = ["find_run_or_checkpoint", "finished_runs", "readable_runs", "recorded_start_timeout", "warn_of_lost_updates"]
 
 
 def find_run_or_checkpoint(path: Path) -> Path:
@@ -63,6 +63,15 @@ def readable_runs(texts: Sequence[str], out: Path) -> list[Run]:
     runs, left_out = find_readable_runs(texts, out)
     if left_out:
         note(f"left out, as their files cannot be read: {', '.join(run.path.name for run in left_out)}")
+    warn_of_lost_updates(runs)
+    return runs
+
+
+def finished_runs(texts: Sequence[str], out: Path) -> list[Run]:
+    """Return the runs that `texts` mean and that have figures; of a folder a note names the others. Raises UsageError."""
+    runs, left_out = find_finished_runs(texts, out)
+    if left_out:
+        note(f"left out, as they have no figures, or none that can be read: {', '.join(run.path.name for run in left_out)}")
     warn_of_lost_updates(runs)
     return runs
 

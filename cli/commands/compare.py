@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from ...core.errors import UsageError
-from ...core.untrusted.console import json_text, note
-from ...report.catalog.locate import find_finished_runs
+from ...core.untrusted.console import json_text
 from ...report.catalog.run import Run
 from ...report.comparison.comparison import compare_runs
 from ...report.conclusion.conclusion import conclude
@@ -21,7 +20,7 @@ from ...report.conclusion.text import as_text as conclusion_as_text
 from ...report.tables.columns import column, metric_columns
 from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
 from ..options import GivenPath, IntegerRange, NumberRange
-from ..run_arguments import warn_of_lost_updates
+from ..run_arguments import finished_runs
 
 __all__ = ["compare"]
 
@@ -73,10 +72,7 @@ def compare(
         raise UsageError(f"{forms[1]}: got it beside {forms[0]}; allowed: one of --json, --csv, --markdown and --latex.")
     if layout not in _LAYOUTS:
         raise UsageError.of("--layout", layout, ", ".join(_LAYOUTS), _LAYOUTS)
-    found, left_out = find_finished_runs(runs, out)
-    if left_out:
-        note(f"left out, as they have no figures, or none that can be read: {', '.join(run.path.name for run in left_out)}")
-    warn_of_lost_updates(found)
+    found = finished_runs(runs, out)
     if curves is not None:
         if by is not None or metric is not None or markdown or latex:
             raise UsageError("--curves: goes with --over, --smooth, --points, --json and --csv alone.")
@@ -86,13 +82,14 @@ def compare(
         raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
     comparison = compare_runs(found, fold=fold, by=_listed("--by", by, "settings, such as nodes or batch_size"))
     columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
+    if csv_too:  # figures alone, so that nothing is concluded from them
+        click.echo(as_csv(comparison, columns), nl=False)
+        return
     concluded = conclude(comparison.runs)
     words = told(concluded) if concluded.concludes else None
     if as_json:
         conclusion = None if words is None else concluded.to_json(words.sentences)
         click.echo(json_text({"conclusion": conclusion, **comparison.to_json()}, indent=1))
-    elif csv_too:
-        click.echo(as_csv(comparison, columns), nl=False)
     elif markdown or latex:
         before = [] if words is None else as_lines(words)
         click.echo((as_markdown if markdown else as_latex)(comparison, columns, before), nl=False)

@@ -10,9 +10,9 @@ import click
 
 from ...core.errors import UsageError
 from ...core.units import MOST_AMOUNT
-from ...core.untrusted.console import json_text, note
+from ...core.untrusted.console import json_text
 from ...records.store.jsonl import finite_json
-from ...report.catalog.locate import find_finished_runs, find_run, is_run, run_names
+from ...report.catalog.locate import find_run, is_run, run_names
 from ...report.catalog.run import Run
 from ...report.catalog.unfinished import as_recorded
 from ...report.conclusion.several_explanations import explain_several
@@ -23,7 +23,7 @@ from ...report.questions.answers import answers, answers_json, answers_page
 from ...report.questions.duration import Wanted
 from ...report.tables.run_tables import to_text
 from ..options import GivenPath, IntegerRange
-from ..run_arguments import warn_of_lost_updates
+from ..run_arguments import finished_runs, warn_of_lost_updates
 
 __all__ = ["explain"]
 
@@ -81,11 +81,7 @@ def _folder_of_runs(text: str, out: Path) -> Path | None:
 
 
 def _explain_several(folder: Path, out: Path, *, as_json: bool) -> None:
-    found, left_out = find_finished_runs([str(folder)], out)
-    if left_out:
-        note(f"left out, as they have no figures, or none that can be read: {', '.join(run.path.name for run in left_out)}")
-    warn_of_lost_updates(found)
-    explained = explain_several(found)
+    explained = explain_several(finished_runs([str(folder)], out))
     if as_json:
         click.echo(json_text(explained.to_json(), indent=1))
     else:

@@ -86,7 +86,7 @@ def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
     winner, other, last = ranked[0], ranked[1], ranked[-1]
     members = _between(pairs, winner, other)
     first = _ratio(members, figure)
-    others = [rule for rule in found.axes if rule.key != axis.key]
+    others = found.others(axis)
     where = tuple(called(others, one.values) for one, _ in members)
     repeats = None if first.sure else repeats_that_would_tell(_figures(members, figure))
     beyond = _between(pairs, winner, last) if last != other else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from ..diagnosis.batch_size_advice import Advice
 from ..diagnosis.verdict import Explanation, explain
 from .axis import AxisVerdict, judge_axis
 from .loss_agreement import LossAgreement, loss_agreements
-from .ratios import Ratio, interval_of_mean, ratio
+from .ratios import Ratio, geometric_mean, interval_of_mean, ratio
 from .set_ups import FIGURES, Figure, SetUp, SetUps, set_ups
 
 __all__ = ["Best", "Conclusion", "Limit", "conclude"]
@@ -119,15 +118,11 @@ def _best(found: SetUps, figure: Figure) -> Best | None:
     among = found.all_comparable(figure)
     if not among or (len(among) == 1 and len(found.all) > 1):
         return None
-    ordered = sorted(among, key=lambda one: -figure.better * _mean(one.figures(figure)))
+    ordered = sorted(among, key=lambda one: -figure.better * geometric_mean(one.figures(figure)))
     first, last = ordered[0], ordered[-1]
     own, values = first.figures(figure), last.figures(figure)
     over = None if first is last else ratio([(own, values) if figure.better > 0 else (values, own)])
-    return Best(first, figure, math.exp(_mean(own)), interval_of_mean(own), None if first is last else last, over)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(map(math.log, values)) / len(values)
+    return Best(first, figure, geometric_mean(own), interval_of_mean(own), None if first is last else last, over)
 
 
 def _limits(best: Sequence[Best]) -> list[Limit]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CONFIDENCE", "MOST_REPEATS_TOLD", "Ratio", "interval_of_mean", "ratio", "repeats_that_would_tell"]
+__all__ = ["CONFIDENCE", "MOST_REPEATS_TOLD", "Ratio", "geometric_mean", "interval_of_mean", "ratio", "repeats_that_would_tell"]
 
 CONFIDENCE = 0.95
 
@@ -69,6 +69,11 @@ def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
         return Ratio(found[0], None, None, found[1])
     half = _half_width([(_variance(values) / len(values) / len(pairs) ** 2, len(values)) for values in sides])
     return Ratio(found[0], math.exp(middle - half), math.exp(middle + half), found[1])
+
+
+def geometric_mean(values: Values) -> float:
+    """Return the geometric mean."""
+    return math.exp(_mean(values))
 
 
 def interval_of_mean(values: Values) -> tuple[float, float] | None:

@@ -115,6 +115,10 @@ class SetUps:
             found.setdefault(tuple(value for key, value in one.values.items() if key != axis.key), []).append(one)
         return list(found.values())
 
+    def others(self, axis: Factor) -> list[Factor]:
+        """Return all axes but this one."""
+        return [rule for rule in self.axes if rule.key != axis.key]
+
     def _place(self, one: SetUp) -> int:
         return next(index for index, known in enumerate(self.all) if known is one)
 

@@ -95,27 +95,26 @@ def explain_several(runs: Sequence[Run]) -> SeveralExplanations:
     every = labelled([as_recorded(run) for run in runs])
     explained = {id(run): explain(run) for run in every}
     found = set_ups(every)
-    changes = [change for axis in found.axes for group in found.strata(axis) for change in _changes(found, axis, group)]
+    changes = [change for axis in found.axes for group in found.strata(axis) for change in _changes(found, axis, group, explained)]
     return SeveralExplanations(tuple((run, explained[id(run)]) for run in every), tuple(changes))
 
 
-def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp]) -> Iterable[Change]:
-    """Yield what changes in a group from the first value of an axis to the last."""
+def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp], explained: Mapping[int, Explanation]) -> Iterable[Change]:
+    """Yield what changes in a group from the first value of an axis to the last. `explained` has each run's explanation, by its id."""
     known = [one for one in group if one.values[axis.key] is not None]
     ordered = sorted(known, key=lambda one: axis.order(one.values[axis.key]))
     if len({one.values[axis.key] for one in ordered}) < 2:
         return
     first, last = ordered[0], ordered[-1]
-    ends = [explain(one.middle_run) for one in (first, last)]
+    ends = [explained[id(one.middle_run)] for one in (first, last)]
     steps = [one.step_fractions for one in ends]
     shares = {name: (steps[0][name], steps[1][name]) for name in steps[0] if name in steps[1]}
     largest = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_COMPONENTS]
     told = {name: pair for name, pair in largest if abs(pair[1] - pair[0]) >= LEAST_CHANGE}
     before, after = (one.evidence.summary.get("examples_per_second") for one in ends)
-    others = [rule for rule in found.axes if rule.key != axis.key]
     yield Change(
         axis.label,
-        called(others, first.values),
+        called(found.others(axis), first.values),
         shown(axis, first.values[axis.key]),
         shown(axis, last.values[axis.key]),
         told,
