@@ -10,7 +10,7 @@ import click
 from ...core.errors import UsageError
 from ...report.catalog.run import started_runs
 from ...report.plots.matplotlib_renderer import FORMATS, NARROWEST_INCHES, Format, Look, write_figures
-from ...report.plots.training_charts import pictures
+from ...report.plots.pictures import pictures
 from ..options import GivenPath, NumberRange
 from ..run_arguments import readable_runs
 

@@ -110,19 +110,24 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conclusion:
 
 
 def _measured(found: SetUps, figure: Figure) -> bool:
-    """Return whether a figure says anything of these runs: a target alone where one was asked for, in several set-ups."""
-    return sum(one.row.converged is not None for one in found.all) > 1 if figure.better < 0 else True
+    """Return whether a figure says anything of these runs: a target alone where two set-ups at least reached it in every run."""
+    return sum(bool(one.figures(figure)) for one in found.all) > 1 if figure.better < 0 else True
 
 
 def _best(found: SetUps, figure: Figure) -> Best | None:
     among = found.all_comparable(figure)
-    if not among or (len(among) == 1 and len(found.all) > 1):
+    if not among or (len(among) == 1 and len(found.all) > 1 and not _alone_reached(found, among[0], figure)):
         return None
     ordered = sorted(among, key=lambda one: -figure.better * geometric_mean(one.figures(figure)))
     first, last = ordered[0], ordered[-1]
     own, values = first.figures(figure), last.figures(figure)
     over = None if first is last else ratio([(own, values) if figure.better > 0 else (values, own)])
     return Best(first, figure, geometric_mean(own), interval_of_mean(own), None if first is last else last, over)
+
+
+def _alone_reached(found: SetUps, one: SetUp, figure: Figure) -> bool:
+    """Return whether all others had a target too, and missed it."""
+    return figure.better < 0 and all(other is one or (other.row.converged is not None and not other.all_reached) for other in found.all)
 
 
 def _limits(best: Sequence[Best]) -> list[Limit]:

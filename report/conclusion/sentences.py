@@ -69,6 +69,7 @@ def told(conclusion: Conclusion) -> Told:
     """Return a conclusion in words."""
     unrepeated, many = _unrepeated(conclusion), len(conclusion.set_ups.all)
     best = [_best(one, unrepeated, many) for one in conclusion.best] or [_nothing(conclusion)]
+    best += _missed(conclusion)
     lines = [_axis_line(one, unrepeated) for one in conclusion.verdicts]
     return Told(
         one_line(_head(conclusion)),
@@ -76,7 +77,7 @@ def told(conclusion: Conclusion) -> Told:
         tuple(AxisLine(*map(one_line, (line.axis, line.held, line.ratio, line.sure))) for line in lines),
         _lines(_limit(one) for one in conclusion.limits),
         _lines(_next(conclusion)),
-        _lines(_agreement(one) for one in conclusion.losses),
+        _lines(_agreements(conclusion.losses)),
         _lines(_mind(conclusion)),
     )
 
@@ -135,9 +136,26 @@ def _shared(firsts: Sequence[Run]) -> list[str]:
 def _best(one: Best, unrepeated: str, set_ups: int) -> str:
     what = _does(one)
     if one.worst is None or one.over_worst is None:
-        return f"{one.set_up.label} {what}."
+        return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
     times = f"{_times(one.over_worst.ratio)} as fast as {one.worst.label}{', the slowest' if set_ups > 2 else ''}"
     return f"{one.set_up.label} {what}: {times}{_how_sure(one.over_worst, unrepeated)}."
+
+
+MOST_MISSED = 4
+"""Set-ups that are named among those that missed the target."""
+
+
+def _missed(conclusion: Conclusion) -> list[str]:
+    """Say which set-ups did not reach their target in every run, so that they are ranked behind by it."""
+    missed = [one for one in conclusion.set_ups.all if one.row.converged is not None and not one.all_reached]
+    if not missed:
+        return []
+    goal = one_line(str(missed[0].row.figures["target"]))
+    named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MOST_MISSED]]
+    more = f" and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
+    if len(missed) == len(conclusion.set_ups.all):
+        return [f"No set-up reached {goal} in every run: {', '.join(named)}{more}."]
+    return [f"Ranked behind, as not every run reached {goal}: {', '.join(named)}{more}."]
 
 
 def _does(one: Best) -> str:
@@ -172,16 +190,15 @@ def _how_sure(found: Ratio, unrepeated: str) -> str:
 
 def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
     by = "to the target" if one.figure == TARGET.key else "by examples/s"
-    missed = "".join(f"; {missed.set_up}: {missed.reached} of {missed.runs} reached the target" for missed in one.missed)
     if one.ratio is None:
-        return AxisLine(one.label, "", "", f"no verdict {by}: {one.why_not}{missed}")
+        return AxisLine(one.label, "", "", f"no verdict {by}: {one.why_not}")
     interval = "" if one.ratio.low is None else f" ({_bound(one.ratio.low)}–{_bound(one.ratio.high)})"
     last = "" if one.over_last is None else f"; {_times(one.over_last.ratio)} {one.last}"
     return AxisLine(
         one.label,
         f"{one.winner} over {one.other}",
         f"{_times(one.ratio.ratio)}{interval} {by}",
-        f"{_sure(one.ratio, one.repeats, unrepeated)}{_opposed(one)}{last}{missed}",
+        f"{_sure(one.ratio, one.repeats, unrepeated)}{_opposed(one)}{last}",
     )
 
 
@@ -239,6 +256,35 @@ def _next(conclusion: Conclusion) -> list[str]:
     for one in conclusion.advice:
         found.append(f"With {label}: {one.option}, {one.bound} {_times(one.speedup or 1.0)} by its figures ({one.reason}).")
     return found
+
+
+MOST_PAIRS_TOLD = 2
+"""Of more pairs of runs whose losses are equal, they are counted; those that part are each told."""
+
+
+def _agreements(found: Sequence[LossAgreement]) -> list[str]:
+    alike = [one for one in found if one.parts_at is None]
+    parted = [_agreement(one) for one in found if one.parts_at is not None]
+    if len(alike) <= MOST_PAIRS_TOLD:
+        return [_agreement(one) for one in found]
+    same = [one for one in alike if one.identical]
+    near = [one for one in alike if not one.identical]
+    told = []
+    if same:
+        told.append(f"{len(same)} of {_counted(len(found), 'pair')} of runs: identical to the bit over {_updates(same)}.")
+    if near:
+        largest = max(one.largest for one in near)
+        told.append(
+            f"{len(near)} of {_counted(len(found), 'pair')} of runs: equal within {EQUAL_WITHIN:g} over {_updates(near)} "
+            f"(largest difference {largest:.1e})."
+        )
+    return [*told, *parted]
+
+
+def _updates(found: Sequence[LossAgreement]) -> str:
+    """Return over how many updates pairs agree: the number, or the fewest and the most."""
+    counts = sorted(one.updates for one in found)
+    return _counted(counts[0], "update") if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,} updates"
 
 
 def _agreement(one: LossAgreement) -> str:

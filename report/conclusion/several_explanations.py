@@ -21,7 +21,9 @@ from ..diagnosis.verdict import Explanation, explain
 from .sentences import held_back
 from .set_ups import SetUp, SetUps, called, set_ups, shown
 
-__all__ = ["Change", "SeveralExplanations", "explain_several"]
+__all__ = ["HEADER", "Change", "SeveralExplanations", "explain_several"]
+
+HEADER = ("run", "examples/s", "what holds it back")
 
 MOST_COMPONENTS = 2
 """Parts of a step whose change is told, the largest changes first."""
@@ -62,14 +64,21 @@ class SeveralExplanations:
     runs: tuple[tuple[Run, Explanation], ...]
     changes: tuple[Change, ...]
 
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """A row a run, of texts as `HEADER` names them."""
+        return [
+            (run.name, rate_text(explanation.evidence.summary.get("examples_per_second")).removesuffix("/s"), held_back(explanation))
+            for run, explanation in self.runs
+        ]
+
     def page(self) -> RenderableType:
         """Return everything that is printed."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("run", "examples/s", "what holds it back"):
+        for name in HEADER:
             table.add_column(name, justify="right" if name == "examples/s" else "left", overflow="fold")
-        for run, explanation in self.runs:
-            speed = rate_text(explanation.evidence.summary.get("examples_per_second")).removesuffix("/s")
-            table.add_row(*map(Text, (run.name, speed, held_back(explanation))))
+        for row in self.rows:
+            table.add_row(*map(Text, row))
         return Group(table, *(Text(change.sentence) for change in self.changes))
 
     def to_json(self) -> dict[str, Any]:

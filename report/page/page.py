@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.resources import files
@@ -20,10 +20,13 @@ from ..comparison.comparison import compare_runs
 from ..conclusion.conclusion import conclude
 from ..conclusion.sentences import Told
 from ..conclusion.sentences import told as sentences
+from ..conclusion.several_explanations import HEADER as EXPLAINED
+from ..conclusion.several_explanations import explain_several
 from ..conclusion.text import QUESTION
-from ..plots.figure import Bars, Panel, Picture, colour, dash, kinds
+from ..plots.figure import Bars, Picture, Stroke, colour, dash, keys, kinds
+from ..plots.lines import Lines, lines_of
+from ..plots.pictures import pictures
 from ..plots.plotly_renderer import plots
-from ..plots.training_charts import pictures
 from ..tables.alignment import holds_figures
 from ..tables.comparison_tables import ComparisonTable, default_tables
 from ..tables.footnotes import above, below
@@ -73,8 +76,9 @@ def _check(path: Path) -> None:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page. Raises DamagedRunError where a run's records cannot be read."""
-    drawn = pictures(runs)
-    shown = [_picture(picture) for picture in drawn]
+    lines = lines_of(runs)
+    known = frozenset((line.label, line.stroke) for line in lines.all if len(lines.all) > 1)
+    shown = [_picture(number, picture, known) for number, picture in enumerate(pictures(runs, lines))]
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -85,29 +89,58 @@ def render(runs: Sequence[Run]) -> str:
     )
     environment.globals.update(colour=colour, dash=dash)
     told = [described(run) for run in runs]
+    environment_right = _right([row for run in told for row in run["environment"]] or [ENVIRONMENT])
+    environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)
     conclusion = _concluded(runs)
-    sections = [("runs", "Runs"), ("comparison", "Figures"), ("plots-heading", "Plots"), ("each", "Each run")]
     return environment.get_template("report.html").render(
-        title=f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs side by side",
+        title=_title(runs, lines),
         made_by=MADE_BY,
         version=version("crosstrain"),
-        sections=[("conclusion", QUESTION), *sections] if conclusion else sections,
+        sections=_sections(runs, conclusion is not None),
         question=QUESTION,
         conclusion=conclusion,
+        warnings=_warnings(told),
         settings=SETTINGS,
         settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
-        environment=ENVIRONMENT,
-        environment_right=_right([row for run in told for row in run["environment"]] or [ENVIRONMENT]),
-        synthetic=SYNTHETIC,
         runs=told,
+        lines=lines.all,
+        explained=_explained(runs),
         **_compared(runs),
         pictures=shown,
-        has_raw=any(_has_raw(picture) for picture in drawn),
         plots=[plot for picture in shown for plot in picture["plots"]],
         style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         script=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
         plotly=Markup(files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")),
     )
+
+
+def _title(runs: Sequence[Run], lines: Lines) -> str:
+    if len(runs) == 1:
+        return f"Run {runs[0].label}"
+    return f"{len(runs)} runs side by side" + (f", {len(lines.all)} set-ups" if len(lines.all) < len(runs) else "")
+
+
+def _sections(runs: Sequence[Run], concludes: bool) -> list[tuple[str, str]]:
+    """Return the contents: the anchor of each section, and what it is called."""
+    first = [(f"run-{runs[0].number}", "What holds it back")] if len(runs) == 1 else []
+    first += [("conclusion", QUESTION)] if concludes else []
+    return [*first, ("plots-heading", "Plots"), ("figures", "Figures"), ("runs", "Settings"), ("each", "Each run")]
+
+
+_MOST_WARNINGS = 5
+
+
+def _warnings(told: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what stands in the way of trusting the figures, a line each; of many runs that failed, how many more there are."""
+    found = []
+    failed = [run for run in told if run["state"] != "succeeded"]
+    for run in failed[:_MOST_WARNINGS]:
+        cause = f" ({run['cause']})" if run["cause"] else ""
+        found.append(f"{run['label']}: {run['state']}{cause}. What is shown of it is what was recorded until then.")
+    if len(failed) > _MOST_WARNINGS:
+        found.append(f"{len(failed) - _MOST_WARNINGS} more runs have not succeeded; see their settings.")
+    found += [f"{run['lost']}." for run in told if run["lost"]]
+    return [*found, SYNTHETIC] if any(run["synthetic"] for run in told) else found
 
 
 def _shown(value: Any) -> Any:
@@ -130,13 +163,28 @@ def _concluded(runs: Sequence[Run]) -> Told | None:
 
 
 def _compared(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the tables of the runs that have figures, and what has to be said about them."""
+    """Return the tables of the runs that have figures, with their scaling where they ran on several numbers of nodes."""
     ended = [run for run in runs if run.has_summary]
     if not ended:
         return {"above": [], "blocks": [], "below": []}
-    comparison = compare_runs(ended, fold=False)
+    nodes = {run.summary.get("nodes") for run in ended}
+    comparison = compare_runs(ended, by=("nodes",) if len(nodes) > 1 else ())
     blocks = [_labelled(block) for block in default_tables(comparison)]
     return {"above": _nested(above(comparison)), "blocks": blocks, "below": below(comparison)}
+
+
+def _explained(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return what holds each run back, and what changes along the axes; None where not several have figures."""
+    ended = [run for run in runs if run.has_summary]
+    if len(ended) < 2:
+        return None
+    found = explain_several(ended)
+    return {
+        "header": EXPLAINED,
+        "rows": found.rows,
+        "right": [False, True, False],
+        "changes": [change.sentence for change in found.changes],
+    }
 
 
 def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -158,24 +206,28 @@ def _labelled(block: ComparisonTable) -> ComparisonTable:
     return replace(block, rows=tuple(rows))
 
 
-def _has_raw(picture: Picture) -> bool:
-    return any(drawn.kind == "faint" for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves)
-
-
-def _picture(picture: Picture) -> dict[str, Any]:
+def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]]) -> dict[str, Any]:
+    """Return what the template shows of a picture; it has no key of its own where that of the page has all of its lines (`known`)."""
     found = plots(picture)
+    legend = keys(picture)
     bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
     for plot, panel in zip(found, bars, strict=False):
         plot["segments"] = [{"name": segment.name, "colour": segment.colour} for segment in panel.segments]
-    lines = {drawn.name: drawn.number for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves}
     return {
+        "id": number,
+        "place": picture.place,
         "run": picture.run,
         "title": picture.title,
         "note": picture.note,
         "words": picture.words,
         "stacked": picture.stacked,
         "whole": picture.stacked or bool(bars),
-        "lines": list(lines.items()),
+        "small": len(picture.panels) > _MOST_LARGE,
+        "legend": [] if all((one.name, one.stroke) in known for one in legend) else legend,
         "marks": kinds(picture.marks),
         "plots": [{"segments": None, **plot} for plot in found],
     }
+
+
+_MOST_LARGE = 3
+"""Panels of one picture that stand two abreast; more are smaller."""

@@ -15,18 +15,26 @@ __all__ = [
     "COLOURS",
     "DASHES",
     "INK",
+    "NEUTRAL",
+    "Band",
     "Bars",
     "Curve",
+    "Dots",
     "Kind",
     "Mark",
     "Panel",
     "Picture",
+    "Place",
     "Segment",
+    "Stroke",
     "Unit",
+    "band",
     "colour",
     "curve",
     "dash",
+    "keys",
     "kinds",
+    "stroke",
 ]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -42,30 +50,62 @@ Kind = Literal["line", "faint", "points", "crosses"]
 Unit = Literal["", "B", "B/s", "%", "s"]
 
 
+Place = Literal["first", "plots", "more", "run"]
+"""Where a page has a picture: on the first screen, among the plots, behind a click, or in the section of its run."""
+
+
 def colour(number: int) -> str:
-    """Return the colour of the n-th run or node."""
-    return COLOURS[number % len(COLOURS)]
+    """Return the n-th colour; `INK` for what is no run's, a number below 0."""
+    return INK if number < 0 else COLOURS[number % len(COLOURS)]
 
 
 def dash(number: int) -> tuple[float, ...]:
-    """Return the dash of the n-th run or node: neighbours differ in it as in colour, for eyes and printers that know no colours."""
+    """Return the n-th dash, for eyes and printers that know no colours."""
     return DASHES[number % len(DASHES)]
 
 
 @dataclass(frozen=True, slots=True)
+class Stroke:
+    """How a curve is drawn: the numbers of its colour and of its dash."""
+
+    colour: int
+    dash: int
+
+
+NEUTRAL = Stroke(-1, 2)
+"""Of a line that is no run's, such as the ideal one."""
+
+
+def stroke(number: int) -> Stroke:
+    """Return how the n-th of several is drawn that differ in nothing else: neighbours in both, thirty of them from one another."""
+    return Stroke(number % len(COLOURS), number % len(DASHES))
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
-    """A line through points [n]; NaN in `y` is a gap. `number` tells runs (or nodes) apart, `run` is the run that it belongs to.
+    """A line through points [n]; NaN in `y` is a gap. `line` is the number of the line in the key that it is shown and hidden with.
 
     `kind` is ``line``, ``faint`` (the raw figures behind a smoothed line), ``points`` (a line with its points) or ``crosses`` (points
     that stand for figures that are none).
     """
 
     name: str
-    number: int
+    stroke: Stroke
     x: Floats
     y: Floats
-    run: int
+    line: int
     kind: Kind = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What lies between two heights [n] over `x`, pale, in the colour of its line: all finite, at least two points."""
+
+    stroke: Stroke
+    x: Floats
+    low: Floats
+    high: Floats
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +122,8 @@ class Mark:
 class Panel:
     """One pair of axes. `unit` is that of `y`; `top` is where the axis ends, where several panels are to be compared.
 
-    `level` is a dashed line across, at a height and with a name.
+    `level` is a dashed line across, at a height and with a name. `counts` says that `x` counts something, and has no halves;
+    `logarithmic` that equal ratios of `x` are equally far apart; `ticks` are where its axis has figures, where there are any.
     """
 
     title: str
@@ -93,6 +134,10 @@ class Panel:
     from_zero: bool = False
     top: float | None = None
     level: tuple[float, str] | None = None
+    bands: tuple[Band, ...] = ()
+    counts: bool = False
+    logarithmic: bool = False
+    ticks: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +162,24 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
+class Dots:
+    """A row a set-up, the first on top: a dot for each of its `values`, and the interval of their mean as a bar.
+
+    `means` and `intervals` are None where there is none; a row without values says what `missing` has for it.
+    """
+
+    title: str
+    x_title: str
+    rows: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    means: tuple[float | None, ...]
+    intervals: tuple[tuple[float, float] | None, ...]
+    strokes: tuple[Stroke, ...]
+    lines: tuple[int, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """Panels that belong together. `name` is that of its file; `words` says what there is to see, for those who cannot.
 
@@ -128,18 +191,37 @@ class Picture:
     title: str
     note: str
     words: str
-    panels: tuple[Panel | Bars, ...]
+    panels: tuple[Panel | Bars | Dots, ...]
     stacked: bool = False
     marks: tuple[Mark, ...] = ()
     x_range: tuple[float, float] | None = None
     run: int | None = None
+    place: Place = "plots"
 
 
-def curve(name: str, number: int, x: Floats, y: Floats, run: int, kind: Kind = "line", points: int = POINTS) -> Curve:
+def curve(name: str, drawn_as: Stroke, x: Floats, y: Floats, line: int, kind: Kind = "line", points: int = POINTS) -> Curve:
     """Return the curve through so many of the points [n] as can be seen; a figure that is not finite becomes a gap."""
     picked = thinned(y, points)
     heights = np.asarray(y[picked], np.float64)
-    return Curve(name, number, np.asarray(x[picked], np.float64), np.where(np.isfinite(heights), heights, np.nan), run, kind)
+    return Curve(name, drawn_as, np.asarray(x[picked], np.float64), np.where(np.isfinite(heights), heights, np.nan), line, kind)
+
+
+def band(drawn_as: Stroke, x: Floats, low: Floats, high: Floats, line: int) -> Band | None:
+    """Return the band between two curves [n] where both are finite; None where that leaves nothing to be seen."""
+    known = np.isfinite(low) & np.isfinite(high)
+    if np.count_nonzero(known) < 2 or not np.any(high[known] > low[known]):
+        return None
+    return Band(drawn_as, x[known], low[known], high[known], line)
+
+
+def keys(picture: Picture) -> list[Curve]:
+    """Return a curve for each name in a picture, for a key: one with points where some of that name have them."""
+    found: dict[str, Curve] = {}
+    for panel in picture.panels:
+        for drawn in panel.curves if isinstance(panel, Panel) else ():
+            if drawn.name not in found or drawn.kind == "points":
+                found[drawn.name] = drawn
+    return list(found.values())
 
 
 def kinds(marks: Sequence[Mark]) -> list[Mark]:

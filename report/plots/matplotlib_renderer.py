@@ -17,11 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from ...core.errors import UsageError
 from ...core.untrusted.console import note, shown
-from .figure import INK, Bars, Curve, Mark, Panel, Picture, colour, dash, kinds
+from .figure import INK, Bars, Curve, Dots, Mark, Panel, Picture, colour, dash, keys, kinds
 from .fonts import families_for, lacking, lacking_text, usual_families
 
 __all__ = ["FORMATS", "NARROWEST_INCHES", "Format", "Look", "write_figures"]
@@ -45,7 +45,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-_PANEL_INCHES, _STRIP_INCHES, _BAR_INCHES = 3.0, 1.4, 0.3
+_PANEL_INCHES, _STRIP_INCHES, _BAR_INCHES, _DOTS_INCHES = 3.0, 1.4, 0.3, 0.34
 _LABEL_CHARACTERS, _LINE_INCHES = 36, 0.16  # a run's usual name and its node take two lines beside a bar
 _CHARACTER_INCHES, _HANDLE_INCHES = 0.075, 0.7  # of an entry in a key: a wide character, and line and gaps
 NARROWEST_INCHES = 2.0
@@ -143,14 +143,21 @@ def _draw(picture: Picture, look: Look) -> Figure:
     rows = -(-count // columns)
     panel_inches = _STRIP_INCHES if picture.stacked else min(_PANEL_INCHES, 0.9 * look.width_inches / look.scale / columns)
     handles = _key(picture, look)
-    abreast = _abreast([str(handle.get_label()) for handle in handles], look)
-    height = rows * panel_inches + (0.8 if picture.stacked else 0.0) + 0.2 * -(-len(handles) // abreast)
+    labels = [str(handle.get_label()) for handle in handles]
+    abreast, deep = _abreast(labels, look), max((label.count("\n") + 1 for label in labels), default=1)
+    dots = [len(panel.rows) for panel in picture.panels if isinstance(panel, Dots)]
+    panel_inches = max([panel_inches, *(0.9 + _DOTS_INCHES * count for count in dots)])
+    height = rows * panel_inches + (0.8 if picture.stacked else 0.0) + 0.2 * deep * -(-len(handles) // abreast)
     figure = Figure(figsize=(look.width_inches, look.scale * height), layout="constrained")
     figure.suptitle(_plain(picture.title))
     axes = figure.subplots(rows, columns, sharex=picture.stacked, squeeze=False).ravel()
     for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=False)):
         if isinstance(panel, Panel):
             _panel(axis, panel, picture, last=not picture.stacked or place == count - 1)
+            if not picture.stacked and count > 2:
+                axis.set_title(_plain(panel.title), fontsize=look.font_points)
+        elif isinstance(panel, Dots):
+            _dots(axis, panel, look)
     for axis in axes[count:]:
         axis.set_axis_off()
     figure.legend(handles=handles, loc="outside lower center", ncols=abreast, frameon=False)
@@ -164,13 +171,16 @@ def _abreast(labels: Sequence[str], look: Look) -> int:
 
 
 def _panel(axis: Axes, panel: Panel, picture: Picture, *, last: bool) -> None:
+    for pale in panel.bands:
+        axis.fill_between(pale.x, pale.low, pale.high, color=colour(pale.stroke.colour), alpha=0.2, linewidth=0)
     for drawn in panel.curves:
         axis.plot(drawn.x, drawn.y, **_look(drawn))
     for mark in picture.marks:
         axis.axvline(mark.x, color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, zorder=1)
     if panel.level:
         axis.axhline(panel.level[0], color=INK, linestyle="--", linewidth=1.0)
-        axis.annotate(panel.level[1], (1, panel.level[0]), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=INK)
+        beside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "annotation_clip": False}
+        axis.annotate(panel.level[1], (1, panel.level[0]), xycoords=("axes fraction", "data"), va="center", color=INK, **beside)
     axis.set_ylabel(f"{panel.title}\n{panel.y_title}" if picture.stacked else panel.y_title)
     if last:
         axis.set_xlabel(panel.x_title)
@@ -180,16 +190,41 @@ def _panel(axis: Axes, panel: Panel, picture: Picture, *, last: bool) -> None:
         axis.set_ylim(bottom=0, top=panel.top)
     if picture.x_range:
         axis.set_xlim(*picture.x_range)
+    if panel.logarithmic:
+        axis.set_xscale("log")
+    if panel.ticks:
+        axis.set_xticks(panel.ticks, [f"{tick:,.6g}" for tick in panel.ticks], minor=False)
+        axis.xaxis.set_minor_locator(NullLocator())
+    elif panel.counts:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _dots(axis: Axes, panel: Dots, look: Look) -> None:
+    """Draw a row a set-up: a dot for each repeat, the interval of their mean as a bar."""
+    for place, (values, mean, interval) in enumerate(zip(panel.values, panel.means, panel.intervals, strict=True)):
+        paint = colour(panel.strokes[place].colour)
+        if not values:
+            axis.annotate(panel.missing[place], (0, place), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
+        if mean is not None and interval is not None:
+            axis.plot(interval, [place, place], color=paint, linewidth=2.5, alpha=0.6, solid_capstyle="butt")
+            axis.plot([mean], [place], color=paint, marker="|", markersize=11, linestyle="none")
+        axis.plot(values, [place] * len(values), color=paint, marker="o", markersize=4, alpha=0.75, linestyle="none")
+    axis.set_yticks(range(len(panel.rows)), [_plain(_wrapped(row, look)) for row in panel.rows])
+    axis.set_ylim(len(panel.rows) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    axis.set_xlim(left=0)
+    axis.set_xlabel(panel.x_title)
+    axis.set_title(_plain(panel.title), loc="left", fontsize=look.font_points)
 
 
 def _look(drawn: Curve) -> dict[str, Any]:
-    paint = colour(drawn.number)
+    paint = colour(drawn.stroke.colour)
     if drawn.kind == "faint":
         return {"color": paint, "linewidth": 0.7, "alpha": 0.25, "zorder": 1.5}
     if drawn.kind == "crosses":
         return {"color": paint, "linestyle": "none", "marker": "x", "markersize": 5}
     marker = {"marker": "o", "markersize": 3} if drawn.kind == "points" else {}
-    return {"color": paint, "linewidth": 1.6, "linestyle": _pattern(dash(drawn.number)), **marker}
+    return {"color": paint, "linewidth": 1.6, "linestyle": _pattern(dash(drawn.stroke.dash)), **marker}
 
 
 def _pattern(lengths: Sequence[float]) -> Any:
@@ -197,12 +232,12 @@ def _pattern(lengths: Sequence[float]) -> Any:
 
 
 def _key(picture: Picture, look: Look) -> list[Line2D]:
-    named = {drawn.name: drawn.number for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves}
-    labels = {name: _plain(textwrap.fill(name, look.longest_line)) for name in named}
-    curves = [
-        Line2D([], [], color=colour(number), linestyle=_pattern(dash(number)), linewidth=1.6, label=labels[name])
-        for name, number in named.items()
-    ]
+    curves = []
+    for drawn in keys(picture):
+        marker: dict[str, Any] = {"marker": "o", "markersize": 3} if drawn.kind == "points" else {}
+        label = _plain(textwrap.fill(drawn.name, look.longest_line))
+        look_of: dict[str, Any] = {"color": colour(drawn.stroke.colour), "linestyle": _pattern(dash(drawn.stroke.dash)), "linewidth": 1.6}
+        curves.append(Line2D([], [], label=label, **look_of, **marker))
     return curves + [_mark_handle(mark) for mark in kinds(picture.marks)]
 
 

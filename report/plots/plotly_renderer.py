@@ -10,12 +10,15 @@ import numpy as np
 
 from ...core.untrusted.console import shown
 from ..series.arrays import Floats
-from .figure import INK, Bars, Curve, Panel, Picture, colour, dash
+from .figure import INK, Band, Bars, Curve, Dots, Panel, Picture, colour, dash
 
 __all__ = ["plots"]
 
 _GRID = "rgba(128,128,128,0.25)"
-_PANEL_PIXELS, _STRIP_PIXELS, _BAR_PIXELS, _FRAME_PIXELS = 300, 150, 46, 70
+_PANEL_PIXELS, _SMALL_PIXELS, _STRIP_PIXELS, _BAR_PIXELS, _DOTS_PIXELS, _FRAME_PIXELS = 270, 210, 150, 46, 36, 70
+_SMALL_FROM = 4  # panels of one picture
+_LABEL_PIXELS = 7  # of a character beside a plot
+_FEW_COUNTS = 10
 _GAP = 0.09  # of the height, between the strips of a stack
 _PATTERNS = ("", "/", ".", "x")
 _EXACT = 1 << 24  # whole numbers up to here are exact in float32
@@ -33,7 +36,13 @@ def plots(picture: Picture) -> list[dict[str, Any]]:
     if picture.stacked:
         found = [_stack(picture, [panel for panel in picture.panels if isinstance(panel, Panel)])]
     else:
-        found = [_bars(panel) if isinstance(panel, Bars) else _panel(panel) for panel in picture.panels]
+        pixels = _SMALL_PIXELS if len(picture.panels) >= _SMALL_FROM else _PANEL_PIXELS
+        dots = [_dots(panel) for panel in picture.panels if isinstance(panel, Dots)]
+        pixels = max([pixels, *(plot["layout"]["height"] for plot in dots)])
+        found = [
+            _bars(panel) if isinstance(panel, Bars) else _dots(panel) if isinstance(panel, Dots) else _panel(panel, pixels)
+            for panel in picture.panels
+        ]
     return [{"id": f"plot-{picture.name}-{number}", **plot} for number, plot in enumerate(found)]
 
 
@@ -44,15 +53,81 @@ def packed(values: Floats) -> dict[str, str]:
     return {"dtype": "f8" if wide else "f4", "bdata": base64.b64encode(data).decode()}
 
 
-def _panel(panel: Panel) -> dict[str, Any]:
+def _panel(panel: Panel, pixels: int) -> dict[str, Any]:
+    beside = 10 if panel.level is None else _LABEL_PIXELS * len(panel.level[1]) + 10
     layout = {
-        "height": _PANEL_PIXELS,
-        "margin": {"l": 60, "r": 10, "t": 10, "b": 45},
-        "xaxis": _axis(panel.x_title),
+        "height": pixels,
+        "margin": {"l": 60, "r": beside, "t": 10, "b": 45},
+        "xaxis": {**_axis(panel.x_title), **_places(panel)},
         "yaxis": _height(panel),
         **_level(panel),
     }
-    return {"title": panel.title, "data": [_trace(drawn, panel) for drawn in panel.curves], "layout": layout}
+    data = [*map(_band, panel.bands), *(_trace(drawn, panel) for drawn in panel.curves)]
+    return {"title": panel.title, "data": data, "layout": layout}
+
+
+def _places(panel: Panel) -> dict[str, Any]:
+    """Return what an axis of x has beside its title."""
+    found: dict[str, Any] = {"type": "log"} if panel.logarithmic else {}
+    if panel.ticks:
+        return {**found, "tickvals": list(panel.ticks), "ticktext": [f"{tick:,.6g}" for tick in panel.ticks]}
+    if panel.counts:
+        largest = max((float(drawn.x[-1]) for drawn in panel.curves if len(drawn.x)), default=0.0)
+        found |= {"tickformat": ",d", **({"dtick": 1} if largest <= _FEW_COUNTS else {})}
+    return found
+
+
+def _dots(panel: Dots) -> dict[str, Any]:
+    """Return a row a set-up, with its name above it, where a narrow screen has room."""
+    data: list[dict[str, Any]] = []
+    label = {"x": 0, "xref": "paper", "yref": "y", "xanchor": "left", "showarrow": False}
+    notes = []
+    for place, row in enumerate(panel.rows):
+        notes.append({**label, "y": place - 0.12, "text": _text(row), "yanchor": "bottom"})
+        if not panel.values[place]:
+            notes.append({**label, "y": place + 0.2, "text": _text(panel.missing[place]), "yanchor": "middle"})
+            continue
+        paint, mean, interval = colour(panel.strokes[place].colour), panel.means[place], panel.intervals[place]
+        common = {"type": "scatter", "mode": "markers", "meta": {"line": panel.lines[place], "kind": "dots"}, "name": _text(row)}
+        hover = {"hovertemplate": f"%{{x:.4~g}}<extra>{_text(row)}</extra>"}
+        if mean is not None and interval is not None:
+            ends = {"array": [interval[1] - mean], "arrayminus": [mean - interval[0]]}
+            bar = {"error_x": {"type": "data", "symmetric": False, **ends, "color": paint, "thickness": 3, "width": 6}}
+            data.append(
+                {
+                    **common,
+                    "x": [mean],
+                    "y": [place + 0.2],
+                    **bar,
+                    **hover,
+                    "marker": {"color": paint, "symbol": "line-ns-open", "size": 12},
+                }
+            )
+        dot = {"color": paint, "size": 8, "opacity": 0.75}
+        data.append({**common, "x": list(panel.values[place]), "y": [place + 0.2] * len(panel.values[place]), **hover, "marker": dot})
+    layout = {
+        "height": _DOTS_PIXELS * len(panel.rows) + _FRAME_PIXELS,
+        "margin": {"l": 10, "r": 15, "t": 5, "b": 45},
+        "xaxis": {**_axis(panel.x_title), "rangemode": "tozero"},
+        "yaxis": {"visible": False, "range": [len(panel.rows) - 0.4, -0.8], "fixedrange": True},
+        "annotations": notes,
+    }
+    return {"title": panel.title, "data": data, "layout": layout}
+
+
+def _band(drawn: Band) -> dict[str, Any]:
+    red, green, blue = (int(colour(drawn.stroke.colour)[place : place + 2], 16) for place in (1, 3, 5))
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": packed(np.concatenate([drawn.x, drawn.x[::-1]])),
+        "y": packed(np.concatenate([drawn.high, drawn.low[::-1]])),
+        "fill": "toself",
+        "fillcolor": f"rgba({red},{green},{blue},0.2)",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "meta": {"line": drawn.line, "kind": "band"},
+    }
 
 
 def _stack(picture: Picture, panels: Sequence[Panel]) -> dict[str, Any]:
@@ -151,20 +226,20 @@ def _level(panel: Panel) -> dict[str, Any]:
         "y1": height,
         "line": {"color": INK, "width": 1, "dash": "dash"},
     }
-    text = {"text": _text(name), "xref": "paper", "x": 1, "y": height, "xanchor": "right", "yanchor": "bottom", "showarrow": False}
+    text = {"text": _text(name), "xref": "paper", "x": 1.01, "y": height, "xanchor": "left", "yanchor": "middle", "showarrow": False}
     return {"shapes": [line], "annotations": [text]}
 
 
 def _trace(drawn: Curve, panel: Panel) -> dict[str, Any]:
-    paint = colour(drawn.number)
+    paint = colour(drawn.stroke.colour)
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": {"points": "lines+markers", "crosses": "markers"}.get(drawn.kind, "lines"),
         "name": _text(drawn.name),
         "x": packed(drawn.x),
         "y": packed(drawn.y),
-        "meta": {"run": drawn.run, "kind": drawn.kind},
-        "line": {"color": paint, "width": 2, "dash": _dashed(dash(drawn.number))},
+        "meta": {"line": drawn.line, "kind": drawn.kind},
+        "line": {"color": paint, "width": 2, "dash": _dashed(dash(drawn.stroke.dash))},
         "hovertemplate": f"{_text(panel.y_title)} %{{y}}<br>{_text(panel.x_title)} %{{x:,~r}}<extra>{_text(drawn.name)}</extra>",
     }
     if drawn.kind == "faint":

@@ -11,7 +11,7 @@ from ...records.text.numbers import bytes_text, number_text
 from ..catalog.run import Run
 from ..series.arrays import Floats, NodeSeries
 from ..series.node_bands import BAND_PERCENTILES, bands
-from .figure import COLOURS, INK, Curve, Kind, Mark, Panel, Picture, Unit, curve
+from .figure import COLOURS, INK, Curve, Kind, Mark, Panel, Picture, Unit, curve, stroke
 
 __all__ = ["resources"]
 
@@ -110,6 +110,7 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
         marks=tuple(mark for mark in marks if first <= mark.x <= last),
         x_range=(first, last),
         run=run.number,
+        place="plots" if alone else "run",
     )
 
 
@@ -124,9 +125,9 @@ def _band_curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, first: 
         return ()
     low, high = (f"{percentile}th percentile" for percentile in BAND_PERCENTILES)
     return (
-        curve(low, 1, found.time_seconds, found.low, run.number, "faint"),
-        curve(high, 2, found.time_seconds, found.high, run.number, "faint"),
-        curve(f"median of {len(nodes):,} nodes", 0, found.time_seconds, found.median, run.number),
+        curve(low, stroke(1), found.time_seconds, found.low, run.number, "faint"),
+        curve(high, stroke(2), found.time_seconds, found.high, run.number, "faint"),
+        curve(f"median of {len(nodes):,} nodes", stroke(0), found.time_seconds, found.median, run.number),
     )
 
 
@@ -139,7 +140,8 @@ def _curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, start: float
         values = figure(node)[shown]
         if np.isfinite(values).any():
             kind: Kind = "points" if len(values) <= _FEW_SAMPLES else "line"
-            found.append(curve(f"node {node.node}", node.node, node.time_seconds[shown], values, run.number, kind, points=_POINTS))
+            drawn_as = stroke(node.node)
+            found.append(curve(f"node {node.node}", drawn_as, node.time_seconds[shown], values, run.number, kind, points=_POINTS))
     return tuple(found)
 
 

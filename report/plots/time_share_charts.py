@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from ...records.text.numbers import duration_text
 from ..catalog.run import Run
 from ..diagnosis.time_shares import calibrated_segment, idle_fraction
 from .figure import COLOURS, INK, Bars, Picture, Segment
+from .lines import Line, Lines
 
 __all__ = ["NOT_CALIBRATED", "time_shares"]
 
@@ -41,22 +42,33 @@ _NOTE = (
 )
 
 _SOME = " Of many nodes those are shown that wait least for their peers, and those that wait most."
+_MEAN = " Of several nodes the mean."
+_MIDDLE = " Of repeats the run of middle speed."
+_MOST_NODES = 12
+"""Of more nodes of all set-ups together a bar is of all nodes of one."""
 
 
-def time_shares(runs: Sequence[Run]) -> Picture:
-    """Return bars for each run that has a summary, and for each of its nodes."""
-    ended = [run for run in runs if run.has_summary]
-    clocks = [_clock(run.summary) for run in ended]
-    nodes, some = [], False
-    for run in ended:
+def time_shares(lines: Lines) -> Picture:
+    """Return bars for each set-up that has figures, and for each of its nodes where these are not too many."""
+    ended = [(line, run) for line in lines.all if (run := _middle(line)).has_summary]
+    clocks = [_clock(run.summary) for _, run in ended]
+    each = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MOST_NODES
+    nodes: list[tuple[str, Mapping[str, Any] | None]] = []
+    some = False
+    for line, run in ended:
         shown, left_out = ends_of(_nodes(run), _waited)
-        nodes += [(run, node, figures) for node, figures in shown]
-        some = some or left_out
+        some = some or (left_out and each)
+        if each:
+            nodes += [(_row(line, node, figures, alone=len(ended) == 1), figures) for node, figures in shown]
+        else:
+            nodes.append((line.label, _mean(figures for _, figures in _nodes(run))))
+    note = _NOTE + _SOME * some + _MEAN * (not each) + _MIDDLE * lines.repeated
+    note = f"{note} {lines.left_out_note}".strip()
     panels = (
         Bars(
             "Where each run's clock went",
             "seconds",
-            tuple(run.name for run in ended),
+            tuple(line.label for line, _ in ended),
             tuple(
                 Segment(name, np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
                 for name, (key, colour) in _CLOCK_COMPONENTS.items()
@@ -68,17 +80,32 @@ def time_shares(runs: Sequence[Run]) -> Picture:
         Bars(
             "Where a training step went",
             "% of the step",
-            tuple(_row(run, node, figures, alone=len(runs) == 1) for run, node, figures in nodes),
+            tuple(row for row, _ in nodes),
             tuple(
-                Segment(name, np.array([_percent(figures, key) for _, _, figures in nodes], np.float64), colour)
+                Segment(name, np.array([_percent(figures, key) for _, figures in nodes], np.float64), colour)
                 for name, (key, colour) in _STEP_COMPONENTS.items()
             ),
             "%",
-            tuple(NOT_CALIBRATED if figures is None else _NO_UPDATES for _, _, figures in nodes),
+            tuple(NOT_CALIBRATED if figures is None else _NO_UPDATES for _, figures in nodes),
         ),
     )
-    words = "; ".join(_said(run, clock) for run, clock in zip(ended, clocks, strict=True))
-    return Picture("time-shares", "Where the time went", _NOTE + _SOME * some, words, tuple(panel for panel in panels if panel.rows))
+    words = "; ".join(_said(line, run, clock) for (line, run), clock in zip(ended, clocks, strict=True))
+    return Picture("time-shares", "Where the time went", note, words, tuple(panel for panel in panels if panel.rows))
+
+
+def _middle(line: Line) -> Run:
+    """Return the run that stands for a line: of repeats the one of middle speed."""
+    return line.runs[0] if line.set_up is None else line.set_up.middle_run
+
+
+def _mean(nodes: Iterable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """Return the mean of what steps are made of, over the nodes that are known; None where none is."""
+    known = [figures for figures in nodes if figures is not None and figures["step_seconds"]]
+    if not known:
+        return None
+    keys = ["step_seconds", *(key for key, _ in _STEP_COMPONENTS.values())]
+    values = {key: [figures[key] for figures in known if figures[key] is not None] for key in keys}
+    return {key: sum(found) / len(found) if found else None for key, found in values.items()}
 
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -118,8 +145,8 @@ def _percent(figures: Mapping[str, Any] | None, key: str) -> float:
     return 100.0 * float(figures[key]) / float(figures["step_seconds"])
 
 
-def _row(run: Run, node: int, figures: Mapping[str, Any] | None, *, alone: bool) -> str:
-    name = f"node {node}" if alone else f"{run.name}, node {node}"
+def _row(line: Line, node: int, figures: Mapping[str, Any] | None, *, alone: bool) -> str:
+    name = f"node {node}" if alone else f"{line.label}, node {node}"
     return name if figures is None or figures["step_seconds"] is None else f"{name} ({_short(figures['step_seconds'])})"
 
 
@@ -134,11 +161,11 @@ def _has(clock: Mapping[str, float], key: str) -> bool:
     return bool(clock.get(key)) if key in _SELDOM else key in clock
 
 
-def _said(run: Run, clock: Mapping[str, float]) -> str:
+def _said(line: Line, run: Run, clock: Mapping[str, float]) -> str:
     spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _CLOCK_COMPONENTS.items() if _has(clock, key))
     steps = []
     for node, figures in ends_of(_nodes(run), _waited)[0]:
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
         if parts:
             steps.append(f"a step on node {node}: {', '.join(parts)}")
-    return f"{run.name}: {'; '.join([spent, *steps]) if steps else f'{spent}, steps {NOT_CALIBRATED}'}"
+    return f"{line.label}: {'; '.join([spent, *steps]) if steps else f'{spent}, steps {NOT_CALIBRATED}'}"

@@ -1,8 +1,9 @@
-"""The list of charts of runs side by side, and those of training itself: what the report's page and `trainer plot` draw."""
+"""Charts of training itself: the loss, the metrics on the test split, and the speed, over steps and over seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,81 +14,69 @@ from ...records.text.numbers import duration_text, figure_text, number_text, rat
 from ..catalog.run import Run
 from ..series.arrays import Floats, Integers, StepSeries
 from ..series.downsample import smoothed, smoothing_weight
+from ..series.repeats import Spread, on_a_grid, one_by_one
 from ..series.throughput import pace, pauses
-from .figure import Bars, Curve, Panel, Picture, curve
-from .resource_charts import resources
-from .time_share_charts import time_shares
+from .figure import Band, Curve, Kind, Panel, Picture, band, curve
+from .lines import Line, Lines
 
-__all__ = ["pictures"]
+__all__ = ["course", "evaluations", "goal", "metrics_of_all", "training"]
 
 _STEPS, _SECONDS = "updates", "run clock in seconds"
-_SMOOTHED = "Pale: each update. Strong: averaged exponentially over a hundredth of the run's updates (at least 10)."
+_SMOOTHED = "Averaged exponentially over a hundredth of the run's updates (at least 10)."
+_RAW = " Pale: each update."
+_SPEED_WINDOWS = 60
 _SPEED = (
-    "In windows of training, without evaluations and pauses for checkpoints. A step is an update of the global batch in sync mode, and "
-    "of one worker's batch in async mode: across modes, compare examples per second."
+    f"Each point is a {_SPEED_WINDOWS}th of the time in training, without evaluations and pauses for checkpoints; heights that are reached "
+    "in less than a fiftieth of the points are left out of the range. A step is an update of the global batch in sync mode, and of one "
+    "worker's batch in async mode: across modes, compare examples per second."
 )
+_MOST_OF_THE_POINTS = 98.0
 _MOST_CROSSES = 100
 
-
-def pictures(runs: Sequence[Run]) -> list[Picture]:
-    """Return the pictures of the runs, in the order in which they are shown; those that none of the runs has figures for are left out.
-
-    Raises DamagedRunError where records cannot be read.
-    """
-    losses: list[tuple[list[Curve], list[Curve]]] = []
-    speeds: list[tuple[list[Curve], list[Curve]]] = []
-    words: list[tuple[str, str]] = []
-    for run in runs:
-        series = run.step_series()
-        if len(series):
-            losses.append(_losses(run, series))
-            speeds.append(_speeds(run, series))
-            words.append(_described(run, series))
-    found = []
-    if losses:
-        found = [
-            _pair("loss", "Training loss", "mean loss of a batch", losses, _SMOOTHED, "; ".join(loss for loss, _ in words)),
-            *_evaluations(runs),
-            _speed(speeds, "; ".join(speed for _, speed in words)),
-        ]
-    found += [time_shares(runs)]
-    found += resources(runs, [run.node_series() for run in runs])
-    return [picture for picture in found if any(isinstance(panel, Bars) or panel.curves for panel in picture.panels)]
+XY = tuple[Floats, Floats]
 
 
-def _losses(run: Run, series: StepSeries) -> tuple[list[Curve], list[Curve]]:
-    """Return the curves over steps and those over seconds."""
-    weight = smoothing_weight(len(series))
-    in_time = series.in_time()
-    return (
-        _loss_curves(run, (series.step + 1).astype(np.float64), series.loss.astype(np.float64), weight),
-        _loss_curves(run, series.time_seconds[in_time], series.loss[in_time].astype(np.float64), weight),
-    )
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What a run's updates come to: its loss and its speed over steps and over seconds, and what there is to say of them."""
+
+    loss: tuple[XY, XY]
+    speed: tuple[XY, XY]
+    loss_text: str
+    speed_text: str
 
 
-def _loss_curves(run: Run, x: Floats, loss: Floats, weight: float) -> list[Curve]:
+def training(lines: Lines) -> list[Picture]:
+    """Return the pictures of loss, metrics and speed. Raises DamagedRunError where records cannot be read."""
+    trained = {line.number: found for line in lines.all if (found := [one for run in line.runs if (one := _trained(run)) is not None])}
+    if not trained:
+        return []
+    words = [f"{line.label}: {_joined(one.loss_text for one in trained[line.number])}" for line in lines.all if line.number in trained]
+    speeds = [f"{line.label}: {_joined(one.speed_text for one in trained[line.number])}" for line in lines.all if line.number in trained]
     drawn = [
-        curve(run.name, run.number, x, loss, run.number, "faint"),
-        curve(run.name, run.number, x, smoothed(loss, weight), run.number),
+        _losses(lines, trained, "; ".join(words)),
+        *(_evaluation(lines, info, info.name, "best") for info in metrics_of_all(lines)),
+        _evaluation(lines, LOSS, "test-loss", "last"),
+        _speed(lines, trained, "; ".join(speeds)),
     ]
-    bad = np.flatnonzero(~np.isfinite(loss))
-    if len(bad):
-        picked = bad[:: -(-len(bad) // _MOST_CROSSES)]
-        drawn.append(Curve(run.name, run.number, x[picked], _height_before(loss, picked), run.number, "crosses"))
-    return drawn
+    return [replace(picture, note=f"{picture.note} {lines.note}".strip()) for picture in drawn]
 
 
-def _height_before(loss: Floats, picked: Integers) -> Floats:
-    """Return the last finite loss before each of the entries `picked`; 0 where there is none."""
-    latest = np.maximum.accumulate(np.where(np.isfinite(loss), np.arange(len(loss)), -1))[picked]
-    return np.where(latest >= 0, loss[np.maximum(latest, 0)], 0.0)
+def _joined(texts: Iterable[str]) -> str:
+    return " and ".join(texts)
 
 
-def _speeds(run: Run, series: StepSeries) -> tuple[list[Curve], list[Curve]]:
-    speed = pace(series, pauses(run.evals, run.events))
-    return (
-        [curve(run.name, run.number, speed.steps, speed.steps_per_second, run.number)],
-        [curve(run.name, run.number, speed.seconds, speed.examples_per_second, run.number)],
+def _trained(run: Run) -> _Trained | None:
+    series = run.step_series()
+    if not len(series):
+        return None
+    in_time = series.in_time()
+    speed = pace(series, pauses(run.evals, run.events), _SPEED_WINDOWS)
+    losses = (series.step + 1).astype(np.float64), series.loss.astype(np.float64)
+    return _Trained(
+        (losses, (series.time_seconds[in_time], losses[1][in_time])),
+        ((speed.steps, speed.steps_per_second), (speed.seconds, speed.examples_per_second)),
+        *_described(run, series),
     )
 
 
@@ -101,24 +90,40 @@ def _described(run: Run, series: StepSeries) -> tuple[str, str]:
         known = run.summary["final_train_loss"] if run.has_summary else None
         last = float(finite[-FINAL_LOSS_UPDATES:].mean()) if known is None else known
         ends = f"from {number_text(float(finite[0]))} to {number_text(last)}"
-    loss = f"{run.name}: {ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
+    loss = f"{ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
     if not run.has_summary:
-        return loss, f"{run.name}: no figures, for the run has not ended well"
+        return loss, "no figures, for the run has not ended well"
     steps, examples = (rate_text(run.summary[name]) for name in ("steps_per_second", "examples_per_second"))
-    return loss, f"{run.name}: {steps.removesuffix('/s')} steps and {examples.removesuffix('/s')} examples per second"
+    return loss, f"{steps.removesuffix('/s')} steps and {examples.removesuffix('/s')} examples per second"
 
 
-def _pair(name: str, title: str, height: str, curves: Sequence[tuple[list[Curve], list[Curve]]], note: str, words: str) -> Picture:
-    """Return a picture of two panels: over steps, over seconds."""
-    over_steps = _faint_first(drawn for pair in curves for drawn in pair[0])
-    over_seconds = _faint_first(drawn for pair in curves for drawn in pair[1])
-    panels = (
-        Panel(f"{title} over steps", _STEPS, height, over_steps),
-        Panel(f"{title} over time", _SECONDS, height, over_seconds),
-    )
-    if any(drawn.kind == "crosses" for drawn in (*over_steps, *over_seconds)):
-        note += " Crosses and gaps: a loss that is NaN or infinite, at the height of the last one that was finite."
-    return Picture(name, title, note, words, panels)
+def course(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Sequence[XY]], Spread]) -> tuple[list[Curve], list[Band]]:
+    """Return a line's curve, of repeats their mean with its band. `together` makes one of several."""
+    if len(curves) == 1:
+        return [curve(line.label, line.stroke, *curves[0], line.number, kind)], []
+    found = together(curves)
+    pale = band(line.stroke, found.x, found.low, found.high, line.number)
+    return [curve(line.label, line.stroke, found.x, found.mean, line.number, kind)], [] if pale is None else [pale]
+
+
+Drawn = tuple[list[Curve], list[Band]]
+
+
+def _panels(
+    lines: Lines, title: str, height: str, drawn: tuple[Mapping[int, Drawn], Mapping[int, Drawn]], *, from_zero: bool = False
+) -> tuple[Panel, ...]:
+    """Return two panels, over steps and over seconds; of small multiples one each, over seconds. `drawn` is by the line's number."""
+    found = []
+    for part in lines.parts:
+        members = [line.number for line in lines.all if line.part == part]
+        for over, x_title, source, counts in (("steps", _STEPS, drawn[0], True), ("time", _SECONDS, drawn[1], False)):
+            if part and counts:
+                continue
+            own = [source[number] for number in members if number in source]
+            curves = _faint_first(one for curves, _ in own for one in curves)
+            bands = tuple(one for _, bands in own for one in bands)
+            found.append(Panel(part or f"{title} over {over}", x_title, height, curves, bands=bands, counts=counts, from_zero=from_zero))
+    return tuple(panel for panel in found if panel.curves)
 
 
 def _faint_first(curves: Iterable[Curve]) -> tuple[Curve, ...]:
@@ -126,56 +131,102 @@ def _faint_first(curves: Iterable[Curve]) -> tuple[Curve, ...]:
     return tuple(sorted(curves, key=lambda drawn: drawn.kind != "faint"))
 
 
-def _speed(curves: Sequence[tuple[list[Curve], list[Curve]]], words: str) -> Picture:
-    steps = Panel("Steps per second over steps", _STEPS, "steps per second", tuple(c for pair in curves for c in pair[0]), from_zero=True)
-    examples = Panel(
-        "Examples per second over time", _SECONDS, "examples per second", tuple(c for pair in curves for c in pair[1]), from_zero=True
-    )
-    return Picture("speed", "Speed", _SPEED, words, (steps, examples))
+def _losses(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) -> Picture:
+    alone = len(lines.all) == 1 and not lines.repeated
+    drawn: tuple[dict[int, Drawn], dict[int, Drawn]] = ({}, {})
+    for line in lines.all:
+        for axis, found in enumerate(drawn):
+            if line.number in trained:
+                found[line.number] = _loss_curves(line, [one.loss[axis] for one in trained[line.number]], raw=alone)
+    panels = _panels(lines, "Training loss", "mean loss of a batch", drawn)
+    note = _SMOOTHED + (_RAW if alone else "")
+    if any(one.kind == "crosses" for panel in panels for one in panel.curves):
+        note += " Crosses and gaps: a loss that is NaN or infinite, at the height of the last one that was finite."
+    return Picture("loss", "Training loss", note, words, panels)
 
 
-def _evaluations(runs: Sequence[Run]) -> list[Picture]:
-    return [
-        *(_evaluation(runs, info, info.name, "best") for info in _metrics(runs)),
-        _evaluation(runs, LOSS, "test-loss", "last"),
-    ]
+def _loss_curves(line: Line, curves: Sequence[XY], *, raw: bool) -> Drawn:
+    averaged = [(x, smoothed(loss, smoothing_weight(len(loss)))) for x, loss in curves]
+    found, bands = course(line, averaged, "line", on_a_grid)
+    if raw:
+        found.insert(0, curve(line.label, line.stroke, *curves[0], line.number, "faint"))
+    for x, loss in curves:
+        bad = np.flatnonzero(~np.isfinite(loss))
+        if len(bad):
+            picked = bad[:: -(-len(bad) // _MOST_CROSSES)]
+            found.append(Curve(line.label, line.stroke, x[picked], _height_before(loss, picked), line.number, "crosses"))
+    return found, bands
 
 
-def _metrics(runs: Sequence[Run]) -> list[MetricInfo]:
+def _height_before(loss: Floats, picked: Integers) -> Floats:
+    """Return the last finite loss before each of the entries `picked`; 0 where there is none."""
+    latest = np.maximum.accumulate(np.where(np.isfinite(loss), np.arange(len(loss)), -1))[picked]
+    return np.where(latest >= 0, loss[np.maximum(latest, 0)], 0.0)
+
+
+def _speed(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) -> Picture:
+    drawn: list[dict[int, Drawn]] = [{}, {}]
+    tops = []
+    for axis, found in enumerate(drawn):
+        for line in lines.all:
+            curves = [one.speed[axis] for one in trained.get(line.number, ())]
+            if curves:
+                found[line.number] = course(line, curves, "line", on_a_grid)
+        tops.append(_top([one.y for curves, _ in found.values() for one in curves]))
+    steps = _panels(lines, "Steps per second", "steps per second", (drawn[0], {}), from_zero=True)
+    examples = _panels(lines, "Examples per second", "examples per second", ({}, drawn[1]), from_zero=True)
+    panels = [replace(panel, top=top) for group, top in ((steps, tops[0]), (examples, tops[1])) for panel in group]
+    return Picture("speed", "Speed", _SPEED, words, tuple(panels))
+
+
+def _top(heights: Sequence[Floats]) -> float | None:
+    """Return where the axis of speeds ends: above what most points reach, so that a spike does not flatten the rest."""
+    known = np.concatenate([one[np.isfinite(one)] for one in heights]) if heights else np.zeros(0)
+    top = 1.1 * float(np.percentile(known, _MOST_OF_THE_POINTS)) if len(known) else 0.0
+    return top or None
+
+
+def metrics_of_all(lines: Lines) -> list[MetricInfo]:
     """Return the metrics that any of the runs has, each once."""
-    return list(dict.fromkeys(info for run in runs for info in run.metrics if info != LOSS))
+    return list(dict.fromkeys(info for line in lines.all for run in line.runs for info in run.metrics if info != LOSS))
 
 
-def _evaluation(runs: Sequence[Run], info: MetricInfo, name: str, told: str) -> Picture:
+def evaluations(run: Run, info: MetricInfo) -> tuple[Floats, Floats, Floats] | None:
+    """Return steps, seconds and values [evaluations] of a metric on the test split; None where the run has none."""
+    if not run.tests or info not in run.metrics:
+        return None
+    values = np.array([record.figure(info.name) for record in run.tests], np.float64)
+    steps = np.array([record.step for record in run.tests], np.float64)
+    return steps, np.array([record.time_seconds for record in run.tests], np.float64), values
+
+
+def _evaluation(lines: Lines, info: MetricInfo, name: str, told: str) -> Picture:
     """Return a metric or the loss on the test split, over steps and over seconds, with the goal where all runs have the same one."""
     title = f"Test {info.label}"
-    curves, words = [], []
-    for run in runs:
-        if not run.tests or info not in run.metrics:
+    drawn: tuple[dict[int, Drawn], dict[int, Drawn]] = ({}, {})
+    words = []
+    for line in lines.all:
+        known = [found for run in line.runs if (found := evaluations(run, info)) is not None]
+        if not known:
             continue
-        values = np.array([record.figure(info.name) for record in run.tests], np.float64)
-        steps = np.array([record.step for record in run.tests], np.float64)
-        seconds = np.array([record.time_seconds for record in run.tests], np.float64)
-        curves.append(
-            (
-                [curve(run.name, run.number, steps, values, run.number, "points")],
-                [curve(run.name, run.number, seconds, values, run.number, "points")],
-            )
-        )
-        best = info.best(values.tolist()) if told == "best" and np.isfinite(values).any() else float(values[-1])
-        words.append(f"{run.name}: {told} {figure_text(info.name, best)}, last at {duration_text(float(seconds[-1]))} of the run clock")
-    picture = _pair(name, title, title[:1].lower() + title[1:], curves, "Over the whole test split, every example once.", "; ".join(words))
-    return _with_goal(picture, runs, info.name)
+        for axis, own in enumerate(drawn):
+            own[line.number] = course(line, [(one[axis], one[2]) for one in known], "points", one_by_one)
+        ends = [info.best(one[2].tolist()) if told == "best" and np.isfinite(one[2]).any() else float(one[2][-1]) for one in known]
+        last = [f"{figure_text(info.name, end)}, last at {duration_text(float(one[1][-1]))}" for end, one in zip(ends, known, strict=True)]
+        words.append(f"{line.label}: {told} {_joined(last)} of the run clock")
+    panels = _panels(lines, title, title[:1].lower() + title[1:], drawn)
+    note = "Over the whole test split, every example once."
+    return Picture(name, title, note, "; ".join(words), tuple(_with_goal(panel, lines, info.name) for panel in panels))
 
 
-def _with_goal(picture: Picture, runs: Sequence[Run], metric: str) -> Picture:
-    goals = {run.job.get("until") for run in runs}
-    goal = goals.pop() if len(goals) == 1 else None
-    target = Target.parse(goal) if goal else None
-    if target is None or target.metric != metric:
-        return picture
-    level = (target.value, f"goal {goal}")
-    panels = tuple(
-        Panel(panel.title, panel.x_title, panel.y_title, panel.curves, level=level) for panel in picture.panels if isinstance(panel, Panel)
-    )
-    return Picture(picture.name, picture.title, picture.note, picture.words, panels)
+def _with_goal(panel: Panel, lines: Lines, metric: str) -> Panel:
+    level = goal(lines, metric)
+    return panel if level is None else replace(panel, level=level)
+
+
+def goal(lines: Lines, metric: str) -> tuple[float, str] | None:
+    """Return the goal that all runs have for a metric, with its name; None where they have none, or not the same."""
+    goals = {run.job.get("until") for line in lines.all for run in line.runs}
+    text = goals.pop() if len(goals) == 1 else None
+    target = Target.parse(text) if text else None
+    return None if target is None or target.metric != metric else (target.value, f"goal {target.value:g}")

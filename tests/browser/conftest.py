@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -95,7 +96,7 @@ def finish(*processes):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Two reports: one of two real runs on both backends and in both modes, one of runs with every oddity."""
+    """Three reports: of two real runs on both backends and in both modes, of runs with every oddity, of forty runs with repeats."""
     folder = tmp_path_factory.mktemp("pages")
     same = ("--epochs", 2, "--out", folder / "runs", "--no-save-final")
     runs = [
@@ -111,7 +112,12 @@ def pages(tmp_path_factory):
         make_run(folder / "odd", HOSTILE, calibrated=True),
         make_run(folder / "odd", "broken", mode="async", bad=(50, 51, 120), state="failed", summary=False),
     ]
-    found = {"real": folder / "real.html", "odd": folder / "odd.html"}
+    forty = [
+        make_run(folder / "forty", f"{backend}-{mode}-{batch}-{seed}", steps=40, backend=backend, mode=mode, batch_size=batch, seed=seed)
+        for backend, mode, batch, seed in itertools.product(("tf", "torch"), ("sync", "async"), (5, 10, 20, 40, 80), (0, 1))
+    ]
+    found = {name: folder / f"{name}.html" for name in ("real", "odd", "forty")}
     finish(trainer("report", "tf-sync", "torch-async", "--out", folder / "runs", "-o", found["real"]))
     finish(trainer("report", *odd, "-o", found["odd"]))
+    finish(trainer("report", *forty, "-o", found["forty"]))
     return found

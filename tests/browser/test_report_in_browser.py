@@ -12,8 +12,9 @@ from conftest import HOSTILE
 from selenium.webdriver.common.keys import Keys
 
 PAGES = ("real", "odd")
-PLOTS = "[...document.querySelectorAll('[id^=plot-][role=img]')]"
-SHOW_EACH_UPDATE = "document.getElementById('raw').click()"
+PLOTS = "[...document.querySelectorAll('[id^=plot-][role=img]')].filter(plot => !plot.closest('details:not([open])'))"
+OPEN_ALL = "document.querySelectorAll('details').forEach(part => { part.open = true; })"
+ALL_DRAWN = "return document.documentElement.dataset.drawn === document.documentElement.dataset.plots"
 
 
 @pytest.fixture(params=PAGES)
@@ -28,8 +29,10 @@ def brightness(colour):
 
 
 def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_about(browser, page):
-    browser.run(SHOW_EACH_UPDATE)
-    browser.wait("return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace path.js-line').length > 3")
+    closed = browser.run(f"return {PLOTS}.length")
+    browser.run(OPEN_ALL)
+    browser.wait(f"return {PLOTS}.length > {closed} && {PLOTS}.every(plot => plot.querySelector('.main-svg'))")
+    browser.wait(ALL_DRAWN)
     drawn = browser.run(
         f"return {PLOTS}.map(plot => ({{id: plot.id, traces: plot.data.filter(t => t.type === 'scatter').length,"
         " lines: [...plot.querySelectorAll('.scatterlayer .trace')].filter(t => "
@@ -37,7 +40,7 @@ def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_about(browser,
         " bars: [...plot.querySelectorAll('.barlayer .point path')].filter(p => p.getBoundingClientRect().width > 0).length,"
         " height: plot.querySelector('.main-svg').getBoundingClientRect().height}))"
     )
-    assert len(drawn) == {"real": 12, "odd": 12}[page]
+    assert (closed, len(drawn)) == {"real": (6, 14), "odd": (4, 12)}[page]
     for plot in drawn:
         assert plot["height"] > 90, plot
         if "time-shares" in plot["id"]:
@@ -84,7 +87,7 @@ def test_a_page_printed_at_once_has_every_plot_and_is_light(browser, pages):
     never = browser.command("Page.addScriptToEvaluateOnNewDocument", {"source": "window.requestIdleCallback = () => 0"})
     try:
         browser.screen(scheme="dark")
-        browser.open(pages["odd"], wait=False)
+        browser.open(pages["forty"], wait=False)
         browser.wait("return document.documentElement.dataset.plots")
         drawn, plots = browser.run("return [document.documentElement.dataset.drawn, document.documentElement.dataset.plots].map(Number)")
         assert drawn < plots
@@ -114,6 +117,8 @@ def test_what_a_run_is_called_is_never_run(browser, pages):
     browser.open(pages["odd"])
     assert browser.run("return [typeof hacked, document.images.length]") == ["undefined", 0]
     assert browser.run("return document.querySelector('#run-0').textContent") == HOSTILE
+    browser.run(OPEN_ALL)
+    browser.wait(ALL_DRAWN)
     hover = "const plot = document.getElementById('plot-accuracy-0'); Plotly.Fx.hover(plot, [{curveNumber: 0, pointNumber: 1}]);"
     browser.run(f"{hover} plot.scrollIntoView()")
     browser.wait("return document.querySelector('#plot-accuracy-0 .hoverlayer text')")
@@ -123,7 +128,6 @@ def test_what_a_run_is_called_is_never_run(browser, pages):
 def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
     browser.screen()
     browser.open(pages["odd"])
-    browser.run(SHOW_EACH_UPDATE)
     pieces = "return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace')[1].querySelectorAll('path.js-line').length"
     browser.wait(f"{pieces} > 0")
     assert browser.run(pieces) == 3  # updates 50 and 51 are one gap, 120 is another
@@ -138,20 +142,13 @@ def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
     assert browser.run("const e = document.activeElement; return [e.className, e.getBoundingClientRect().left]") == ["skip", 0]
     browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
     assert browser.run("return document.activeElement.id") == "content"
-    box = browser.driver.find_element("css selector", "input[data-run='0']")
-    lines = "return document.querySelectorAll('#plot-accuracy-0 path.js-line').length"
+    box = browser.driver.find_element("css selector", "input[data-line='0']")
+    lines = "return document.querySelectorAll('#plot-decision-1 path.js-line').length"
     assert browser.run(lines) == 2
     box.send_keys(Keys.SPACE)
     browser.wait(f"{lines} === 1")
-    resources = "return [...document.querySelectorAll('figure[data-of]')].map(figure => figure.getBoundingClientRect().height > 0)"
-    assert browser.run(resources) == [False, True]
     box.send_keys(Keys.SPACE)
     browser.wait(f"{lines} === 2")
-    assert browser.run(resources) == [True, True]
-    losses = "return document.querySelectorAll('#plot-loss-0 path.js-line').length"
-    assert browser.run(losses) == 2  # of two runs, single updates are shown when asked for
-    browser.driver.find_element("id", "raw").send_keys(Keys.SPACE)
-    browser.wait(f"{losses} === 4")
     assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
@@ -181,7 +178,40 @@ def test_a_picture_of_the_page_has_the_colours_of_both_runs(browser, pages):
 
     browser.screen(1280, 1000)
     browser.open(pages["real"])
-    browser.run("document.getElementById('plot-accuracy-0').scrollIntoView({behavior: 'instant', block: 'center'})")
+    browser.run("document.getElementById('plot-decision-1').scrollIntoView({behavior: 'instant', block: 'center'})")
     image = Image.open(io.BytesIO(base64.b64decode(browser.command("Page.captureScreenshot", {})["data"]))).convert("RGB")
     painted = {pixel for _, pixel in image.getcolors(1 << 24)}
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= painted
+
+
+@pytest.mark.parametrize(("name", "screens"), [("real", 3), ("forty", 5)])
+def test_a_page_is_a_few_screens_long(browser, pages, name, screens):
+    browser.screen(1280, 800)
+    browser.open(pages[name])
+    assert browser.run("return document.documentElement.scrollHeight") <= screens * 800
+    first = browser.run("return document.querySelector('.best').getBoundingClientRect().bottom")
+    assert first < 250  # the answer is what the eye first meets
+
+
+def test_a_link_to_what_is_closed_opens_it(browser, pages):
+    browser.screen()
+    browser.open(pages["real"])
+    shown = "return document.getElementById('run-1').closest('details details').parentElement.closest('details').open"
+    assert not browser.run(shown)
+    browser.run("location.hash = '#run-1'")
+    browser.wait(shown)
+    browser.run("document.getElementById('run-1').closest('details').open = true")
+    resources = "return document.querySelectorAll('#plot-resources-torch-async-0 .main-svg').length > 0"
+    browser.wait(resources)
+    wide = "return document.querySelector('#plot-resources-torch-async-0 .main-svg').getBoundingClientRect().width"
+    assert browser.run(wide) > 900  # as wide as there is room now
+
+
+def test_small_plots_fit_on_paper_three_abreast(browser, pages):
+    browser.screen(1280, 800)
+    browser.open(pages["forty"])
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    widths = f"{PLOTS}.filter(plot => plot.closest('.small')).map(plot => plot.querySelector('.main-svg').getBoundingClientRect().width)"
+    browser.wait(f"return {widths}.every(width => width <= 215)")
+    assert browser.run(f"return {widths}.length") > 3
+    browser.run("dispatchEvent(new Event('afterprint'))")

@@ -102,10 +102,20 @@ def test_a_set_up_that_missed_the_target_is_ranked_behind():
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
     ]
     found = conclude(runs)
-    target = next(one for one in found.verdicts if one.figure == "time_to_target_seconds")
-    assert target.ratio is None
-    assert [(one.set_up, one.reached, one.runs) for one in target.missed] == [("tf", 2, 3)]
-    assert "tf: 2 of 3 reached the target" in next(line for line in told(found).axes if "target" in line.sure).sure
+    assert {one.figure for one in found.verdicts} == {"examples_per_second"}  # by the target there is no ratio
+    best = told(found).best
+    assert best[0] == "torch reaches accuracy>=0.9 first, after 8.00 s (95 %: 7.75 s–8.25 s); no other does in every run."
+    assert best[-1] == "Ranked behind, as not every run reached accuracy>=0.9: tf (2 of 3)."
+
+
+def test_a_target_that_nobody_reached_is_said_once():
+    runs = [
+        *repeated("t", FAST, times=(8.0,) * 3, reached=(False,) * 3, until="accuracy>=0.9"),
+        *repeated("f", SLOW, times=(4.0,) * 3, reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
+    ]
+    found = conclude(runs)
+    assert [one.figure.key for one in found.best] == ["examples_per_second"]
+    assert told(found).best[-1] == "No set-up reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
 
 
 def test_a_disturbed_run_counts_for_nothing_and_is_named():

@@ -21,9 +21,9 @@ from report_runs import make_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.plots.figure import COLOURS, DASHES, Panel, colour, dash
+from crosstrain.report.plots.figure import COLOURS, DASHES, Panel, colour, dash, stroke
 from crosstrain.report.plots.matplotlib_renderer import write_figures
-from crosstrain.report.plots.training_charts import pictures
+from crosstrain.report.plots.pictures import pictures
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,10 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def drawn(runs):
-    """One picture of each kind: curves, bars, a stack."""
+    """One picture of each kind: dots, curves, bars, a stack."""
     found = pictures(started_runs(map(Run, runs)))
     assert [picture.name for picture in found] == [
+        "decision",
         "loss",
         "accuracy",
         "test-loss",
@@ -45,14 +46,14 @@ def drawn(runs):
         "resources-one",
         "resources-_$x_1$ %",
     ]
-    return [found[0], found[4], found[6]]
+    return [found[0], found[1], found[5], found[7]]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("image", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_every_format_is_what_it_says_and_comes_out_the_same(drawn, tmp_path, image, begins):
     first = write_figures(drawn, tmp_path, image)
-    assert [path.name for path in first] == [f"{name}.{image}" for name in ("loss", "time-shares", "resources-__x_1_")]
+    assert [path.name for path in first] == [f"{name}.{image}" for name in ("decision", "loss", "time-shares", "resources-__x_1_")]
     written = [path.read_bytes() for path in first]
     assert all(content.startswith(begins) for content in written)
     again = write_figures(drawn, tmp_path, image)  # each file is known as ours and replaced
@@ -96,7 +97,7 @@ PRIVATE = "\U0010fabc"
 @pytest.mark.parametrize("image", ["png", "pdf"])
 @pytest.mark.filterwarnings("error")
 def test_a_character_is_drawn_in_a_font_that_has_it_or_named(tmp_path, capsys, private_font, image):
-    one, two = (make_run(tmp_path, name, steps=8) for name in ("one", "two"))
+    one, two = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, state="failed", summary=False)
     shown = pictures(started_runs(map(Run, [one, two.rename(tmp_path / f"two{PRIVATE}")])))[:1]
     (boxes,) = write_figures(shown, tmp_path / "boxes", image)
     said = capsys.readouterr().err
@@ -129,7 +130,7 @@ def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path)
 
 @pytest.mark.parametrize("name", ["20261122-131600-logreg-torch-sync-3n-162d", "x" * 90])
 def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
-    paths = [make_run(tmp_path, each, calibrated=True, steps=8) for each in (name, "short")]
+    paths = [make_run(tmp_path, name, calibrated=True, steps=8)]  # one alone is called by its name
     (shares,) = (picture for picture in pictures(started_runs(map(Run, paths))) if picture.name == "time-shares")
     (file,) = write_figures([shares], tmp_path, "svg")
     text = file.read_text()
@@ -141,7 +142,7 @@ def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["{}-131600-logreg-torch-sync-3n-162d", "{}" + "x" * 150])
 def test_a_key_of_long_names_stays_within_the_figure(tmp_path, name):
-    paths = [make_run(tmp_path, name.format(number), steps=8) for number in range(4)]
+    paths = [make_run(tmp_path, name.format(number), steps=8, state="failed", summary=False) for number in range(4)]
     (file,) = write_figures([pictures(started_runs(map(Run, paths)))[0]], tmp_path, "png")
     image = Image.open(file).convert("L")
     edges = [image.getpixel((x, y)) for x in (*range(4), *range(image.width - 4, image.width)) for y in range(image.height)]
@@ -158,7 +159,7 @@ def test_runs_whose_names_make_one_file_name_have_two_files(drawn, tmp_path):
 
 
 def test_thirty_runs_look_different():
-    assert len({(colour(number), dash(number)) for number in range(len(COLOURS) * len(DASHES))}) == 30
+    assert len({stroke(number) for number in range(len(COLOURS) * len(DASHES))}) == 30
     assert all(colour(number) != colour(number + 1) and dash(number) != dash(number + 1) for number in range(29))
 
 
@@ -174,9 +175,9 @@ def test_time_between_commands_is_no_training(tmp_path):
     """Two workers of async runs, with steps of 10 ms: always busy in one, for a fifth of the second in the other, as `explain` says too."""
     clock = {"train_seconds": 1.0, "eval_seconds": 0.0, "checkpoint_seconds": 0.0, "other_seconds": 0.0}
     paths = []
-    for name, updates in (("busy", 100), ("idle", 20)):
+    for name, updates, lr in (("busy", 100, 0.1), ("idle", 20, 0.2)):
         figures = {"updates_by_worker": [updates] * 2}
-        paths.append(explained_run(tmp_path, [{"compute": 0.01}] * 2, mode="async", name=name, figures=figures))
+        paths.append(explained_run(tmp_path, [{"compute": 0.01}] * 2, mode="async", name=name, figures=figures, lr=lr))
         summary = json.loads((paths[-1] / "summary.json").read_text())
         summary["time_shares"]["run"] = clock
         (paths[-1] / "summary.json").write_text(json.dumps(summary))

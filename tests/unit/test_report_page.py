@@ -24,7 +24,7 @@ from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.page.page import render
 from crosstrain.report.plots.matplotlib_renderer import write_figures
-from crosstrain.report.plots.training_charts import pictures
+from crosstrain.report.plots.pictures import pictures
 from crosstrain.report.questions.answers import answers
 from crosstrain.report.tables.run_tables import SYNTHETIC
 
@@ -82,13 +82,13 @@ def page(two):
 
 def test_the_plots_hold_the_records(two, page):
     plots = plots_of(page)
-    kinds = [(trace["meta"]["run"], trace["meta"]["kind"]) for trace in plots["plot-loss-0"]["data"]]
-    assert kinds == [(0, "faint"), (1, "faint"), (0, "line"), (1, "line"), (1, "crosses")]  # no single figures above averages
-    raw, _, smooth = plots["plot-loss-0"]["data"][:3]
+    kinds = [(trace["meta"]["line"], trace["meta"]["kind"], trace["name"]) for trace in plots["plot-loss-0"]["data"]]
+    assert kinds == [(0, "line", "async"), (0, "crosses", "async"), (1, "line", "sync")]
+    raw, smooth = plots_of(page_of(two[0]))["plot-loss-0"]["data"]  # of one run each update too
     assert unpacked(raw["x"]).tolist() == list(range(1, 201))
     assert unpacked(raw["y"]) == pytest.approx([loss_at(step) for step in range(200)], rel=1e-6)
-    assert (raw["meta"], smooth["meta"]) == ({"run": 0, "kind": "faint"}, {"run": 0, "kind": "line"})
-    accuracy = plots["plot-accuracy-1"]["data"][1]
+    assert (raw["meta"], smooth["meta"]) == ({"line": 0, "kind": "faint"}, {"line": 0, "kind": "line"})
+    accuracy = plots["plot-accuracy-1"]["data"][0]
     evals = list(RunReader(two[1]).evals())
     assert unpacked(accuracy["y"]) == pytest.approx([record.metrics["accuracy"] for record in evals])
     assert unpacked(accuracy["x"]) == pytest.approx([record.time_seconds for record in evals])
@@ -97,9 +97,10 @@ def test_the_plots_hold_the_records(two, page):
     assert [set(unpacked(trace["y"])[1:].tolist()) for trace in sent] == [{1e6}, {2e6}]
 
 
-def test_a_loss_that_blew_up_is_a_gap_and_a_cross(page):
+def test_a_loss_that_blew_up_is_a_gap_and_a_cross(two, page):
     plot = plots_of(page)["plot-loss-0"]
-    raw, smooth, crosses = (trace for trace in plot["data"] if trace["meta"]["run"] == 1)
+    smooth, crosses = (trace for trace in plot["data"] if trace["meta"]["line"] == 0)
+    raw = plots_of(page_of(two[1]))["plot-loss-0"]["data"][0]
     assert np.flatnonzero(np.isnan(unpacked(raw["y"]))).tolist() == [50, 51, 120]
     assert np.isnan(unpacked(smooth["y"])[[50, 51, 120]]).all()
     assert unpacked(crosses["x"]).tolist() == [51, 52, 121]
@@ -122,13 +123,13 @@ def test_resources_share_an_axis_and_events_are_marked(two, page):
 def test_where_the_time_went_is_shown_or_said_to_be_unknown(page):
     plots = plots_of(page)
     clock, step = plots["plot-time-shares-0"], plots["plot-time-shares-1"]
-    assert [unpacked(bar["x"]).tolist() for bar in clock["data"]] == [[2.0, 2.0], [1.0, 1.0], [0.25, 0.0], [0.25, 0.0]]
+    assert [unpacked(bar["x"]).tolist() for bar in clock["data"]] == [[2.0, 2.0], [1.0, 1.0], [0.0, 0.25], [0.0, 0.25]]
     shares = [unpacked(bar["x"]) for bar in step["data"]]
-    assert [values[:2].tolist() for values in shares] == [[10, 10], [50, 50], [10, 10], [30, 30]]
-    assert all(np.isnan(values[2:]).all() for values in shares)
+    assert [values[2:].tolist() for values in shares] == [[10, 10], [50, 50], [10, 10], [30, 30]]
+    assert all(np.isnan(values[:2]).all() for values in shares)
     labels = [note["text"] for note in step["layout"]["annotations"]]
     assert labels.count("not calibrated") == 2
-    assert "one, node 0 (10 ms)" in labels
+    assert "sync, node 0 (10 ms)" in labels
 
 
 def test_a_node_without_updates_is_said_to_have_none(tmp_path):
@@ -199,7 +200,7 @@ def test_a_run_that_failed_is_shown_as_such(tmp_path):
     page = page_of(make_run(tmp_path, "fine", steps=40), failed)
     text = Page(page).text
     assert "broken: failed (worker-1 was killed by signal 9). What is shown of it is what was recorded until then." in text
-    assert len(plots_of(page)["plot-loss-0"]["data"]) == 4
+    assert [trace["name"] for trace in plots_of(page)["plot-loss-0"]["data"]] == ["fine", "broken"]
     assert any(mark.kind == "failure" for mark in pictures(started_runs([Run(failed)]))[-1].marks)
     assert "for it is failed: all figures are from its records" in text
     alone = page_of(failed)

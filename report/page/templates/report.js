@@ -1,18 +1,19 @@
-// Draws the plots: those in view at once, the others when the browser is idle, all of them before the page is printed.
+// Draws the plots: those in view at once, the others when the browser is idle, those behind a click when it is opened, and all that can be
+// seen before the page is printed.
 (() => {
   "use strict";
   const PRINT_WIDTH = 680; // a page of A4 or Letter without its margins, in pixels
+  const SMALL_PRINT_WIDTH = 215; // three abreast
   const plots = new Map(JSON.parse(document.getElementById("plots").textContent).map((plot) => [plot.id, plot]));
   const waiting = new Set(plots.keys());
   const hidden = new Set();
+  const state = document.documentElement.dataset;
   let drawn = 0;
-  const raw = document.getElementById("raw");
   const touch = matchMedia("(pointer: coarse)").matches;
 
-  const visible = (trace) => {
-    const meta = trace.meta || {};
-    return !hidden.has(meta.run) && !(meta.kind === "faint" && raw && !raw.checked);
-  };
+  const closed = (id) => document.getElementById(id).closest("details:not([open])") !== null;
+  const visible = (trace) => !hidden.has((trace.meta || {}).line);
+  const count = () => { state.plots = String([...plots.keys()].filter((id) => !waiting.has(id) || !closed(id)).length); };
 
   const draw = (id) => {
     if (!waiting.delete(id)) return;
@@ -32,16 +33,17 @@
     const target = document.getElementById(id);
     Plotly.newPlot(target, plot.data, layout, { responsive: true, displayModeBar: false }).then(() => {
       drawn += 1;
-      document.documentElement.dataset.drawn = String(drawn);
+      state.drawn = String(drawn);
     });
   };
 
-  const drawAll = () => [...waiting].forEach(draw);
+  const next = () => [...waiting].find((id) => !closed(id));
+  const drawAll = () => [...waiting].filter((id) => !closed(id)).forEach(draw);
   const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 50));
   const drawNext = () => {
-    const [next] = waiting;
-    if (next === undefined) return;
-    draw(next);
+    const id = next();
+    if (id === undefined) return;
+    draw(id);
     whenIdle(drawNext);
   };
 
@@ -51,27 +53,48 @@
     if (target.data.some((trace) => trace.meta)) Plotly.restyle(target, { visible: target.data.map(visible) });
   });
 
-  document.querySelectorAll("input[data-run]").forEach((box) => box.addEventListener("change", () => {
-    const run = Number(box.dataset.run);
-    if (box.checked) hidden.delete(run); else hidden.add(run);
-    document.querySelectorAll(`figure[data-of="${run}"]`).forEach((figure) => { figure.hidden = !box.checked; });
+  document.querySelectorAll("input[data-line]").forEach((box) => box.addEventListener("change", () => {
+    const line = Number(box.dataset.line);
+    if (box.checked) hidden.delete(line); else hidden.add(line);
     refresh();
   }));
-  if (raw) raw.addEventListener("change", refresh);
+
+  // What is opened is drawn at once; what was drawn before takes the width that it has now.
+  document.querySelectorAll("details").forEach((part) => part.addEventListener("toggle", () => {
+    count();
+    if (!part.open) return;
+    part.querySelectorAll("[role=img]").forEach((target) => {
+      if (closed(target.id)) return;
+      if (waiting.has(target.id)) draw(target.id); else Plotly.Plots.resize(target);
+    });
+  }));
+
+  // A link to what is behind a click opens it.
+  const reveal = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    for (let part = target.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
 
   addEventListener("beforeprint", () => {
     drawAll();
-    plots.forEach((plot, id) => Plotly.relayout(id, { width: PRINT_WIDTH }));
+    plots.forEach((plot, id) => {
+      const small = document.getElementById(id).closest(".small") !== null;
+      if (!closed(id)) Plotly.relayout(id, { width: small ? SMALL_PRINT_WIDTH : PRINT_WIDTH });
+    });
   });
   addEventListener("afterprint", () => plots.forEach((plot, id) => {
-    Plotly.relayout(id, { width: null, autosize: true });
+    if (!waiting.has(id)) Plotly.relayout(id, { width: null, autosize: true });
   }));
 
   const watcher = new IntersectionObserver((entries) => entries.forEach((entry) => {
-    if (entry.isIntersecting) draw(entry.target.id);
+    if (entry.isIntersecting && !closed(entry.target.id)) draw(entry.target.id);
   }), { rootMargin: "200px" });
   plots.forEach((plot, id) => watcher.observe(document.getElementById(id)));
-  document.documentElement.dataset.drawn = "0";
-  document.documentElement.dataset.plots = String(plots.size);
+  state.drawn = "0";
+  count();
+  if (location.hash) reveal();
   whenIdle(drawNext);
 })();

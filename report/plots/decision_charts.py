@@ -1,0 +1,112 @@
+"""The chart that decides: each set-up's time to target or speed, a dot a repeat, and beside it how they learnt over time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...records.text.numbers import duration_text, number_text, rate_text
+from ..conclusion.ratios import geometric_mean, interval_of_mean
+from ..conclusion.set_ups import FIGURES, Figure, SetUp
+from ..series.repeats import one_by_one
+from .figure import COLOURS, Dots, Panel, Picture, stroke
+from .lines import Line, Lines
+from .training_charts import course, evaluations, goal, metrics_of_all
+
+__all__ = ["decision"]
+
+MOST_ROWS = 12
+"""As many as stay readable on a first screen."""
+
+TARGET, SPEED = FIGURES
+
+
+def decision(lines: Lines) -> Picture | None:
+    """Return the picture; None where there are not several set-ups, or none of them has the figure."""
+    found = [line for line in lines.all if line.set_up is not None]
+    if len(found) < 2:
+        return None
+    figure = TARGET if any(_of(line).figures(TARGET) for line in found) else SPEED
+    ranked = sorted(found, key=lambda line: _rank(_of(line), figure))
+    if not _of(ranked[0]).figures(figure):
+        return None
+    rows = ranked[:MOST_ROWS]
+    panels: list[Panel | Dots] = [_dots(rows, figure, len(ranked))]
+    if (learnt := _learnt(lines, ranked)) is not None:
+        panels.append(learnt)
+    note = "A dot is a run, a bar the interval of 95 % of the mean. " if lines.repeated else "A dot is a run. "
+    words = "; ".join(_said(line, figure) for line in rows)
+    return Picture("decision", "Best on top", (note + lines.note).strip(), words, tuple(panels), place="first")
+
+
+def _of(line: Line) -> SetUp:
+    assert line.set_up is not None
+    return line.set_up
+
+
+def _rank(one: SetUp, figure: Figure) -> tuple[bool, float, float]:
+    """Put the best first; what has no figure comes last, by how many of its runs reached the target."""
+    values = one.figures(figure)
+    if values:
+        return False, 0.0, -figure.better * geometric_mean(values)
+    return True, -(one.row.converged or 0) / len(one.runs), 0.0
+
+
+def _dots(rows: list[Line], figure: Figure, of: int) -> Dots:
+    values = [_of(line).figures(figure) for line in rows]
+    title = "Time to the target" if figure is TARGET else "Examples per second"
+    if figure is TARGET and (target := _of(rows[0]).row.figures.get("target")) is not None:
+        title = f"Time to {target}"
+    if of > len(rows):
+        title += f", the best {len(rows)} of {of} set-ups"
+    return Dots(
+        title,
+        "seconds, less is better" if figure is TARGET else "examples per second, more is better",
+        tuple(line.label for line in rows),
+        tuple(values),
+        tuple(geometric_mean(each) if each else None for each in values),
+        tuple(interval_of_mean(each) if each else None for each in values),
+        tuple(line.stroke for line in rows),
+        tuple(line.number for line in rows),
+        tuple("" if each else _missing(_of(line), figure) for line, each in zip(rows, values, strict=True)),
+    )
+
+
+def _missing(one: SetUp, figure: Figure) -> str:
+    if figure is TARGET and one.row.converged is not None:
+        return f"{one.row.converged} of {len(one.runs)} reached it"
+    return "no target" if figure is TARGET else "speed not known"
+
+
+def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
+    """Return how the best set-ups learnt over time: the metric of their goal, or the first that they have."""
+    metrics = metrics_of_all(lines)
+    if not metrics:
+        return None
+    info = next((one for one in metrics if goal(lines, one.name) is not None), metrics[0])
+    some = len(lines.parts) > 1 or len(ranked) > MOST_ROWS
+    curves, bands = [], []
+    for place, line in enumerate(ranked[: len(COLOURS)] if some else ranked):
+        known = [found for run in line.runs if (found := evaluations(run, info)) is not None]
+        if known:
+            drawn_as = replace(line, stroke=stroke(place)) if some else line
+            own, pale = course(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
+            curves += own
+            bands += pale
+    if not curves:
+        return None
+    title = f"Test {info.label} over time" + (f", the best {len(curves)} set-ups" if some else "")
+    return Panel(title, "run clock in seconds", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
+
+
+def _said(line: Line, figure: Figure) -> str:
+    values = _of(line).figures(figure)
+    if not values:
+        return f"{line.label}: {_missing(_of(line), figure)}"
+    show = duration_text if figure is TARGET else rate_text
+    scatter = interval_of_mean(values)
+    within = "" if scatter is None else f" (95 %: {' to '.join(map(show, scatter))})"
+    return (
+        f"{line.label}: {show(geometric_mean(values))}{within} in {number_text(len(values), 0)} runs"
+        if len(values) > 1
+        else (f"{line.label}: {show(values[0])}")
+    )

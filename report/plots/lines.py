@@ -1,0 +1,135 @@
+"""Which lines a picture has: a set-up each, with its repeats; told apart by colour along one axis and by dash along another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..catalog.run import Run
+from ..comparison.factors import Factor
+from ..conclusion.set_ups import Disturbed, SetUp, SetUps, called, set_ups
+from .figure import COLOURS, DASHES, Stroke, stroke
+
+__all__ = ["Line", "Lines", "counts_something", "lines_of", "values_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A set-up with its repeats, or a run without figures, and how it is drawn.
+
+    `part` says which of the small multiples it is in: where colours and dashes do not suffice, each picture has several.
+    """
+
+    number: int
+    label: str
+    stroke: Stroke
+    part: str
+    runs: tuple[Run, ...]
+    set_up: SetUp | None
+
+    @property
+    def repeats(self) -> int:
+        """How many runs it stands for."""
+        return len(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines, in their order, and the runs that are left out of them. `set_ups` is None where no run has figures.
+
+    `coloured` and `dashed` are the keys of the axes that colour and dash are for, None where they are for no axis.
+    """
+
+    all: tuple[Line, ...]
+    left_out: tuple[Disturbed, ...]
+    set_ups: SetUps | None
+    coloured: str | None = None
+    dashed: str | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the small multiples; one empty name where one picture has all lines."""
+        return tuple(dict.fromkeys(line.part for line in self.all))
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a line stands for several runs."""
+        return any(line.repeats > 1 for line in self.all)
+
+    @property
+    def note(self) -> str:
+        """What has to be said about the lines of curves; empty where there is nothing."""
+        found = ["Of repeats the mean; pale: from the lowest to the highest."] if self.repeated else []
+        return " ".join(filter(None, [*found, self.left_out_note]))
+
+    @property
+    def left_out_note(self) -> str:
+        """Which runs no picture has, and why; empty where it has all."""
+        names = ", ".join(one.run.name for one in self.left_out)
+        return f"Left out, as other programs had their cores: {names}." if names else ""
+
+
+def lines_of(runs: Sequence[Run]) -> Lines:
+    """Return the lines for labelled runs. One run alone is a line whatever disturbed it, and so are runs that were all disturbed."""
+    ended = [run for run in runs if run.has_summary]
+    others = [run for run in runs if not run.has_summary]
+    found = set_ups(ended) if ended else None
+    if found is None or not found.all:
+        return Lines(tuple(_alone(number, run) for number, run in enumerate(runs)), (), found)
+    coloured, dashed, looks = _looks(found)
+    ordered = sorted(zip(found.all, looks, strict=True), key=lambda pair: [_place(found, axis, pair[0]) for axis in found.axes])
+    lines = [Line(number, _label(one, found, len(runs)), drawn, part, one.runs, one) for number, (one, (drawn, part)) in enumerate(ordered)]
+    used = len(set(looks))
+    part = "" if {line.part for line in lines} == {""} else "without figures"
+    lines += [
+        Line(len(lines) + place, run.name, Stroke(used + place, used + place), part, (run,), None) for place, run in enumerate(others)
+    ]
+    return Lines(tuple(lines), found.disturbed, found, coloured, dashed)
+
+
+def _alone(number: int, run: Run) -> Line:
+    return Line(number, run.name, stroke(number), "", (run,), None)
+
+
+def _label(one: SetUp, found: SetUps, runs: int) -> str:
+    """Return what a line is called: by what its set-up differs in, or as its runs where there is only one set-up."""
+    if runs == 1:
+        return one.runs[0].name
+    return one.label if found.axes else one.row.label
+
+
+def _looks(found: SetUps) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:
+    """Return the axes that colour and dash are for, and for each set-up how it is drawn and in which of the small multiples.
+
+    Colour is for the first axis of names whose values have a colour each, else of numbers, which have a picture of their own to be read
+    from; dash is for the next. Further axes are for the small multiples. Where that leaves two alike, or there are no axes, set-ups are
+    counted through, as many to a picture as there are colours.
+    """
+    ordered = sorted(found.axes, key=lambda axis: counts_something(values_of(found, axis)))
+    coloured = next((axis for axis in ordered if len(values_of(found, axis)) <= len(COLOURS)), None)
+    dashed = next((axis for axis in ordered if axis is not coloured and len(values_of(found, axis)) <= len(DASHES)), None)
+    rest = [axis for axis in found.axes if axis is not coloured and axis is not dashed]
+    looks = [
+        (Stroke(_place(found, coloured, one), _place(found, dashed, one)), called(rest, one.values) if rest else "") for one in found.all
+    ]
+    if coloured is not None and len(set(looks)) == len(looks):
+        return coloured.key, None if dashed is None else dashed.key, looks
+    size, count = len(COLOURS), len(found.all)
+    parts = [f"{first + 1} to {min(first + size, count)} of {count}" for first in range(0, count, size)]
+    return None, None, [(stroke(index % size), parts[index // size] if count > size else "") for index in range(count)]
+
+
+def values_of(found: SetUps, axis: Factor) -> list[Any]:
+    """Return the values of an axis in order, None last."""
+    values = {one.values[axis.key] for one in found.all}
+    return sorted(values, key=lambda value: (value is None, () if value is None else axis.order(value)))
+
+
+def counts_something(values: Sequence[Any]) -> bool:
+    """Return whether the values of an axis are numbers, so that figures can be drawn over them."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _place(found: SetUps, axis: Factor | None, one: SetUp) -> int:
+    return 0 if axis is None else values_of(found, axis).index(one.values[axis.key])

@@ -1,0 +1,209 @@
+"""Charts of figures over a setting that is a number, such as the batch size: a line for set-ups that are equal in all else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...metrics import MetricInfo
+from ...records.text.numbers import number_text
+from ..catalog.run import Run
+from ..catalog.summary_rows import number
+from ..comparison.factors import Factor
+from ..conclusion.set_ups import SetUp, SetUps, called
+from ..series.arrays import Floats
+from .figure import NEUTRAL, Band, Curve, Panel, Picture, Stroke, Unit, band, curve, stroke
+from .lines import Line, Lines, counts_something, values_of
+from .training_charts import metrics_of_all
+
+__all__ = ["over_settings"]
+
+LEAST_VALUES = 3
+"""Of two values a table says as much."""
+
+_LOGARITHMIC_FROM = 8.0
+"""Where the largest value is so many times the smallest, equal ratios are drawn equally far apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """A figure of a run, and what its panel is called."""
+
+    title: str
+    unit: Unit
+    value: Callable[[Run], float | None]
+    y_title: str
+    from_zero: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Set-ups that are equal in all but the axis, in its order, and how they are drawn."""
+
+    label: str
+    stroke: Stroke
+    line: int
+    set_ups: tuple[SetUp, ...]
+
+
+def over_settings(lines: Lines) -> list[Picture]:
+    """Return a picture for each axis of at least three numbers, and of nodes with two; none where set-ups differ in no such setting."""
+    found = lines.set_ups
+    if found is None:
+        return []
+    return [
+        _picture(lines, found, axis)
+        for axis in found.axes
+        if counts_something(values := values_of(found, axis)) and len(values) >= (2 if axis.key == "nodes" else LEAST_VALUES)
+    ]
+
+
+def _picture(lines: Lines, found: SetUps, axis: Factor) -> Picture:
+    values = values_of(found, axis)
+    rows = _rows(lines, found, axis)
+    logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
+    panels = [_panel(axis, measure, rows, logarithmic) for measure in _measures(metrics_of_all(lines))]
+    words = "; ".join(_said(axis, row) for row in rows)
+    note = lines.note
+    if axis.key == "nodes":
+        panels += _scaling(axis, rows)
+        note = f"{note} Speed-up and efficiency are against the fewest nodes; dotted: the ideal.".strip()
+    title = f"Over {axis.label}"
+    return Picture(f"over-{axis.key}", title, note, words, tuple(panel for panel in panels if panel.curves))
+
+
+def _rows(lines: Lines, found: SetUps, axis: Factor) -> list[_Row]:
+    others = found.others(axis)
+    by_id = {id(line.set_up): line for line in lines.all if line.set_up is not None}
+    rows = []
+    for place, group in enumerate(found.strata(axis)):
+        members = tuple(sorted(group, key=lambda one: axis.order(one.values[axis.key])))
+        line = by_id[id(members[0])]
+        rows.append(_Row(called(others, members[0].values) or "all runs", _stroke(lines, axis, line, place), line.number, members))
+    return (
+        rows
+        if len({row.stroke for row in rows}) == len(rows)
+        else [_Row(row.label, stroke(place), row.line, row.set_ups) for place, row in enumerate(rows)]
+    )
+
+
+def _stroke(lines: Lines, axis: Factor, line: Line, place: int) -> Stroke:
+    """Return how a row is drawn: as its set-ups in other pictures, without what the axis itself decides there."""
+    if lines.coloured is None:
+        return stroke(place)
+    return Stroke(
+        -1 if lines.coloured == axis.key else line.stroke.colour,
+        0 if lines.dashed == axis.key else line.stroke.dash,
+    )
+
+
+def _measures(metrics: Sequence[MetricInfo]) -> list[_Measure]:
+    learnt = [
+        _Measure(f"Test {info.label} at the end", "", _evaluated(info.name), f"test {info.label}", from_zero=False) for info in metrics[:1]
+    ]
+    return [
+        _Measure("Examples per second", "", _summary("examples_per_second"), "examples per second"),
+        _Measure("Time to the target", "s", _time_to_target, "seconds"),
+        *learnt,
+        _Measure("CPU", "", _of_nodes(("cpu_cores_used", "mean")), "cores used by a node"),
+        _Measure("Sent", "B/s", _of_nodes(("network_sent_bytes_per_second",)), "by a node, per second"),
+        _Measure("Memory", "B", _of_nodes(("memory_rss_bytes", "max")), "of a node, at most"),
+    ]
+
+
+def _summary(key: str) -> Callable[[Run], float | None]:
+    return lambda run: number(run.summary.get(key))
+
+
+def _time_to_target(run: Run) -> float | None:
+    return number(run.summary.get("time_to_target_seconds")) if run.summary.get("target_reached") else None
+
+
+def _evaluated(name: str) -> Callable[[Run], float | None]:
+    return lambda run: number((run.summary.get("eval") or {}).get(name))
+
+
+def _of_nodes(path: Sequence[str]) -> Callable[[Run], float | None]:
+    """Return what gives the mean over a run's nodes of a figure; None where one of them lacks it."""
+
+    def mean(run: Run) -> float | None:
+        found = []
+        for node in run.summary["per_node"]:
+            value = node
+            for key in path:
+                value = None if value is None else value.get(key)
+            found.append(number(value))
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(found) else None
+
+    return mean
+
+
+def _points(axis: Factor, row: _Row, value: Callable[[Run], float | None]) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return x, mean, lowest and highest [set-ups] of a figure; NaN where a run lacks it."""
+    table = []
+    for one in row.set_ups:
+        found = [value(run) for run in one.runs]
+        known = [each for each in found if each is not None and math.isfinite(each)]
+        nothing = not known or len(known) < len(found)
+        mean = math.nan if nothing else sum(known) / len(known)
+        table.append((float(one.values[axis.key]), mean, math.nan if nothing else min(known), math.nan if nothing else max(known)))
+    x, mean, low, high = np.array(table, np.float64).T
+    return x, mean, low, high
+
+
+def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: bool) -> Panel:
+    curves: list[Curve] = []
+    bands: list[Band] = []
+    for row in rows:
+        x, mean, low, high = _points(axis, row, measure.value)
+        if np.isfinite(mean).any():
+            curves.append(curve(row.label, row.stroke, x, mean, row.line, "points"))
+            pale = band(row.stroke, x, low, high, row.line)
+            bands += [] if pale is None else [pale]
+    ticks = {float(one.values[axis.key]) for row in rows for one in row.set_ups}
+    return Panel(
+        measure.title,
+        axis.label,
+        measure.y_title,
+        tuple(curves),
+        measure.unit,
+        from_zero=measure.from_zero,
+        bands=tuple(bands),
+        logarithmic=logarithmic,
+        ticks=tuple(sorted(ticks)),
+    )
+
+
+def _scaling(axis: Factor, rows: Sequence[_Row]) -> list[Panel]:
+    """Return speed-up and efficiency over nodes, each with the ideal."""
+    speedups: list[Curve] = []
+    efficiencies: list[Curve] = []
+    nodes: set[float] = set()
+    for row in rows:
+        x, mean, _, _ = _points(axis, row, _summary("examples_per_second"))
+        if len(x) < 2 or not np.isfinite(mean[0]) or not mean[0] > 0:
+            continue
+        nodes |= set(x.tolist())
+        speedup = mean / mean[0]
+        speedups.append(curve(row.label, row.stroke, x, speedup, row.line, "points"))
+        efficiencies.append(curve(row.label, row.stroke, x, 100.0 * speedup / (x / x[0]), row.line, "points"))
+    if not speedups:
+        return []
+    ticks = tuple(sorted(nodes))
+    ends = np.array(ticks, np.float64)
+    speedups.append(Curve("ideal", NEUTRAL, ends, ends / ends[0], -1))
+    efficiencies.append(Curve("ideal", NEUTRAL, ends, np.full(len(ends), 100.0), -1))
+    return [
+        Panel("Speed-up", axis.label, "times as fast", tuple(speedups), from_zero=True, ticks=ticks),
+        Panel("Efficiency", axis.label, "of the ideal", tuple(efficiencies), "%", from_zero=True, ticks=ticks),
+    ]
+
+
+def _said(axis: Factor, row: _Row) -> str:
+    x, mean, _, _ = _points(axis, row, _summary("examples_per_second"))
+    known = [f"{number_text(value, 6)}: {number_text(speed)}" for value, speed in zip(x.tolist(), mean.tolist(), strict=True)]
+    return f"{row.label}, examples per second by {axis.label}: {', '.join(known)}"

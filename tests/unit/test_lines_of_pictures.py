@@ -1,0 +1,187 @@
+"""Which lines the pictures of several runs have: set-ups, with their repeats folded, told apart by their axes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from comparison_samples import made, starved_node
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import make_run
+
+from crosstrain.report.catalog.run import Run, labelled, started_runs
+from crosstrain.report.plots.figure import COLOURS, NEUTRAL, Dots, Panel
+from crosstrain.report.plots.lines import lines_of
+from crosstrain.report.plots.pictures import pictures
+from crosstrain.report.series.repeats import on_a_grid, one_by_one
+
+AXES = {
+    "backend": ("torch", "tf"),
+    "mode": ("sync", "async"),
+    "nodes": (1, 2, 3, 4, 6, 8, 12),
+    "batch_size": (5, 10, 20, 30, 40, 60, 80, 100),
+    "lr": (0.01, 0.02, 0.05, 0.1),
+}
+
+
+def grid(**axes):
+    """A run for each combination of values, a figure each."""
+    names = list(axes)
+    return labelled(
+        [
+            made(f"run-{number}", summary={"examples_per_second": 100.0 + number}, **dict(zip(names, values, strict=True)))
+            for number, values in enumerate(itertools.product(*axes.values()))
+        ]
+    )
+
+
+@given(sizes=st.fixed_dictionaries({name: st.integers(1, len(values)) for name, values in AXES.items()}))
+def test_no_two_lines_of_a_panel_look_alike(sizes):
+    """Whatever the axes: colours and dashes tell the lines of each of the small multiples apart."""
+    while np.prod(list(sizes.values())) > 60:
+        largest = max(sizes, key=lambda name: sizes[name])
+        sizes = {**sizes, largest: sizes[largest] - 1}
+    runs = grid(**{name: values[: sizes[name]] for name, values in AXES.items()})
+    found = lines_of(runs)
+    assert sorted(run.name for line in found.all for run in line.runs) == sorted(run.name for run in runs)
+    assert [line.number for line in found.all] == list(range(len(found.all)))
+    for part in found.parts:
+        looks = [line.stroke for line in found.all if line.part == part]
+        assert len(set(looks)) == len(looks)
+    if len(found.all) > 1:
+        assert all(line.label for line in found.all)
+
+
+def test_colour_is_for_one_axis_and_dash_for_the_other():
+    found = lines_of(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
+    assert (found.coloured, found.dashed) == ("mode", "global_batch_size")
+    for line in found.all:
+        assert line.set_up is not None
+        assert line.stroke.colour == (0 if line.set_up.values["mode"] == "async" else 1)
+    assert len({line.stroke.dash for line in found.all}) == 3
+    assert found.parts == ("",)
+
+
+def test_a_third_axis_makes_small_multiples():
+    found = lines_of(grid(backend=("torch", "tf"), mode=("sync", "async"), lr=(0.1, 0.2)))
+    assert found.parts == ("learning rate 0.1", "learning rate 0.2")
+
+
+def test_more_names_than_colours_make_small_multiples():
+    """Nothing tells them apart but what they are called."""
+    runs = labelled([made(f"run-{number}", data=f"images:{'x' * (number + 1)}") for number in range(len(COLOURS) + 1)])
+    found = lines_of(runs)
+    assert len(found.all) == 7
+    assert len({(line.part, line.stroke) for line in found.all}) == 7
+
+
+def test_a_disturbed_run_is_in_no_line_and_named():
+    runs = [made(f"t-{seed}", seed=seed) for seed in range(2)] + [made("f", backend="tf")]
+    runs.append(made("busy", seed=3, backend="tf", summary={"per_node": [starved_node(0.5)]}))
+    found = lines_of(labelled(runs))
+    assert [line.repeats for line in found.all] == [1, 2]
+    assert found.left_out_note == "Left out, as other programs had their cores: busy."
+    alone = lines_of(labelled(runs[-1:]))  # there is nothing else to show
+    assert [line.label for line in alone.all] == ["busy"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two backends with two repeats each, at three batch sizes, and a run that failed."""
+    out = tmp_path_factory.mktemp("runs")
+    for backend, batch, seed in itertools.product(("tf", "torch"), (5, 10, 20), (0, 1)):
+        path = make_run(out, f"{backend}-{batch}-{seed}", backend=backend, batch_size=batch, seed=seed, steps=40, until="accuracy>=0.6")
+        summary = json.loads((path / "summary.json").read_text())
+        speed = batch * (200.0 if backend == "torch" else 100.0) + seed
+        reached = (backend, batch, seed) != ("tf", 5, 1)
+        times = {"target_reached": reached, "time_to_target_seconds": 1000.0 / speed if reached else None}
+        (path / "summary.json").write_text(json.dumps({**summary, "examples_per_second": speed, **times}))
+    return out
+
+
+@pytest.fixture(scope="module")
+def drawn(folder):
+    found = pictures(started_runs(Run(path) for path in sorted(folder.iterdir())))
+    return {picture.name: picture for picture in found}
+
+
+def test_the_first_picture_ranks_the_set_ups(drawn):
+    dots, learnt = drawn["decision"].panels
+    assert isinstance(dots, Dots)
+    assert dots.title == "Time to accuracy>=0.6"
+    assert dots.rows[0] == "torch, global batch 40"
+    assert dots.rows[-1] == "tf, global batch 10"
+    assert dots.missing[-1] == "1 of 2 reached it"
+    assert (dots.values[-1], dots.means[-1], dots.intervals[-1]) == ((), None, None)
+    means = [mean for mean in dots.means if mean is not None]
+    assert means == sorted(means)
+    assert all(len(values) == 2 for values in dots.values[:-1])
+    assert isinstance(learnt, Panel)
+    assert learnt.level == (0.6, "goal 0.6")
+    assert {curve.name for curve in learnt.curves} == set(dots.rows)
+    assert drawn["decision"].place == "first"
+
+
+def test_repeats_are_one_line(drawn):
+    over_steps, over_seconds = drawn["loss"].panels
+    assert len(over_steps.curves) == len(over_seconds.curves) == 6
+    assert "Of repeats the mean; pale: from the lowest to the highest." in drawn["loss"].note
+    assert over_steps.counts
+    assert not over_seconds.counts
+
+
+def test_figures_are_drawn_over_a_setting_that_is_a_number(drawn):
+    panels = {panel.title: panel for panel in drawn["over-global_batch_size"].panels}
+    assert list(panels) == ["Examples per second", "Time to the target", "Test accuracy at the end", "CPU", "Sent", "Memory"]
+    speed = {curve.name: curve for curve in panels["Examples per second"].curves}
+    assert speed["torch"].x.tolist() == [10.0, 20.0, 40.0]
+    assert speed["torch"].y.tolist() == [1000.5, 2000.5, 4000.5]
+    assert panels["Examples per second"].ticks == (10.0, 20.0, 40.0)
+    times = {curve.name: curve for curve in panels["Time to the target"].curves}
+    assert np.isnan(times["tf"].y[0])  # one of its repeats missed it
+    band = panels["Examples per second"].bands[0]
+    assert (band.high - band.low).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_speed_up_and_efficiency_have_the_ideal_beside_them(tmp_path):
+    for nodes, speed in ((1, 100.0), (2, 150.0)):
+        path = make_run(tmp_path, f"n{nodes}", nodes=nodes, steps=40)
+        summary = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps({**summary, "examples_per_second": speed, "nodes": nodes}))
+    (over,) = (one for one in pictures(started_runs(Run(path) for path in sorted(tmp_path.iterdir()))) if one.name == "over-nodes")
+    panels = {panel.title: panel for panel in over.panels}
+    own, ideal = panels["Speed-up"].curves
+    assert own.y.tolist() == [1.0, 1.5]
+    assert (ideal.y.tolist(), ideal.stroke) == ([1.0, 2.0], NEUTRAL)
+    assert panels["Efficiency"].curves[0].y.tolist() == [100.0, 75.0]
+
+
+def test_of_many_set_ups_the_rest_is_behind_a_click(drawn):
+    places = {name: picture.place for name, picture in drawn.items()}
+    assert places["loss"] == "plots"
+    assert {places["accuracy"], places["test-loss"], places["time-shares"]} == {"more"}
+    assert {place for name, place in places.items() if name.startswith("resources-")} == {"run"}
+
+
+finite = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(st.lists(st.lists(finite, min_size=1, max_size=6), min_size=1, max_size=5))
+def test_the_mean_of_repeats_lies_within_their_band(curves):
+    """Both ways of putting curves together, with curves of different lengths."""
+    pairs = [(np.arange(1.0, len(curve) + 1), np.array(curve)) for curve in curves]
+    for found in (on_a_grid(pairs, 50), one_by_one(pairs)):
+        assert np.isfinite(found.mean).all()
+        assert (found.low <= found.mean + 1e-6).all()
+        assert (found.mean <= found.high + 1e-6).all()
+        assert found.low.min() >= min(map(min, curves)) - 1e-6
+        assert found.high.max() <= max(map(max, curves)) + 1e-6
+
+
+def test_a_repeat_that_ends_early_counts_until_then():
+    short, long = (np.array([0.0, 1.0]), np.array([1.0, 1.0])), (np.array([0.0, 2.0]), np.array([3.0, 3.0]))
+    found = on_a_grid([short, long], 5)
+    assert found.mean.tolist() == [2.0, 2.0, 2.0, 3.0, 3.0]
