@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from ..comparison.factors import Factor
-from .ratios import Ratio, ratio, repeats_that_would_tell
+from ..comparison.ratios import Ratio, ratio, repeats_that_would_tell
 from .set_ups import Figure, SetUp, SetUps, called, shown
 
 __all__ = ["AxisVerdict", "Missed", "judge_axis"]

@@ -9,12 +9,12 @@ from typing import Any
 from ...records.store.jsonl import finite_json
 from ..catalog.run import Run, labelled
 from ..comparison.factors import Factor
+from ..comparison.ratios import Ratio, geometric_mean, interval_of_mean, ratio
 from ..diagnosis.advice import advise
 from ..diagnosis.batch_size_advice import Advice
 from ..diagnosis.verdict import Explanation, explain
 from .axis import AxisVerdict, judge_axis
 from .loss_agreement import LossAgreement, loss_agreements
-from .ratios import Ratio, geometric_mean, interval_of_mean, ratio
 from .set_ups import FIGURES, Figure, SetUp, SetUps, set_ups
 
 __all__ = ["Best", "Conclusion", "Limit", "conclude"]

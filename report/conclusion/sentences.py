@@ -9,12 +9,12 @@ from ...core.untrusted.console import one_line
 from ...records.text.numbers import duration_text, number_text, rate_text
 from ..catalog.run import Run
 from ..comparison.factors import RULES
+from ..comparison.ratios import MOST_REPEATS_TOLD, Ratio
 from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation
 from .axis import AxisVerdict
 from .conclusion import Best, Conclusion, Limit
 from .loss_agreement import EQUAL_WITHIN, LossAgreement
-from .ratios import MOST_REPEATS_TOLD, Ratio
 from .set_ups import FIGURES, shown, value_text
 
 __all__ = ["AxisLine", "Told", "held_back", "told"]

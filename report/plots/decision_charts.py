@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...records.text.numbers import duration_text, number_text, rate_text
-from ..conclusion.ratios import geometric_mean, interval_of_mean
+from ..comparison.ratios import geometric_mean, interval_of_mean
 from ..conclusion.set_ups import FIGURES, Figure, SetUp
 from ..series.repeats import one_by_one
 from .figure import COLOURS, Dots, Panel, Picture, stroke
