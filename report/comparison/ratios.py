@@ -11,9 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CONFIDENCE", "MOST_REPEATS_TOLD", "Ratio", "geometric_mean", "interval_of_mean", "ratio", "repeats_that_would_tell"]
+__all__ = [
+    "CONFIDENCE",
+    "MOST_REPEATS_TOLD",
+    "USUAL_SCATTER",
+    "Ratio",
+    "geometric_mean",
+    "interval_of_mean",
+    "ratio",
+    "repeats_that_would_tell",
+]
 
 CONFIDENCE = 0.95
+
+USUAL_SCATTER = 0.05
+"""By about so much the speed of one and the same job differs from run to run on a machine that does nothing else."""
 
 MOST_REPEATS_TOLD = 30
 """Of more nobody would wait for the end."""
@@ -48,6 +60,10 @@ class Ratio:
     def opposed(self) -> bool:
         """Whether some pairs point the other way."""
         return min(self.pairs) < 1.0 < max(self.pairs)
+
+    def above(self, value: float) -> bool:
+        """Return whether it is greater than `value` by more than the scatter; of single runs by more than the usual one."""
+        return self.low > value if self.low is not None else self.ratio > value * (1.0 + USUAL_SCATTER)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""

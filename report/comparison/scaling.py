@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..catalog.summary_rows import number
 from .caveats import changed_on_resume
+from .ratios import Ratio, ratio
 from .rows import Row
 
 __all__ = ["ScalingPoint", "ScalingSeries", "families", "relative_speed", "relative_target", "scaling"]
@@ -21,13 +24,15 @@ class ScalingPoint:
     """A row of the comparison, by its index, on `nodes` nodes.
 
     `speedup` is its examples/s over those of the series' first point, `efficiency` that over the ratio of the nodes; None where the speed
-    of either is not known. So is the efficiency where either had other nodes for a part of its time.
+    of either is not known. So is the efficiency where either had other nodes for a part of its time. `too_fast` says that the efficiency is
+    above 1 by more than the scatter, which more nodes alone cannot do: one of the two was measured wrong, or had another advantage.
     """
 
     entry: int
     nodes: int
     speedup: float | None
     efficiency: float | None
+    too_fast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,13 @@ class ScalingSeries:
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object; ``row`` counts the rows of the comparison from 0."""
         points = [
-            {"row": point.entry, "nodes": point.nodes, "speedup": point.speedup, "parallel_efficiency": point.efficiency}
+            {
+                "row": point.entry,
+                "nodes": point.nodes,
+                "speedup": point.speedup,
+                "parallel_efficiency": point.efficiency,
+                "beyond_ideal": point.too_fast,
+            }
             for point in self.points
         ]
         return {"scaling": self.kind, _BATCH[self.kind]: self.batch, "points": points}
@@ -74,9 +85,9 @@ def families(entries: Sequence[Row], series: Callable[[Row], Any]) -> list[tuple
     found, _ = scaling(entries, series)
     kinds = sorted(_BATCH, key=lambda kind: -sum(len(one.points) for one in found if one.kind == kind))
     places: dict[int, tuple[int, int, int]] = {}
-    for number, one in sorted(enumerate(found), key=lambda pair: kinds.index(pair[1].kind)):
+    for place, one in sorted(enumerate(found), key=lambda pair: kinds.index(pair[1].kind)):
         for point in one.points:
-            places.setdefault(point.entry, (kinds.index(one.kind), one.batch, number))
+            places.setdefault(point.entry, (kinds.index(one.kind), one.batch, place))
     return [places.get(index, (len(kinds), entry.figures["global_batch_size"], 0)) for index, entry in enumerate(entries)]
 
 
@@ -95,7 +106,15 @@ def _point(index: int, row: Row, first_row: Row) -> ScalingPoint:
     speedup = mine / base if mine is not None and base else None
     steady = not any("nodes" in changed_on_resume(run) for run in (*row.runs, *first_row.runs))
     efficiency = speedup / (own["nodes"] / first["nodes"]) if speedup is not None and steady else None
-    return ScalingPoint(index, own["nodes"], speedup, efficiency)
+    times = _times(row, first_row) if efficiency is not None and row is not first_row else None
+    return ScalingPoint(index, own["nodes"], speedup, efficiency, times is not None and times.above(own["nodes"] / first["nodes"]))
+
+
+def _times(row: Row, other: Row) -> Ratio | None:
+    """Return how many times as fast one row is as another, with its interval where both have repeats; None where a run has no speed."""
+    sides = [[number(run.summary["examples_per_second"]) for run in one.runs] for one in (row, other)]
+    known = [[value for value in side if value is not None and 0 < value < math.inf] for side in sides]
+    return ratio([(known[0], known[1])]) if [len(side) for side in known] == [len(side) for side in sides] else None
 
 
 def relative_speed(entries: Sequence[Row]) -> list[float | None]:

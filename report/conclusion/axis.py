@@ -111,7 +111,12 @@ def _pairs(found: SetUps, groups: Sequence[Sequence[SetUp]], key: str, figure: F
     pairs = []
     for group in groups:
         sides = [[one for one in group if one.values[key] == wanted and one.figures(figure)] for wanted in (value, other)]
-        pairs += [(one, two) for one in sides[0] for two in sides[1] if found.comparable(one, two, figure.group)]
+        pairs += [
+            (one, two)
+            for one in sides[0]
+            for two in sides[1]
+            if found.comparable(one, two, figure.group) and not (key == "nodes" and found.too_fast(one, two))
+        ]
     return pairs
 
 
@@ -149,5 +154,7 @@ def _why_not(found: SetUps, groups: Sequence[Sequence[SetUp]], figure: Figure) -
     measured = [pair for pair in pairs if all(one.figures(figure) for one in pair)]
     if not measured:
         return "no two that are equal in all else reached the target in every run" if figure.better < 0 else "speeds are not known"
+    if all(found.too_fast(*pair) for pair in measured):
+        return "more nodes are faster than their ratio allows, so that one was measured wrong"
     reasons = [fault.label for one, other in measured for fault in found.faults(one, other, figure.group)]
     return f"other things differ too: {', '.join(dict.fromkeys(reasons))}"

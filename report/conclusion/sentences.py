@@ -9,13 +9,13 @@ from ...core.untrusted.console import one_line
 from ...records.text.numbers import duration_text, number_text, rate_text
 from ..catalog.run import Run
 from ..comparison.factors import RULES
-from ..comparison.ratios import MOST_REPEATS_TOLD, Ratio
+from ..comparison.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio
 from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation
 from .axis import AxisVerdict
 from .conclusion import Best, Conclusion, Limit
 from .loss_agreement import EQUAL_WITHIN, LossAgreement
-from .set_ups import FIGURES, shown, value_text
+from .set_ups import FIGURES, SetUp, shown, value_text
 
 __all__ = ["AxisLine", "Told", "held_back", "told"]
 
@@ -206,10 +206,6 @@ def _bound(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if value >= 10 else f"{value:.2f}"
 
 
-USUAL_SCATTER = 0.05
-"""By about so much the speed of one and the same job differs from run to run on a machine that does nothing else."""
-
-
 def _sure(found: Ratio, repeats: int | None, unrepeated: str) -> str:
     if not found.known:
         usual = f", and runs of one job differ by as much as that ({USUAL_SCATTER:.0%})" if abs(found.ratio - 1) < USUAL_SCATTER else ""
@@ -298,11 +294,23 @@ def _agreement(one: LossAgreement) -> str:
     return f"{pair}: they part at update {one.parts_at:,} of {one.updates:,} ({number_text(theirs, 6)} and {number_text(mine, 6)})."
 
 
+MOST_TOO_FAST = 3
+
+
+def _too_fast(more: SetUp, fewer: SetUp, times: Ratio) -> str:
+    ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
+    return (
+        f"{more.label} is {_times(times.ratio)} as fast as {fewer.label}, more than the ideal {ideal:.3g} ×: one of them was measured "
+        "wrong or had another advantage, so that nodes are not judged by the two; measure both again."
+    )
+
+
 def _mind(conclusion: Conclusion) -> list[str]:
     found = []
     nodes = max((run.summary.get("nodes_sharing_cores") or 1 for one in conclusion.set_ups.all for run in one.runs), default=1)
     if nodes > 1:
         found.append(f"Up to {nodes} nodes shared the same cores: this holds on these shared cores, not of as many machines.")
+    found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
     for one in conclusion.set_ups.disturbed:
         taken = percent(one.by.fraction)
         found.append(f"{one.run.name} is left out: other programs took {taken} of the CPU time that its tasks asked for.")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 from ...core.untrusted.console import one_line
@@ -15,6 +16,7 @@ from ..catalog.summary_rows import number
 from ..comparison.comparability import Comparability, Difference, compare_settings
 from ..comparison.factors import RULES, SPEED, TARGET, Factor
 from ..comparison.names import setting_text
+from ..comparison.ratios import Ratio, ratio
 from ..comparison.rows import Row, make_entries, tells_apart
 
 __all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "called", "set_ups", "shown", "value_text"]
@@ -32,7 +34,9 @@ class Figure:
     better: int
 
 
-FIGURES = (Figure("time_to_target_seconds", TARGET, -1), Figure("examples_per_second", SPEED, 1))
+SPEED_FIGURE = Figure("examples_per_second", SPEED, 1)
+
+FIGURES = (Figure("time_to_target_seconds", TARGET, -1), SPEED_FIGURE)
 """In the order of what a person wants to know."""
 
 
@@ -114,6 +118,26 @@ class SetUps:
         for one in self.all:
             found.setdefault(tuple(value for key, value in one.values.items() if key != axis.key), []).append(one)
         return list(found.values())
+
+    @cached_property
+    def beyond_ideal(self) -> list[tuple[SetUp, SetUp, Ratio]]:
+        """Set-ups, equal in all else, of which the one on more nodes is faster than the ratio of the nodes allows; and by how much.
+
+        That is no property of the nodes, so that they are not judged by such a pair.
+        """
+        axis = next((one for one in self.axes if one.key == "nodes"), None)
+        found = []
+        for group in [] if axis is None else self.strata(axis):
+            ordered = sorted((one for one in group if one.figures(SPEED_FIGURE)), key=lambda one: int(one.values["nodes"]))
+            for fewer, more in combinations(ordered, 2):
+                times = ratio([(more.figures(SPEED_FIGURE), fewer.figures(SPEED_FIGURE))])
+                if more.values["nodes"] > fewer.values["nodes"] and times.above(more.values["nodes"] / fewer.values["nodes"]):
+                    found.append((more, fewer, times))
+        return found
+
+    def too_fast(self, one: SetUp, other: SetUp) -> bool:
+        """Return whether two set-ups are such a pair."""
+        return any({id(one), id(other)} == {id(more), id(fewer)} for more, fewer, _ in self.beyond_ideal)
 
     def others(self, axis: Factor) -> list[Factor]:
         """Return all axes but this one."""

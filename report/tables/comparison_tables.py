@@ -12,9 +12,12 @@ from ..comparison.scaling import relative_speed, relative_target
 from .alignment import holds_figures
 from .columns import MARK, NODE, RUN_COLUMNS, Column, cell, named_node, node_cell, node_lines, relative, run_columns
 
-__all__ = ["RELATIVE", "ComparisonTable", "default_tables", "selected_table"]
+__all__ = ["RELATIVE", "TOO_FAST", "ComparisonTable", "default_tables", "selected_table"]
 
 RELATIVE = "relative"
+
+TOO_FAST = "‡"
+"""Beside an efficiency above 100 % by more than the scatter."""
 
 _SPEED = ("examples_per_second", "steps_per_second", "run_seconds", "train_seconds", "init_seconds")
 _LEARNING = ("staleness_mean",)
@@ -113,7 +116,8 @@ def _scaling(comparison: Comparison) -> ComparisonTable:
         base = series.points[0].entry
         for point in series.points:
             mark = MARK if SPEED in comparison.comparability.confounded(base, point.entry) else ""
-            efficiency = "-" if point.efficiency is None else f"{100 * point.efficiency:.0f}%{mark}"
+            beyond = TOO_FAST if point.too_fast else ""
+            efficiency = "-" if point.efficiency is None else f"{100 * point.efficiency:.0f}%{mark}{beyond}"
             label = (kind, *others[point.entry].values()) if point is series.points[0] else ("",) * (len(names) + 1)
             rows.append((*label, str(point.nodes), relative(point.speedup, marked=bool(mark)), efficiency))
     return ComparisonTable("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)

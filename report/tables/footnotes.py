@@ -8,6 +8,7 @@ from ..comparison.comparability import Comparability, Difference
 from ..comparison.comparison import Comparison
 from ..comparison.factors import ALL, GROUPS, RULES, STEPS
 from .columns import MARK, Column
+from .comparison_tables import TOO_FAST
 from .run_tables import ACROSS_MODES, SYNTHETIC
 
 __all__ = ["above", "below"]
@@ -75,6 +76,11 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     if comparison.fits_neither and not columns:
         names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
         lines.append(f"In no series of scaling, as no other number of nodes has the same global batch or batch per worker: {names}.")
+    if any(point.too_fast for series in comparison.scaling or () for point in series.points) and not columns:
+        lines.append(
+            f"{TOO_FAST} above 100 % by more than the scatter, which more nodes cannot do by themselves: one of the two was measured wrong "
+            "or had another advantage, so measure both again."
+        )
     modes = {run.summary["mode"] for run in comparison.runs}
     if len(modes) > 1 and (STEPS in shown or any(one.key == "steps" for one in columns)):
         lines.append(ACROSS_MODES)

@@ -148,3 +148,16 @@ def test_nodes_of_one_machine_are_compared_on_it():
     assert (verdict.axis, verdict.winner, verdict.other) == ("nodes", "1", "3")
     assert verdict.ratio.sure
     assert any("on these shared cores" in text for text in told(found).mind)
+
+
+def test_nodes_are_not_judged_by_what_is_faster_than_ideal():
+    runs = [
+        made(f"{nodes}-{seed}", nodes=nodes, seed=seed, global_batch_size=60, summary={"examples_per_second": speed})
+        for nodes, speeds in ((1, SLOW), (2, (1500.0, 1510.0, 1490.0)))
+        for seed, speed in enumerate(speeds)
+    ]
+    found = conclude(runs)
+    (verdict,) = (one for one in found.verdicts if one.axis == "nodes")
+    assert verdict.ratio is None
+    assert "faster than their ratio allows" in verdict.why_not
+    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, more than the ideal 2 ×") for line in told(found).mind)

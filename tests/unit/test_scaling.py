@@ -13,6 +13,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.report.comparison.comparison import compare_runs
 from crosstrain.report.comparison.factors import SPEED
 from crosstrain.report.tables.comparison_tables import default_tables
+from crosstrain.report.tables.footnotes import below
 
 
 def on(nodes, speed, name="", **job):
@@ -40,6 +41,24 @@ def test_a_run_that_had_other_nodes_for_a_part_of_its_time_has_no_efficiency():
     resized = on(2, 1500.0, global_batch_size=60, described={"segments": parts})
     found = compare_runs([STRONG[0], resized, STRONG[2]], by=["nodes"])
     assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, None), (4, 2.4, 0.6)])]
+
+
+def test_more_than_the_ideal_is_marked():
+    """By more than the usual scatter of single runs, or beyond the interval of repeats."""
+    found = compare_runs([on(1, 1000.0, global_batch_size=60), on(2, 2300.0, global_batch_size=60)], by=["nodes"])
+    assert [point.too_fast for point in found.scaling[0].points] == [False, True]
+    assert default_tables(found)[-1].rows[-1][-1] == "115%‡"
+    assert any(line.startswith("‡ above 100 %") for line in below(found))
+    found = compare_runs([on(1, 1000.0, global_batch_size=60), on(2, 2050.0, global_batch_size=60)], by=["nodes"])
+    assert not any(point.too_fast for point in found.scaling[0].points)
+    repeats = [
+        on(nodes, nodes * speed, f"n{nodes}-{seed}", global_batch_size=60, seed=seed)
+        for nodes, speeds in ((1, (900.0, 1000.0, 1100.0)), (2, (1000.0, 1150.0, 1200.0)))
+        for seed, speed in enumerate(speeds)
+    ]
+    found = compare_runs(repeats, by=["nodes"])
+    assert found.scaling[0].points[1].efficiency > 1.1
+    assert not found.scaling[0].points[1].too_fast  # within the scatter of the repeats
 
 
 def test_a_fixed_batch_per_worker_is_weak_scaling():
@@ -206,9 +225,9 @@ def test_the_command_groups_by_nodes(tmp_path):
             "scaling": "strong",
             "global_batch_size": 60,
             "points": [
-                {"row": 0, "nodes": 1, "speedup": 1.0, "parallel_efficiency": 1.0},
-                {"row": 1, "nodes": 2, "speedup": 1.5, "parallel_efficiency": 0.75},
-                {"row": 2, "nodes": 4, "speedup": 2.4, "parallel_efficiency": 0.6},
+                {"row": 0, "nodes": 1, "speedup": 1.0, "parallel_efficiency": 1.0, "beyond_ideal": False},
+                {"row": 1, "nodes": 2, "speedup": 1.5, "parallel_efficiency": 0.75, "beyond_ideal": False},
+                {"row": 2, "nodes": 4, "speedup": 2.4, "parallel_efficiency": 0.6, "beyond_ideal": False},
             ],
         }
     ]
