@@ -17,13 +17,15 @@ from click.core import ParameterSource
 
 from ..core.errors import UsageError
 from ..core.job import Job
-from ..core.settings.job_fields import choices, flag_name, is_boolean, schema
+from ..core.settings.job_fields import choices, flag_name, is_boolean, schema, topic
 from ..core.settings.personal import GivenOption, resolve_personal
 from ..core.settings.personal_options import PERSONAL_OPTIONS
+from ..core.topics import Topic
 from ..core.units import decimal_number
 from ..launch.launchers.host_list import Host, parse_hosts, read_hostfile
 from ..models.decoding.settings import LARGEST_BEAM
 from .group import SOURCES
+from .grouped_help import topic_option
 
 __all__ = [
     "PLACES",
@@ -102,7 +104,8 @@ def job_options_without(left_out: Collection[str]) -> Callable[[Function], Funct
 
 def trust_option(takes: str) -> Callable[[Function], Function]:
     """Return what adds ``--trust-run`` to a command; `takes` begins its help text."""
-    return click.option(
+    return topic_option(
+        Topic.CHECKPOINTS,
         "--trust-run",
         is_flag=True,
         help=f"{takes} also code, addresses and paths outside the run from its files: a model's module, data and its folder, MLflow's URI.",
@@ -151,7 +154,10 @@ def personal_options(*names: str) -> Callable[[Function], Function]:
     def add(function: Function) -> Function:
         for option in (PERSONAL_OPTIONS[name] for name in reversed(names)):
             kind = GivenPath() if option.metavar == "PATH" else str
-            function = click.option(option.flag, option.name, type=kind, default=None, metavar=option.metavar, help=option.help)(function)
+            add_option = topic_option(
+                option.topic, option.flag, option.name, type=kind, default=None, metavar=option.metavar, help=option.help
+            )
+            function = add_option(function)
         return function
 
     return add
@@ -186,8 +192,8 @@ def given_options(ctx: click.Context) -> dict[str, Any]:
 def _option(field: str) -> Callable[[Function], Function]:
     flag = flag_name(field)
     if is_boolean(field):
-        return click.option(f"{flag}/--no-{flag[2:]}", field, default=None, help=_help(field))
-    return click.option(flag, field, type=str, default=None, metavar=_metavar(field), help=_help(field))
+        return topic_option(topic(field), f"{flag}/--no-{flag[2:]}", field, default=None, help=_help(field))
+    return topic_option(topic(field), flag, field, type=str, default=None, metavar=_metavar(field), help=_help(field))
 
 
 def _metavar(field: str) -> str:

@@ -1,7 +1,8 @@
 """The job: the validated description of one run.
 
 The option ``--batch-size``, the environment variable ``TRAINER_BATCH_SIZE``, the TOML key ``batch_size`` and the field below are one
-name; help texts are the descriptions below. A `Job` is immutable and complete: tasks receive it as JSON and ask nothing else.
+name; help texts are the descriptions below, grouped by their topics. A `Job` is immutable and complete: tasks receive it as JSON and ask
+nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from .topics import Topic
 from .units import MOST_AMOUNT, Cadence, Target, decimal_number, parse_bandwidth
 from .untrusted.path_names import is_plain_name
 from .worker_layout import parse_procs_per_node, workers_by_node
@@ -57,6 +59,12 @@ def _typed_number(value: object) -> object:
 TYPED = BeforeValidator(_typed_number)
 """Of every number, behind its bounds, which the help and the messages tell."""
 
+
+def setting(topic: Topic, default: Any, description: str) -> Any:
+    """Return what declares a field of the job: the topic under which it is listed, its default and what it means."""
+    return Field(default, description=description, json_schema_extra={"topic": topic.value})
+
+
 Positive = Annotated[int, Field(ge=1, le=MOST), TYPED]
 UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES), TYPED]
 Fraction = Annotated[float, Field(ge=0, lt=1), TYPED]
@@ -81,202 +89,226 @@ class Job(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False, protected_namespaces=())
 
-    backend: str = Field(
-        "auto", description="The framework that trains: a name from `trainer backends`; auto takes the first that is installed."
+    backend: str = setting(
+        Topic.COMMON, "auto", "The framework that trains: a name from `trainer backends`; auto takes the first that is installed."
     )
-    mode: Literal["sync", "async"] = Field(
-        "sync", description="sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server)."
+    mode: Literal["sync", "async"] = setting(
+        Topic.COMMON, "sync", "sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server)."
     )
-    distributed: Literal["auto", "always"] = Field(
-        "auto", description="always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen."
+    distributed: Literal["auto", "always"] = setting(
+        Topic.SPEED, "auto", "always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen."
     )
-    exchange: Literal["native", "direct"] = Field(
+    exchange: Literal["native", "direct"] = setting(
+        Topic.SPEED,
         "native",
-        description=(
-            "Sync: how workers add up their gradients. native: the framework's collectives; direct: connections of our own between all "
-            "workers, 64 at most, on CPUs."
-        ),
+        "Sync: how workers add up their gradients. native: the framework's collectives; direct: connections of our own between all "
+        "workers, 64 at most, on CPUs.",
     )
-    compile: Literal["off", "on", "auto"] = Field(
+    compile: Literal["off", "on", "auto"] = setting(
+        Topic.SPEED,
         "off",
-        description=(
-            "Compile what a worker computes in a step, by XLA (tf) or torch.compile: on, or auto, which times both while the run starts, "
-            "for 5 s at most."
-        ),
+        "Compile what a worker computes in a step, by XLA (tf) or torch.compile: on, or auto, which times both while the run starts, "
+        "for 5 s at most.",
     )
-    model: str = Field(
+    model: str = setting(
+        Topic.COMMON,
         "logreg",
-        description=(
-            "A name from `trainer models`, or the dotted path of a Python module that has one: my_package.my_model. Arguments may follow: "
-            "NAME[:SIZE][?key=value&key=value]."
-        ),
+        "A name from `trainer models`, or the dotted path of a Python module that has one: my_package.my_model. Arguments may follow: "
+        "NAME[:SIZE][?key=value&key=value].",
     )
-    data: str = Field("digits", description="A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
-    data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
-    vocabulary: Annotated[int, Field(ge=2, le=65_535), TYPED] | None = Field(
-        None, description="Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
+    data: str = setting(Topic.COMMON, "digits", "A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
+    data_dir: Path | None = setting(Topic.DATA, None, "Folder with the dataset's original files, where you have them.")
+    vocabulary: Annotated[int, Field(ge=2, le=65_535), TYPED] | None = setting(
+        Topic.DATA, None, "Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
     )
 
-    nodes: UpToMostNodes = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
-    procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = Field(
-        1, description="Workers on each node: one number, or one a node, such as 1,2."
+    nodes: UpToMostNodes = setting(Topic.COMMON, 1, "Number of nodes (virtual ones on this machine with the local launcher).")
+    procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = setting(
+        Topic.CLUSTER, 1, "Workers on each node: one number, or one a node, such as 1,2."
     )
-    ps: UpToMostNodes = Field(1, description="Async: number of parameter servers; the first is on node 0.")
+    ps: UpToMostNodes = setting(Topic.CLUSTER, 1, "Async: number of parameter servers; the first is on node 0.")
 
-    batch_size: Positive | None = Field(
+    batch_size: Positive | None = setting(
+        Topic.COMMON,
         None,
-        description=f"Examples that a worker computes at once; an update is of batch size * accumulate * workers (default {DEFAULT_BATCH_SIZE}).",
+        f"Examples that a worker computes at once; an update is of batch size * accumulate * workers (default {DEFAULT_BATCH_SIZE}).",
     )
-    global_batch_size: Positive | None = Field(
-        None, description="Examples of all workers per update, instead of --batch-size; need not divide evenly."
+    global_batch_size: Positive | None = setting(
+        Topic.OPTIMISER, None, "Examples of all workers per update, instead of --batch-size; need not divide evenly."
     )
-    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED), TYPED] = Field(
+    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED), TYPED] = setting(
+        Topic.OPTIMISER,
         1,
-        description="Micro-batches per worker and update, computed one after another: as one large batch, with the memory of a small one.",
+        "Micro-batches per worker and update, computed one after another: as one large batch, with the memory of a small one.",
     )
-    batch_tokens: Positive | None = Field(
+    batch_tokens: Positive | None = setting(
+        Topic.OPTIMISER,
         None,
-        description="Text: tokens that a worker computes at once, padding included, of sentences of like length, instead of --batch-size.",
+        "Text: tokens that a worker computes at once, padding included, of sentences of like length, instead of --batch-size.",
     )
-    epochs: Positive | None = Field(None, description=f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
-    steps: Positive | None = Field(None, description="Stop after this many updates, instead of --epochs.")
-    examples: Positive | None = Field(
-        None, description="Stop after the update that completes so many examples, instead of --epochs: the same budget in either mode."
+    epochs: Positive | None = setting(Topic.COMMON, None, f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
+    steps: Positive | None = setting(Topic.EVALUATION, None, "Stop after this many updates, instead of --epochs.")
+    examples: Positive | None = setting(
+        Topic.EVALUATION,
+        None,
+        "Stop after the update that completes so many examples, instead of --epochs: the same budget in either mode.",
     )
-    until: str | None = Field(None, description="Stop as soon as an evaluation reaches this, such as 'accuracy>=0.9'.")
+    until: str | None = setting(Topic.EVALUATION, None, "Stop as soon as an evaluation reaches this, such as 'accuracy>=0.9'.")
 
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Update rule; the formulas are torch's on every backend.")
-    lr: AboveZero = Field(0.05, description="Learning rate before --scale-lr and the schedule.")
-    momentum: Fraction = Field(0.0, description="SGD: momentum.")
-    nesterov: bool = Field(False, description="SGD: Nesterov momentum.")
-    weight_decay: Finite = Field(0.0, description="Weight decay: added to the gradient (sgd, adam), decoupled (adamw).")
-    beta1: Fraction = Field(0.9, description="Adam, AdamW: decay of the first moment.")
-    beta2: Fraction = Field(0.999, description="Adam, AdamW: decay of the second moment.")
-    epsilon: AboveZero = Field(1e-8, description="Adam, AdamW: added to the root of the second moment.")
-    schedule: Literal["constant", "step", "cosine", "noam"] = Field(
+    optimizer: Literal["sgd", "adam", "adamw"] = setting(Topic.OPTIMISER, "sgd", "Update rule; the formulas are torch's on every backend.")
+    lr: AboveZero = setting(Topic.COMMON, 0.05, "Learning rate before --scale-lr and the schedule.")
+    momentum: Fraction = setting(Topic.OPTIMISER, 0.0, "SGD: momentum.")
+    nesterov: bool = setting(Topic.OPTIMISER, False, "SGD: Nesterov momentum.")
+    weight_decay: Finite = setting(Topic.OPTIMISER, 0.0, "Weight decay: added to the gradient (sgd, adam), decoupled (adamw).")
+    beta1: Fraction = setting(Topic.OPTIMISER, 0.9, "Adam, AdamW: decay of the first moment.")
+    beta2: Fraction = setting(Topic.OPTIMISER, 0.999, "Adam, AdamW: decay of the second moment.")
+    epsilon: AboveZero = setting(Topic.OPTIMISER, 1e-8, "Adam, AdamW: added to the root of the second moment.")
+    schedule: Literal["constant", "step", "cosine", "noam"] = setting(
+        Topic.OPTIMISER,
         "constant",
-        description="Course of the learning rate: step and cosine over epochs; noam over updates, "
+        "Course of the learning rate: step and cosine over epochs; noam over updates, "
         "coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
     )
-    schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = Field(
-        1.0, description="Schedule step: epochs between two decays."
+    schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = setting(
+        Topic.OPTIMISER, 1.0, "Schedule step: epochs between two decays."
     )
-    schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = Field(0.1, description="Schedule step: factor of each decay.")
-    schedule_coefficient: AboveZero = Field(1.0, description="Schedule noam: factor of the learning rate.")
-    warmup_steps: Annotated[int, Field(ge=0, le=MOST), TYPED] = Field(
-        0, description="Linear warm-up from 0 over this many updates, before any schedule; noam has it in its formula."
+    schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = setting(Topic.OPTIMISER, 0.1, "Schedule step: factor of each decay.")
+    schedule_coefficient: AboveZero = setting(Topic.OPTIMISER, 1.0, "Schedule noam: factor of the learning rate.")
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
+        Topic.OPTIMISER, 0, "Linear warm-up from 0 over this many updates, before any schedule; noam has it in its formula."
     )
-    scale_lr: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="Scale the learning rate with global batch / --base-batch-size."
+    scale_lr: Literal["none", "linear", "sqrt"] = setting(
+        Topic.OPTIMISER, "none", "Scale the learning rate with global batch / --base-batch-size."
     )
-    base_batch_size: Positive = Field(DEFAULT_BATCH_SIZE, description="The global batch for which --lr was chosen; used by --scale-lr.")
-
-    clip_norm: Finite = Field(
-        0.0, description="Scale the gradient of an update down to this norm where it is larger (over all parameters); 0 does not."
-    )
-    ema_decay: Fraction = Field(
-        0.0, description="Evaluate with an exponential moving average of the weights that decays by this factor an update; 0 does not."
+    base_batch_size: Positive = setting(
+        Topic.OPTIMISER, DEFAULT_BATCH_SIZE, "The global batch for which --lr was chosen; used by --scale-lr."
     )
 
-    augment: Literal["none", "crop", "flip", "crop+flip"] = Field(
-        "none", description="Change training images at random, alike on every backend: shifted by up to an eighth, mirrored, or both."
+    clip_norm: Finite = setting(
+        Topic.OPTIMISER,
+        0.0,
+        "Scale the gradient of an update down to this norm where it is larger (over all parameters); 0 does not.",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
+    ema_decay: Fraction = setting(
+        Topic.OPTIMISER,
+        0.0,
+        "Evaluate with an exponential moving average of the weights that decays by this factor an update; 0 does not.",
     )
-    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute; auto takes a GPU where the framework finds one.")
-    threads: UpToMostNodes | None = Field(
-        None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1; 1 for very small steps)."
-    )
-    steps_per_call: Positive | None = Field(
-        None, description="Most steps fused in one call of the framework (default: the backend's choice); 1 unfuses."
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = Field(0, description="Seeds initial weights, data order and dropout.")
-    deterministic: bool = Field(False, description="Ask the framework for bitwise repeatable kernels (sync only).")
 
-    eval_every: str = Field("1epoch", description="How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
-    eval_sentences: Positive = Field(500, description="Of a model that translates: sentences an evaluation translates, greedily, at most.")
-    beam: Annotated[int, Field(ge=1, le=64), TYPED] = Field(
-        4, description="Of a model that translates: beam of the translations at the end of the run; 1 is greedy."
+    augment: Literal["none", "crop", "flip", "crop+flip"] = setting(
+        Topic.DATA,
+        "none",
+        "Change training images at random, alike on every backend: shifted by up to an eighth, mirrored, or both.",
     )
-    length_penalty: Annotated[float, Field(ge=0, le=10), TYPED] = Field(
-        0.6, description="Of a model that translates: log-probabilities are divided by ((5 + length) / 6) to this power."
+    precision: Literal["fp32", "bf16", "fp16"] = setting(
+        Topic.SPEED, "fp32", "Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
     )
-    checkpoint_every: str | None = Field(
+    device: Literal["auto", "cpu", "gpu"] = setting(
+        Topic.SPEED, "auto", "Where to compute; auto takes a GPU where the framework finds one."
+    )
+    threads: UpToMostNodes | None = setting(
+        Topic.SPEED, None, "Compute threads per task (default: cores of the node divided by its tasks, at least 1; 1 for very small steps)."
+    )
+    steps_per_call: Positive | None = setting(
+        Topic.SPEED, None, "Most steps fused in one call of the framework (default: the backend's choice); 1 unfuses."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = setting(Topic.DATA, 0, "Seeds initial weights, data order and dropout.")
+    deterministic: bool = setting(Topic.SPEED, False, "Ask the framework for bitwise repeatable kernels (sync only).")
+
+    eval_every: str = setting(Topic.EVALUATION, "1epoch", "How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
+    eval_sentences: Positive = setting(
+        Topic.EVALUATION, 500, "Of a model that translates: sentences an evaluation translates, greedily, at most."
+    )
+    beam: Annotated[int, Field(ge=1, le=64), TYPED] = setting(
+        Topic.EVALUATION, 4, "Of a model that translates: beam of the translations at the end of the run; 1 is greedy."
+    )
+    length_penalty: Annotated[float, Field(ge=0, le=10), TYPED] = setting(
+        Topic.EVALUATION, 0.6, "Of a model that translates: log-probabilities are divided by ((5 + length) / 6) to this power."
+    )
+    checkpoint_every: str | None = setting(
+        Topic.CHECKPOINTS,
         None,
-        description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end; with --max-restarts about every "
+        "How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end; with --max-restarts about every "
         "10 s, less often where training would stand still for more than 0.5 % of the time).",
     )
-    keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
-    keep_best: str | None = Field(
-        None, description="Keep the checkpoints of the best evaluations by this figure as well: loss or a metric, such as accuracy."
+    keep: Positive = setting(Topic.CHECKPOINTS, 5, "How many of the newest checkpoints to keep.")
+    keep_best: str | None = setting(
+        Topic.CHECKPOINTS, None, "Keep the checkpoints of the best evaluations by this figure as well: loss or a metric, such as accuracy."
     )
-    keep_best_count: Positive = Field(1, description="With --keep-best: how many of the best to keep, beside the newest.")
-    patience: Annotated[int, Field(ge=0, le=MOST), TYPED] = Field(
+    keep_best_count: Positive = setting(Topic.CHECKPOINTS, 1, "With --keep-best: how many of the best to keep, beside the newest.")
+    patience: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
+        Topic.EVALUATION,
         0,
-        description="Stop after so many evaluations in a row without a better value of --keep-best's figure, or of the first metric; 0 does not.",
+        "Stop after so many evaluations in a row without a better value of --keep-best's figure, or of the first metric; 0 does not.",
     )
-    profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = Field(
-        0, description="Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
+    profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
+        Topic.RECORDS, 0, "Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
     )
-    calibrate: bool = Field(
+    calibrate: bool = setting(
+        Topic.RECORDS,
         True,
-        description="After training, time the parts of a step by themselves (about a second), so that a run can say where its time went.",
+        "After training, time the parts of a step by themselves (about a second), so that a run can say where its time went.",
     )
-    mllog: bool = Field(False, description="Write MLPerf's event log (:::MLLOG) as mllog.txt beside the other records.")
+    mllog: bool = setting(Topic.RECORDS, False, "Write MLPerf's event log (:::MLLOG) as mllog.txt beside the other records.")
 
-    launcher: str = Field(
+    launcher: str = setting(
+        Topic.CLUSTER,
         "auto",
-        description="What starts the nodes: local (all of them here), ssh (on --hosts), slurm (where Slurm has allocated them) or ray (of a "
+        "What starts the nodes: local (all of them here), ssh (on --hosts), slurm (where Slurm has allocated them) or ray (of a "
         "cluster); auto takes what is there, and also follows torchrun, TF_CONFIG, the pods of a Job and --rendezvous.",
     )
-    network: Literal["auto", "isolated", "host"] = Field(
-        "auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
+    network: Literal["auto", "isolated", "host"] = setting(
+        Topic.CLUSTER, "auto", "isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
     )
-    bandwidth: str | None = Field(None, description="Limit each virtual node's link, in both directions, such as 100mbit.")
-    cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096), TYPED], ...] | None = Field(
-        None, description="Limit each node's CPU: one number, or one a node, such as 2,1,1."
+    bandwidth: str | None = setting(Topic.CLUSTER, None, "Limit each virtual node's link, in both directions, such as 100mbit.")
+    cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096), TYPED], ...] | None = setting(
+        Topic.CLUSTER, None, "Limit each node's CPU: one number, or one a node, such as 2,1,1."
     )
-    start_timeout: Patience = Field(120.0, description="Seconds within which the cluster must have formed and warmed up.")
-    stall_timeout: Patience = Field(120.0, description="Seconds without any progress after which a run is declared stalled.")
-    node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400), TYPED] = Field(
-        10.0, description="Seconds without any sign of life after which a node is lost; each gives one a second."
+    start_timeout: Patience = setting(Topic.CLUSTER, 120.0, "Seconds within which the cluster must have formed and warmed up.")
+    stall_timeout: Patience = setting(Topic.CLUSTER, 120.0, "Seconds without any progress after which a run is declared stalled.")
+    node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400), TYPED] = setting(
+        Topic.CLUSTER, 10.0, "Seconds without any sign of life after which a node is lost; each gives one a second."
     )
-    max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS), TYPED] = Field(
+    max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS), TYPED] = setting(
+        Topic.CHECKPOINTS,
         0,
-        description="How often a run goes on by itself, from its newest checkpoint, when a task or node is lost or nothing moves; "
+        "How often a run goes on by itself, from its newest checkpoint, when a task or node is lost or nothing moves; "
         "0: the first failure ends it.",
     )
-    restart_window: Patience | None = Field(
-        None, description="With --max-restarts: count the restarts of so many last seconds alone (default: those of the whole run)."
+    restart_window: Patience | None = setting(
+        Topic.CHECKPOINTS, None, "With --max-restarts: count the restarts of so many last seconds alone (default: those of the whole run)."
     )
-    min_nodes: UpToMostNodes | None = Field(
+    min_nodes: UpToMostNodes | None = setting(
+        Topic.CHECKPOINTS,
         None,
-        description="With --max-restarts: where lost nodes are not replaced, go on with at least so many, with updates of as many "
+        "With --max-restarts: where lost nodes are not replaced, go on with at least so many, with updates of as many "
         "examples, and with all once they are back (default: all nodes).",
     )
-    spare_processes: bool = Field(
+    spare_processes: bool = setting(
+        Topic.CHECKPOINTS,
         False,
-        description="With --max-restarts: each node keeps as many processes with the framework loaded as it has tasks. A restart then "
+        "With --max-restarts: each node keeps as many processes with the framework loaded as it has tasks. A restart then "
         "does not wait for it to load; they need memory, and as long as they load, cores.",
     )
-    on_nan: Literal["fail", "continue"] = Field(
-        "fail", description="A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue)."
+    on_nan: Literal["fail", "continue"] = setting(
+        Topic.EVALUATION,
+        "fail",
+        "A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue).",
     )
 
-    sample_interval: Annotated[float, Field(ge=0.05, le=86_400), TYPED] = Field(
-        0.5, description="Seconds between two resource samples of a node."
+    sample_interval: Annotated[float, Field(ge=0.05, le=86_400), TYPED] = setting(
+        Topic.RECORDS, 0.5, "Seconds between two resource samples of a node."
     )
-    monitor: bool = Field(True, description="Sample the nodes' resources while training.")
-    out: Path = Field(Path("runs"), description="Folder in which run directories are made.")
-    name: str | None = Field(None, description="Name of the run directory, instead of one made from date, job and a suffix.")
-    save_final: bool = Field(True, description="Save a checkpoint after the last step.")
-    tensorboard: bool = Field(True, description="Write TensorBoard event files beside the JSON lines.")
-    mlflow: str | None = Field(
-        None, description="Tell the run to MLflow too: a tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."
+    monitor: bool = setting(Topic.RECORDS, True, "Sample the nodes' resources while training.")
+    out: Path = setting(Topic.RECORDS, Path("runs"), "Folder in which run directories are made.")
+    name: str | None = setting(Topic.COMMON, None, "Name of the run directory, instead of one made from date, job and a suffix.")
+    save_final: bool = setting(Topic.CHECKPOINTS, True, "Save a checkpoint after the last step.")
+    tensorboard: bool = setting(Topic.RECORDS, True, "Write TensorBoard event files beside the JSON lines.")
+    mlflow: str | None = setting(
+        Topic.RECORDS, None, "Tell the run to MLflow too: a tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."
     )
-    mlflow_experiment: Annotated[str, Field(min_length=1, max_length=500)] = Field(
-        "crosstrain", description="The MLflow experiment that the run belongs to; made where there is none of this name."
+    mlflow_experiment: Annotated[str, Field(min_length=1, max_length=500)] = setting(
+        Topic.RECORDS, "crosstrain", "The MLflow experiment that the run belongs to; made where there is none of this name."
     )
 
     @field_validator("data_dir", "out", mode="before")

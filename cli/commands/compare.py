@@ -12,13 +12,14 @@ import click
 from ...core.errors import UsageError
 from ...core.untrusted.console import json_text
 from ...report.catalog.run import Run
-from ...report.comparison.comparison import compare_runs
+from ...report.comparison.comparison import compare_runs, setting_rule
 from ...report.conclusion.conclusion import conclude
 from ...report.conclusion.sentences import told
 from ...report.conclusion.text import as_lines
 from ...report.conclusion.text import as_text as conclusion_as_text
+from ...report.paper.table import as_latex
 from ...report.tables.columns import column, metric_columns
-from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
+from ...report.tables.formats import as_csv, as_markdown, as_text
 from ..options import GivenPath, IntegerRange, NumberRange
 from ..run_arguments import finished_runs
 
@@ -44,7 +45,11 @@ _LAYOUTS = ("auto", "columns", "rows")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with unrounded figures.")
 @click.option("--csv", "csv_too", is_flag=True, help="Print comma-separated values, with unrounded figures.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
-@click.option("--latex", is_flag=True, help="Print LaTeX tables (package booktabs).")
+@click.option(
+    "--latex",
+    is_flag=True,
+    help="Print one LaTeX table for a paper: mean ± half the 95 % interval, with caption and label (package booktabs).",
+)
 @click.option("--out", type=GivenPath(), default=Path("runs"), envvar="TRAINER_OUT", help="Folder with the runs. [default: runs]")
 def compare(
     runs: tuple[str, ...],
@@ -80,7 +85,8 @@ def compare(
         return
     if over is not None or smooth is not None or points is not None:
         raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
-    comparison = compare_runs(found, fold=fold, by=_listed("--by", by, "settings, such as nodes or batch_size"))
+    rules = [setting_rule(text) for text in _listed("--by", by, "settings, such as nodes or batch_size")]
+    comparison = compare_runs(found, fold=fold, by=rules)
     columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
     if csv_too:  # figures alone, so that nothing is concluded from them
         click.echo(as_csv(comparison, columns), nl=False)
@@ -92,7 +98,8 @@ def compare(
         click.echo(json_text({"conclusion": conclusion, **comparison.to_json()}, indent=1))
     elif markdown or latex:
         before = [] if words is None else as_lines(words)
-        click.echo((as_markdown if markdown else as_latex)(comparison, columns, before), nl=False)
+        text = as_markdown(comparison, columns, before) if markdown else as_latex(found, columns, before, by=rules, fold=fold)
+        click.echo(text, nl=False)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         click.echo("" if words is None else conclusion_as_text(words, width), nl=False)

@@ -14,8 +14,10 @@ from ...core.errors import UsageError
 from ...core.job import Job, without_password
 from ...core.settings.job_fields import flag_name
 from ...core.settings.sources import Resolved
+from ...core.topics import Topic
 from ...core.untrusted.console import note
 from ...launch.batch.kubernetes_manifest import CONFIG_FILE, KINDS, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
+from ..grouped_help import GroupedCommand, topic_option
 from ..options import IntegerRange
 from .batched_run import CHECKPOINTS, checked
 
@@ -41,31 +43,54 @@ def manifest() -> None:
 
 @manifest.command(
     "kubernetes",
+    cls=GroupedCommand,
     short_help="Print the manifest of a run on Kubernetes.",
     context_settings={"ignore_unknown_options": True},
     epilog="What follows the options is for `trainer run`: trainer manifest kubernetes quickstart --nodes 3 --image IMAGE --batch-size 64",
 )
 @click.argument("config", metavar="CONFIG")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN]")
-@click.option("--nodes", type=IntegerRange(1), required=True, help="Nodes of the run: a pod each.")
-@click.option("--image", required=True, help="The image with crosstrain and the framework, such as docs/docker/Dockerfile makes.")
-@click.option(
-    "--kind", type=click.Choice(KINDS), default="job", show_default=True, help="Started by Kubernetes, Kubeflow Trainer or JobSet."
+@topic_option(Topic.COMMON, "--nodes", type=IntegerRange(1), required=True, help="Nodes of the run: a pod each.")
+@topic_option(
+    Topic.COMMON, "--image", required=True, help="The image with crosstrain and the framework, such as docs/docker/Dockerfile makes."
 )
-@click.option("--name", help="Name of the run and of all objects. [default: CONFIG's]")
-@click.option("--namespace", help="Where the objects are to be. [default: kubectl's]")
-@click.option("--volume-claim", "claim", metavar="NAME", help="The claim that keeps the run directory; all pods mount it (ReadWriteMany).")
-@click.option("--secret", metavar="NAME", help="The Secret that the pods share; the command that makes it is printed. [default: the name]")
-@click.option("--port", type=IntegerRange(1024, 65_535), default=29400, show_default=True, help="Where the pods meet, on pod 0.")
-@click.option("--cpus", help="CPUs of each pod, such as 2 or 500m.")
-@click.option("--memory", help="Memory of each pod, such as 4Gi.")
-@click.option("--gpus", type=IntegerRange(0, 1024), default=0, help="GPUs of each pod.")
-@click.option(
+@topic_option(
+    Topic.CLUSTER,
+    "--kind",
+    type=click.Choice(KINDS),
+    default="job",
+    show_default=True,
+    help="Started by Kubernetes, Kubeflow Trainer or JobSet.",
+)
+@topic_option(Topic.COMMON, "--name", help="Name of the run and of all objects. [default: CONFIG's]")
+@topic_option(Topic.CLUSTER, "--namespace", help="Where the objects are to be. [default: kubectl's]")
+@topic_option(
+    Topic.CHECKPOINTS,
+    "--volume-claim",
+    "claim",
+    metavar="NAME",
+    help="The claim that keeps the run directory; all pods mount it (ReadWriteMany).",
+)
+@topic_option(
+    Topic.CLUSTER,
+    "--secret",
+    metavar="NAME",
+    help="The Secret that the pods share; the command that makes it is printed. [default: the name]",
+)
+@topic_option(
+    Topic.CLUSTER, "--port", type=IntegerRange(1024, 65_535), default=29400, show_default=True, help="Where the pods meet, on pod 0."
+)
+@topic_option(Topic.CLUSTER, "--cpus", help="CPUs of each pod, such as 2 or 500m.")
+@topic_option(Topic.CLUSTER, "--memory", help="Memory of each pod, such as 4Gi.")
+@topic_option(Topic.CLUSTER, "--gpus", type=IntegerRange(0, 1024), default=0, help="GPUs of each pod.")
+@topic_option(
+    Topic.CHECKPOINTS,
     "--restarts",
     type=IntegerRange(0, 1000),
     help=f"How often all pods may fail before the run is given up. [default: {RESTARTS} with --volume-claim, else 0]",
 )
-@click.option(
+@topic_option(
+    Topic.CHECKPOINTS,
     "--grace",
     "grace_seconds",
     type=IntegerRange(30, 86_400),

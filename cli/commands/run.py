@@ -21,6 +21,7 @@ from ...core.settings.personal import GivenOption
 from ...core.settings.personal_options import shown_command
 from ...core.settings.sources import Resolved, ResumedRun, given_settings, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
+from ...core.topics import Topic
 from ...core.untrusted.console import json_text, note
 from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
@@ -34,6 +35,7 @@ from ...launch.launchers.slurm import allocated_hosts
 from ...launch.notices.news import RunNews
 from ...launch.notices.notifier import Notifier
 from ...launch.resume.trust import TRUST_RUN
+from ..grouped_help import GroupedCommand, topic_option
 from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
 from ..options import (
     PLACES,
@@ -60,28 +62,33 @@ AUTO = Path("auto")
 """With --resume: the run that the job names, whether it begins or goes on."""
 
 
-@click.command("run", short_help="Train one job and write a comparable run directory.")
-@click.option("--config", metavar="PATH|NAME", help="A TOML file with any of these settings, or the name of a shipped one.")
+@click.command("run", cls=GroupedCommand, short_help="Train one job and write a comparable run directory.")
+@topic_option(Topic.COMMON, "--config", metavar="PATH|NAME", help="A TOML file with any of these settings, or the name of a shipped one.")
 @job_options
-@click.option("--print-config", is_flag=True, help="Show each setting and where it came from, and exit.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-@click.option(
+@topic_option(Topic.OUTPUT, "--print-config", is_flag=True, help="Show each setting and where it came from, and exit.")
+@topic_option(Topic.OUTPUT, "--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
+@topic_option(
+    Topic.CLUSTER,
     "--node-rank",
     type=IntegerRange(),
     envvar="TRAINER_NODE_RANK",
     metavar="I",
     help="This node's number, where you start the nodes by hand.",
 )
-@click.option("--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Where nodes started by hand meet: on node 0.")
-@click.option(
+@topic_option(
+    Topic.CLUSTER, "--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Where nodes started by hand meet: on node 0."
+)
+@topic_option(
+    Topic.CLUSTER,
     "--secret-file",
     type=GivenPath(),
     envvar="TRAINER_SECRET_FILE",
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
 )
 @personal_options(*PLACES, "ray_address", "notify", "on_failure")
-@click.option("--quiet", is_flag=True, help="No progress on standard error.")
-@click.option(
+@topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="No progress on standard error.")
+@topic_option(
+    Topic.CHECKPOINTS,
     "--resume",
     type=GivenPath(),
     metavar="RUN|CHECKPOINT|auto",
@@ -89,14 +96,18 @@ AUTO = Path("auto")
     "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in. auto: begin the run of this "
     "--name, or go on with it.",
 )
-@click.option(
+@topic_option(
+    Topic.CHECKPOINTS,
     "--like",
     metavar="RUN",
     help="Begin a new run with the settings of this one; those given besides replace its, so that one thing can be another.",
 )
-@click.option("--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's.")
+@topic_option(
+    Topic.CHECKPOINTS, "--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's."
+)
 @trust_option("With --resume or --like: take")
-@click.option(
+@topic_option(
+    Topic.RECORDS,
     "--repeats",
     type=IntegerRange(1, MOST_REPEATS),
     metavar="N",

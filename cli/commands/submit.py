@@ -13,9 +13,11 @@ import click
 from ...core.errors import RunFailedError, UsageError
 from ...core.process import python as python_command
 from ...core.settings.sources import Resolved
+from ...core.topics import Topic
 from ...core.untrusted.console import note
 from ...launch.batch.slurm_script import SlurmJob, script_text
 from ...launch.launchers.remote import refuse_virtual_nodes
+from ..grouped_help import GroupedCommand, topic_option
 from ..options import GivenPath, IntegerRange
 from .batched_run import CHECKPOINTS, checked
 
@@ -29,19 +31,25 @@ def submit() -> None:
 
 @submit.command(
     "slurm",
+    cls=GroupedCommand,
     short_help="Write and submit the script of a Slurm job.",
     context_settings={"ignore_unknown_options": True},
     epilog="What follows the options is given to `trainer run`: trainer submit slurm quickstart --nodes 3 --time 10 --batch-size 64",
 )
 @click.argument("config", metavar="CONFIG")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN]")
-@click.option("--nodes", type=IntegerRange(1), required=True, help="Nodes of the job, and of the run.")
-@click.option("--time", "time_limit", required=True, metavar="H:MM:SS", help="Time limit of each job; the run may take several.")
-@click.option("--name", required=True, help="Name of the run, by which each job finds it again.")
-@click.option("--partition", help="Where the job is to run.")
-@click.option("--array", metavar="0-4", help="An array of such jobs: a run each, with the task's number in its name and as its seed.")
-@click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="A further option of sbatch, such as gres=gpu:2.")
-@click.option(
+@topic_option(Topic.COMMON, "--nodes", type=IntegerRange(1), required=True, help="Nodes of the job, and of the run.")
+@topic_option(
+    Topic.COMMON, "--time", "time_limit", required=True, metavar="H:MM:SS", help="Time limit of each job; the run may take several."
+)
+@topic_option(Topic.COMMON, "--name", required=True, help="Name of the run, by which each job finds it again.")
+@topic_option(Topic.CLUSTER, "--partition", help="Where the job is to run.")
+@topic_option(
+    Topic.CLUSTER, "--array", metavar="0-4", help="An array of such jobs: a run each, with the task's number in its name and as its seed."
+)
+@topic_option(Topic.CLUSTER, "--sbatch", "options", multiple=True, metavar="OPTION", help="A further option of sbatch, such as gres=gpu:2.")
+@topic_option(
+    Topic.CHECKPOINTS,
     "--warning",
     "warning_seconds",
     type=IntegerRange(10, 86_400),
@@ -49,8 +57,8 @@ def submit() -> None:
     show_default=True,
     help="Seconds before the time limit at which the run is to save a checkpoint and end.",
 )
-@click.option("--python", type=GivenPath(), help="The interpreter on the nodes. [default: the path of this one]")
-@click.option("--dry-run", is_flag=True, help="Print the script, and submit nothing.")
+@topic_option(Topic.CLUSTER, "--python", type=GivenPath(), help="The interpreter on the nodes. [default: the path of this one]")
+@topic_option(Topic.OUTPUT, "--dry-run", is_flag=True, help="Print the script, and submit nothing.")
 def submit_slurm(
     config: str,
     more: tuple[str, ...],

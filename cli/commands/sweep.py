@@ -21,6 +21,7 @@ from ...core.settings.ineffective import Requirement, idle_settings
 from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid
+from ...core.topics import Topic
 from ...core.untrusted.console import json_text, note
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import step_tasks
@@ -31,15 +32,17 @@ from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader, name_part
 from ...report.catalog.locate import find_sweep
 from ...report.catalog.summary_rows import row
+from ..grouped_help import GroupedCommand, topic_option
 from ..options import IntegerRange, given_options, job_options_without, name_settings, trust_option
 from .sweep_table import points_conclusion, points_text
 
 __all__ = ["make_grid", "sweep"]
 
 
-@click.command("sweep", short_help="Run one job at many settings, and lay the runs side by side.")
+@click.command("sweep", cls=GroupedCommand, short_help="Run one job at many settings, and lay the runs side by side.")
 @click.argument("config", required=False, metavar="[CONFIG]")
-@click.option(
+@topic_option(
+    Topic.COMMON,
     "--grid",
     "grids",
     multiple=True,
@@ -47,15 +50,20 @@ __all__ = ["make_grid", "sweep"]
     help="Settings to go through; several of these make every combination. Replaces the axis of that name in the file. "
     "Values that hold commas stand between semicolons: 'cores_per_node=1,1;1,0.5'.",
 )
-@click.option("--repeats", type=IntegerRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on.")
-@click.option("--name", "sweep_name", metavar="TEXT", help="Name of the sweep's folder; given again, the sweep goes on.")
-@click.option(
-    "--resume", metavar="FOLDER|NAME", help="Go on with the sweep in this folder, or of this name below runs; takes everything from it."
+@topic_option(
+    Topic.COMMON, "--repeats", type=IntegerRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on."
+)
+@topic_option(Topic.COMMON, "--name", "sweep_name", metavar="TEXT", help="Name of the sweep's folder; given again, the sweep goes on.")
+@topic_option(
+    Topic.CHECKPOINTS,
+    "--resume",
+    metavar="FOLDER|NAME",
+    help="Go on with the sweep in this folder, or of this name below runs; takes everything from it.",
 )
 @trust_option("With --resume: take")
-@click.option("--dry-run", is_flag=True, help="Show the points and their commands, and exit.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-@click.option("--quiet", is_flag=True, help="No progress on standard error.")
+@topic_option(Topic.OUTPUT, "--dry-run", is_flag=True, help="Show the points and their commands, and exit.")
+@topic_option(Topic.OUTPUT, "--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
+@topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="No progress on standard error.")
 @job_options_without(("name",))
 @click.pass_context
 def sweep(

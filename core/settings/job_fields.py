@@ -6,8 +6,9 @@ from functools import cache
 from typing import Any
 
 from ..job import Job
+from ..topics import Topic
 
-__all__ = ["ENVIRONMENT_PREFIX", "allowed", "choices", "environment_name", "flag_name", "is_boolean", "schema"]
+__all__ = ["ENVIRONMENT_PREFIX", "allowed", "choices", "environment_name", "flag_name", "is_boolean", "schema", "topic"]
 
 ENVIRONMENT_PREFIX = "TRAINER_"
 
@@ -37,6 +38,11 @@ def _alternatives(field: str) -> list[dict[str, Any]]:
     """Return the schemas of which a value has to meet one; the form that most values have comes first."""
     described = _properties()[field]
     return [dict(each) for each in described.get("anyOf", (described,)) if each.get("type") != "null"]
+
+
+def topic(field: str) -> Topic:
+    """Return what a field is about. Raises KeyError for one that was declared without a topic (`core.job.setting`)."""
+    return Topic(_properties()[field]["topic"])
 
 
 def choices(field: str) -> tuple[str, ...]:

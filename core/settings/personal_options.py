@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..topics import Topic
 from .job_fields import environment_name, flag_name
 from .webhook_url import check_url, shown_url
 
@@ -28,7 +29,7 @@ def _as_it_is(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PersonalOption:
-    """An option whose flag, variable and key in the user's own file are made from its `name`.
+    """An option whose flag, variable and key in the user's own file are made from its `name`; its `topic` groups it in help texts.
 
     `check` raises ValueError with what is wrong with a value. `is_path`: the value names a file here. `shown` is what is shown of a value,
     `recorded` what the files of a run have of it in place of what was typed.
@@ -37,6 +38,7 @@ class PersonalOption:
     name: str
     metavar: str
     help: str
+    topic: Topic
     is_path: bool = False
     check: Callable[[str], None] = _any_text
     shown: Callable[[str], str] = _as_it_is
@@ -56,19 +58,21 @@ class PersonalOption:
 PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
     option.name: option
     for option in (
-        PersonalOption("hosts", "HOST,HOST", "The nodes' hosts, reached by ssh, in this order; also node[01-03]."),
-        PersonalOption("hostfile", "PATH", "The same from a file: a host a line, as MPI has them.", is_path=True),
-        PersonalOption("python", "PATH", "With hosts, Slurm or Ray: the interpreter there. [default: the path of this one]"),
+        PersonalOption("hosts", "HOST,HOST", "The nodes' hosts, reached by ssh, in this order; also node[01-03].", Topic.CLUSTER),
+        PersonalOption("hostfile", "PATH", "The same from a file: a host a line, as MPI has them.", Topic.CLUSTER, is_path=True),
+        PersonalOption("python", "PATH", "With hosts, Slurm or Ray: the interpreter there. [default: the path of this one]", Topic.CLUSTER),
         PersonalOption(
             "ray_address",
             "auto|HOST:PORT|ray://HOST:PORT",
             "The Ray cluster that gives the nodes: auto (the one of which this machine is a node), its head, or its client server. "
             "[default with --launcher ray, and in a Ray job: auto]",
+            Topic.CLUSTER,
         ),
         PersonalOption(
             "notify",
             "URL",
             "Post a JSON document to this http(s) address when the run has failed, begun anew, finished, or been interrupted.",
+            Topic.OUTPUT,
             check=check_url,
             shown=shown_url,
             recorded=shown_url,
@@ -77,6 +81,7 @@ PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
             "on_failure",
             "COMMAND",
             "Run this by the shell when the run has failed, with the same document on its standard input.",
+            Topic.OUTPUT,
             recorded=lambda text: "...",
         ),
     )

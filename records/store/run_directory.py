@@ -297,14 +297,18 @@ class RunReader:
         """Return the metrics of the run's evaluations, the headline first and the loss last."""
         return read_metrics(self.job())
 
+    def environment(self) -> dict[str, Any] | None:
+        """Return ``env.json``, or None where the run has none (yet)."""
+        return self._document("env.json")
+
     def env(self) -> list[dict[str, Any]]:
         """Return what each node is, in node order; empty where the run never came so far."""
-        document = self._document("env.json")
+        document = self.environment()
         return [] if document is None else list(document["nodes"])
 
     def code(self) -> dict[str, Any] | None:
         """Return which code the driver ran; None where the run does not tell."""
-        document = self._document("env.json")
+        document = self.environment()
         return None if document is None else document.get("code")
 
     def status(self) -> dict[str, Any]:

@@ -60,7 +60,9 @@ class Run:
         """Return a run whose documents are at hand: ``summary.json``, ``job.json``, and the nodes of ``env.json``. It has no records."""
         run = cls.__new__(cls)
         run.path, run.label, run.number, run.recorded_until = path, label, 0, None
-        vars(run).update(_summary=summary, job=job, nodes=nodes, state=summary["state"], calibration=None, evals=[], events=[])
+        vars(run).update(
+            _summary=summary, job=job, nodes=nodes, _environment=None, state=summary["state"], calibration=None, evals=[], events=[]
+        )
         return run
 
     def with_figures(self, summary: Mapping[str, Any], recorded_until: float) -> Run:
@@ -125,9 +127,19 @@ class Run:
         return [info for info in self.metrics if info.name in self.translation_metrics and scores.get(info.name) is not None]
 
     @cached_property
+    def _environment(self) -> Mapping[str, Any] | None:
+        return self._reader.environment()
+
+    @cached_property
     def nodes(self) -> Sequence[Mapping[str, Any]]:
         """What each node is, in node order, from ``env.json``; empty where the run never came so far."""
-        return self._reader.env()
+        return [] if self._environment is None else list(self._environment["nodes"])
+
+    @property
+    def code(self) -> Mapping[str, Any] | None:
+        """Which code the driver ran, from ``env.json``; None where the run does not tell, as those of earlier releases."""
+        code: Mapping[str, Any] | None = (self._environment or {}).get("code")
+        return code
 
     @cached_property
     def _summary(self) -> Mapping[str, Any] | None:

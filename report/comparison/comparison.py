@@ -19,7 +19,7 @@ from .rows import Row, make_entries, tells_apart
 from .scaling import ScalingSeries, families, relative_speed, relative_target, scaling
 from .seed_statistics import common_stem
 
-__all__ = ["Comparison", "compare_paths", "compare_runs", "setting_name"]
+__all__ = ["Comparison", "compare_paths", "compare_runs", "setting_name", "setting_rule"]
 
 _RULES: Mapping[str, Factor] = {rule.key: rule for rule in RULES}
 
@@ -104,7 +104,7 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
     figures incomparable, save `by_confounds`. Raises UsageError for a setting that there is not.
     """
     runs = labelled(runs)
-    rules = [_setting(one) if isinstance(one, str) else one for one in by]
+    rules = [setting_rule(one) if isinstance(one, str) else one for one in by]
     entries = _called_by_difference(make_entries(runs, fold=fold, by=rules))
     settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]
     if rules:
@@ -157,7 +157,8 @@ def setting_name(text: str) -> str:
     return _MEANT.get(name, name)
 
 
-def _setting(text: str) -> Factor:
+def setting_rule(text: str) -> Factor:
+    """Return the rule for the setting that `text` names. Raises UsageError for a setting that there is not."""
     key = setting_name(text)
     if key not in _RULES:
         raise UsageError.of("--by", text, f"a setting, such as {', '.join(_CONTEXT)}, lr or precision", [*_RULES, *_MEANT])

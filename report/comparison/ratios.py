@@ -20,6 +20,7 @@ __all__ = [
     "interval_of_mean",
     "ratio",
     "repeats_that_would_tell",
+    "student_quantile",
 ]
 
 CONFIDENCE = 0.95
@@ -111,7 +112,7 @@ def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | Non
     variance = math.fsum(_variance(values) for pair in pairs for values in pair) / len(pairs) ** 2
     sides = 2 * len(pairs)
     for repeats in range(2, MOST_REPEATS_TOLD + 1):
-        if _quantile(sides * (repeats - 1)) * math.sqrt(variance / repeats) < abs(math.log(found.ratio)):
+        if student_quantile(sides * (repeats - 1)) * math.sqrt(variance / repeats) < abs(math.log(found.ratio)):
             return repeats
     return None
 
@@ -130,10 +131,11 @@ def _half_width(terms: Sequence[tuple[float, int]]) -> float:
     variance = math.fsum(term for term, _ in terms)
     if not variance:
         return 0.0
-    return _quantile(variance**2 / math.fsum(term**2 / (count - 1) for term, count in terms)) * math.sqrt(variance)
+    return student_quantile(variance**2 / math.fsum(term**2 / (count - 1) for term, count in terms)) * math.sqrt(variance)
 
 
-def _quantile(degrees_of_freedom: float) -> float:
+def student_quantile(degrees_of_freedom: float) -> float:
+    """Return the quantile of Student's distribution that bounds the middle 95 %."""
     from scipy.stats import t  # takes a second to import
 
     return float(t.ppf((1.0 + CONFIDENCE) / 2.0, degrees_of_freedom))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.untrusted.console import one_line
@@ -17,7 +17,7 @@ from .conclusion import Best, Conclusion, Limit
 from .loss_agreement import EQUAL_WITHIN, LossAgreement
 from .set_ups import FIGURES, SetUp, shown, value_text
 
-__all__ = ["AxisLine", "Told", "held_back", "told"]
+__all__ = ["AxisLine", "Told", "held_back", "shared_settings", "told"]
 
 TARGET, _ = FIGURES
 
@@ -105,7 +105,7 @@ def _head(conclusion: Conclusion) -> str:
     if not counts:
         return _counted(runs, "run")
     repeats = f"{min(counts)} repeats each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} repeats each"
-    parts = [_counted(runs, "run"), *_shared([one.runs[0] for one in every]), "one run each" if counts == {1} else repeats]
+    parts = [_counted(runs, "run"), *shared_settings([one.runs[0] for one in every]), "one run each" if counts == {1} else repeats]
     return " · ".join(parts)
 
 
@@ -113,12 +113,12 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _shared(firsts: Sequence[Run]) -> list[str]:
-    """Return what all set-ups have in common: network and data, and of the rest what is no matter of course."""
+def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> list[str]:
+    """Return what set-ups, of which each gives a run, have in common of some settings: model and data, nodes, and the others as names."""
     alike: dict[str, str] = {}
     for rule in RULES:
         values = {rule.value(run) for run in firsts}
-        if rule.key in SHARED and len(values) == 1 and None not in values:
+        if rule.key in keys and len(values) == 1 and None not in values:
             value = values.pop()
             alike[rule.key] = shown(rule, value) if rule.key in ("model", "data") else value_text(rule, value)
     model, data = alike.pop("model", None), alike.pop("data", None)

@@ -19,7 +19,7 @@ from ..comparison.names import setting_text
 from ..comparison.ratios import Ratio, ratio
 from ..comparison.rows import Row, make_entries, tells_apart
 
-__all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "called", "set_ups", "shown", "value_text"]
+__all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "axes_of", "called", "set_ups", "shown", "value_text"]
 
 FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
 """What comes of other settings, such as the number of nodes on one machine, unless set-ups differ in it by itself: then it is an axis."""
@@ -152,14 +152,19 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     disturbed = [Disturbed(run, by) for run in runs if (by := cpu_starvation(run.summary)) is not None]
     lost = {id(one.run) for one in disturbed}
     rows = make_entries([run for run in runs if id(run) not in lost], by=swept)
+    axes = axes_of(rows, swept)
+    firsts = [row.runs[0] for row in rows]
+    independent = FOLLOWING.union(*(axis.key.split(_AND) for axis in axes))
+    return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))
+
+
+def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
+    """Return the settings in which some rows differ, those that were `swept` first; each tells some apart that the others do not."""
     axes = [axis for axis in swept if _varies(rows, axis)]
     for rule in RULES:
         if rule.key not in {axis.key for axis in axes} and rule.key != "seed" and rule.matters and tells_apart(rows, axes, rule):
             axes.append(rule)
-    axes = _joined(rows, axes, len(swept))
-    firsts = [row.runs[0] for row in rows]
-    independent = FOLLOWING.union(*(axis.key.split(_AND) for axis in axes))
-    return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))
+    return _joined(rows, axes, len(swept))
 
 
 def _varies(rows: Sequence[Row], axis: Factor) -> bool:

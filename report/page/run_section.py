@@ -11,6 +11,7 @@ from typing import Any
 from ...core.job import Job
 from ...core.worker_layout import workers_by_node
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, number_text
+from ...records.text.provenance import code_text, instructions_text
 from ..catalog.lost_updates import lost_updates
 from ..catalog.rerun_command import repeat_command
 from ..catalog.run import Run
@@ -44,6 +45,7 @@ def described(run: Run) -> dict[str, Any]:
         "path": str(run.path.resolve()),
         **_explained(run),
         "environment": [_node(number, node) for number, node in enumerate(run.nodes)],
+        "code": code_text(run.code),
         "segments": [shlex.join(map(str, segment.get("command") or ())) for segment in segments],
         "repeat": repeat_command(run.job, {}),
         "config": config_text(run.job),
@@ -96,7 +98,7 @@ def _node(number: int, node: Mapping[str, Any]) -> list[str]:
     return [
         str(number),
         str(node.get("hostname") or UNKNOWN),
-        str(node.get("cpu_model") or UNKNOWN),
+        ", ".join(filter(None, [node.get("cpu_model"), instructions_text(node.get("cpu_flags"))])) or UNKNOWN,
         number_text(node.get("cores_available"), 2),
         memory,
         f"{node.get('operating_system') or ''} {node.get('kernel') or UNKNOWN}".strip(),

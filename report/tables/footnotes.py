@@ -11,7 +11,7 @@ from .columns import MARK, Column
 from .comparison_tables import TOO_FAST
 from .run_tables import ACROSS_MODES, SYNTHETIC
 
-__all__ = ["above", "below"]
+__all__ = ["above", "below", "not_comparable"]
 
 _MOST_VALUES = 5
 
@@ -62,7 +62,7 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     """
     lines = []
     shown = {one.group for one in columns} if columns else set(GROUPS)
-    if reasons := _reasons(comparison, shown):
+    if reasons := not_comparable(comparison, shown):
         lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {reasons}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
@@ -114,7 +114,7 @@ def _enumerated(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
-def _reasons(comparison: Comparison, shown: Collection[str | None]) -> str:
+def not_comparable(comparison: Comparison, shown: Collection[str | None]) -> str:
     """Return each kind of figures among those `shown` that carries a mark, with the settings that are to blame."""
     marked = {group for marks in comparison.marks for group in marks if group in shown}
     differences = [*comparison.comparability.independent, *comparison.comparability.faults]

@@ -1,4 +1,4 @@
-"""Writes a comparison for a terminal, as Markdown, as LaTeX, or as comma-separated values."""
+"""Writes a comparison for a terminal, as Markdown, or as comma-separated values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ...records.store.jsonl import finite_json
 from ..comparison.comparison import Comparison
 from ..comparison.scaling import relative_speed, relative_target
 from .alignment import text_width
-from .columns import MARK, Column
+from .columns import Column
 from .comparison_tables import ComparisonTable, default_tables, selected_table
 from .footnotes import above, below
 from .run_tables import aligned, columns_of, plain_table, to_text
 
-__all__ = ["as_csv", "as_latex", "as_markdown", "as_text", "write_csv"]
+__all__ = ["as_csv", "as_markdown", "as_text", "write_csv"]
 
 _MOST_COLUMNS = 4
 """So many runs stand side by side, a column each, where nothing else is asked for; more have a row each."""
@@ -133,52 +133,6 @@ def _markdown_row(cells: Sequence[str], raw: bool = False) -> str:
 def _markdown_text(text: str) -> str:
     """Escape what Markdown would take for its own inside a line, apart from a list's dash at the beginning."""
     return "".join(f"\\{character}" if character in "\\|*_`<>[]" else character for character in text)
-
-
-_LATEX: Mapping[str, str] = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    MARK: r"\textsuperscript{\textdagger}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "−": r"$-$",
-    "…": r"\ldots{}",
-}
-
-
-def as_latex(comparison: Comparison, columns: Sequence[Column] = (), before: Sequence[str] = ()) -> str:
-    """Return the tables with a row a run as LaTeX (package booktabs): what is compared as comments, the explanations as text below.
-
-    The lines `before` are comments, too, and stand first.
-    """
-    parts = ["\n".join(f"% {line}" for line in lines) for lines in (before, above(comparison))]
-    parts += [_tabular(block) for block in (selected_table(comparison, columns) if columns else default_tables(comparison))]
-    parts += [rf"\noindent {_latex_text(text.replace(chr(10), ' '))}" for text in below(comparison, columns)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _tabular(block: ComparisonTable) -> str:
-    alignment = "".join("r" if right else "l" for right in block.right)
-    rows = [f"{' & '.join(map(_latex_text, cells))} \\\\" for cells in (block.header, *block.rows)]
-    body = "\n".join(["\\toprule", rows[0], "\\midrule", *rows[1:], "\\bottomrule"])
-    title = [f"% {block.title}"] if block.title else []
-    return "\n".join([*title, f"\\begin{{tabular}}{{{alignment}}}", body, "\\end{tabular}"])
-
-
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:

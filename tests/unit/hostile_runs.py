@@ -131,6 +131,8 @@ def _complete(path: Path, mode: str) -> None:
             "interfaces": {"eth0": address},
             "gpus": [{"name": "A GPU", "memory_total_bytes": 1}],
         }
+    tree = {"commit": "0123456789abcdef" + 24 * "0", "changed": True}
+    env["code"] = {"packages": {"crosstrain": "0.1.0"}, "typed_in": tree, "crosstrain": tree}
     write_document(path / "env.json", env)
     seconds = {"data_seconds": 0.0005, "compute_seconds": 0.004, "half_compute_seconds": 0.0025, "communicate_seconds": 0.004}
     workers = [{"worker": node, "node": node, **seconds, "message_seconds": 0.001, "spread": 0.01} for node in range(2)]

@@ -25,7 +25,7 @@ from crosstrain.report.comparison.comparison import compare_paths, compare_runs
 from crosstrain.report.conclusion.conclusion import conclude
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.tables.columns import cell, column
-from crosstrain.report.tables.formats import as_latex, as_markdown, as_text
+from crosstrain.report.tables.formats import as_markdown, as_text
 from crosstrain.report.tables.run_tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
 
 ONE_RUN = """\
@@ -135,22 +135,9 @@ def test_tables_and_sentences_fit_the_terminal(width):
         assert re.search(rf"(^| ){label}( |$)", text, re.MULTILINE)
 
 
-def test_a_name_with_signs_of_markdown_and_latex_stays_text():
+def test_a_name_with_signs_of_markdown_stays_text():
     found = compare_runs([made(r"a|b_$x\y<z>"), made("two")])
     assert r"| a\|b\_$x\\y\<z\> |" in as_markdown(found)
-    assert r"a\textbar{}b\_\$x\textbackslash{}y\textless{}z\textgreater{} &" in as_latex(found)
-
-
-def test_latex_has_as_many_cells_as_columns():
-    text = as_latex(compare_runs(repeats_and_another()))
-    tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*?)\\bottomrule\n\\end\{tabular\}", text, re.DOTALL)
-    assert len(tables) == 3
-    for alignment, body in tables:
-        rows = [line for line in body.splitlines() if line != "\\midrule"]
-        assert all(line.endswith(r" \\") for line in rows)
-        assert {len(re.split(r"(?<!\\)&", line)) for line in rows} == {len(alignment)}
-    outside = text.encode().decode("utf-8").replace("\n", "")
-    assert outside.isascii()
 
 
 def test_csv_has_the_figures_unrounded(tmp_path):

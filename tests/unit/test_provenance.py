@@ -8,6 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from crosstrain.monitor.provenance import installed_packages, provenance, work_tree
+from crosstrain.records.text.provenance import code_text, instructions_text
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -73,3 +74,34 @@ def test_of_two_releases_the_first_folder_counts(tmp_path):
 def test_everything_together(tree, repository):
     found = provenance(tree)
     assert found == {"packages": installed_packages(sys.path), "typed_in": work_tree(tree), "crosstrain": work_tree(repository)}
+
+
+# In words ------------------------------------------------------------------------------------------------------------
+
+ONE, OTHER = "abc1234" + 33 * "0", "def5678" + 33 * "0"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (None, None),
+        ({"packages": {}, "typed_in": None, "crosstrain": None}, None),
+        ({"packages": {"crosstrain": "1.0", "numpy": "2.0"}, "typed_in": None, "crosstrain": None}, "crosstrain 1.0"),
+        (
+            {"packages": {"crosstrain": "1.0"}, "crosstrain": {"commit": ONE, "changed": True}, "typed_in": None},
+            "crosstrain 1.0 at commit abc123400000 (changed)",
+        ),
+        (
+            {"packages": {"crosstrain": "1.0"}, "crosstrain": {"commit": ONE, "changed": False}, "typed_in": {"commit": OTHER}},
+            "crosstrain 1.0 at commit abc123400000, typed in a work tree at commit def567800000 (perhaps changed)",
+        ),
+        ({"typed_in": {"commit": OTHER, "changed": False}}, "crosstrain, typed in a work tree at commit def567800000"),
+    ],
+)
+def test_the_code_in_words(code, text):
+    assert code_text(code) == text
+
+
+def test_instructions_are_those_for_vectors_and_matrices_in_one_order():
+    assert instructions_text(["fpu", "avx512f", "avx2", "sse", "amx_tile"]) == "avx2 avx512f amx_tile"
+    assert instructions_text(["fpu"]) is instructions_text([]) is instructions_text(None) is None

@@ -295,3 +295,17 @@ def test_damaged_records_are_named(tmp_path, capsys):
     (path / "system.jsonl").write_text('{"schema":1}\n{"schema":1}\n')
     assert invoke(["report", str(path), "-o", str(tmp_path / "r.html")]) == 2
     assert re.search(r"system\.jsonl, line 1: not a SystemRecord", capsys.readouterr().err)
+
+
+def test_a_run_says_which_code_it_was_made_by_and_one_of_an_earlier_release_does_not(tmp_path):
+    one, other = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "other", steps=8)
+    environment = json.loads((one / "env.json").read_text())
+    tree = {"commit": "abc1234<b>" + 30 * "0", "changed": True}
+    code = {"packages": {"crosstrain": "1.0&"}, "crosstrain": tree, "typed_in": None}
+    nodes = [{**node, "cpu_flags": ["fpu", "avx2"]} for node in environment["nodes"]]
+    (one / "env.json").write_text(json.dumps({**environment, "nodes": nodes, "code": code}))
+    read = Page(page_of(one, other))
+    assert "Code: crosstrain 1.0& at commit abc1234<b>00 (changed)." in read.text
+    assert read.text.count("Code: ") == 1
+    assert ("b", {}) not in read.tags
+    assert read.text.count(", avx2") == 2

@@ -361,6 +361,66 @@ def test_show_of_a_run_that_came_to_nothing(tmp_path, capsys):
     assert "env.json: not a whole JSON document" in text
 
 
+CODE = {
+    "packages": {"crosstrain": "1.0"},
+    "crosstrain": {"commit": "abc1234" + 33 * "0", "changed": True},
+    "typed_in": {"commit": "def5678" + 33 * "0", "changed": False},
+}
+
+
+def shown_with(capsys, path, **environment):
+    """Return what `runs show` prints of a run with this in its env.json, as text and as JSON."""
+    (path / "env.json").write_text(json.dumps({"schema": 1, **environment}))
+    printed = []
+    for more in ([], ["--json"]):
+        assert invoke(["runs", "show", str(path), *more]) == 0
+        printed.append(capsys.readouterr().out)
+    return printed[0], json.loads(printed[1])
+
+
+def test_show_says_which_code_and_which_instructions(tmp_path, capsys):
+    node = {"hostname": "here", "cpu_model": "A Processor", "cpu_flags": ["fpu", "amx_bf16", "avx2"]}
+    text, found = shown_with(capsys, sync_run(tmp_path), nodes=[node], code=CODE)
+    assert "\nnode 0: here, A Processor, avx2 amx_bf16\n" in text
+    assert "\ncode: crosstrain 1.0 at commit abc123400000 (changed), typed in a work tree at commit def567800000\n" in text
+    assert found["code"] == CODE
+
+
+@pytest.mark.parametrize("environment", [{"nodes": [{}]}, {"nodes": [{}], "code": None}, {"nodes": [{}], "code": {}}])
+def test_show_says_nothing_of_the_code_where_the_run_does_not_tell(tmp_path, capsys, environment):
+    text, found = shown_with(capsys, sync_run(tmp_path), **environment)
+    assert "code:" not in text
+    assert found["damaged"] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("abc1234", "code"),
+        ({"packages": ["crosstrain"]}, "code.packages"),
+        ({"packages": {"crosstrain": 1}}, "code.packages.crosstrain"),
+        ({"packages": {"crosstrain": "1" * 5000}}, "code.packages.crosstrain"),
+        ({"crosstrain": {"changed": True}}, "code.crosstrain.commit"),
+        ({"crosstrain": {"commit": ["abc"]}}, "code.crosstrain.commit"),
+        ({"typed_in": {"commit": "a" * 5000}}, "code.typed_in.commit"),
+        ({"typed_in": {"commit": "abc", "changed": "perhaps"}}, "code.typed_in.changed"),
+    ],
+)
+def test_show_names_what_is_wrong_in_the_code_as_in_the_nodes(tmp_path, capsys, code, said):
+    text, found = shown_with(capsys, sync_run(tmp_path), nodes=[{}], code=code)
+    (problem,) = found["damaged"]
+    assert f"env.json: {said}: " in problem
+    assert "code: " not in text.replace(problem, "")
+    assert max(map(len, text.splitlines())) < 1000
+
+
+def test_show_prints_no_commands_of_the_code(tmp_path, capsys):
+    code = {"packages": {"crosstrain": "1\x1b[2J"}, "crosstrain": {"commit": "a\nb\x1b[31m", "changed": False}}
+    text, _ = shown_with(capsys, sync_run(tmp_path), nodes=[{}], code=code)
+    assert "\x1b" not in text
+    assert sum(line.startswith("code:") for line in text.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -12,6 +12,7 @@ from ....core.errors import TrainerError
 from ....core.untrusted.console import one_line
 from ....records.store.file_index import describe_folder
 from ....records.text.numbers import bytes_text, count_text
+from ....records.text.provenance import code_text, instructions_text
 from ....report.catalog.index import run_row
 from ....report.catalog.lost_updates import lost_updates
 from ....report.catalog.rerun_command import repeat_command
@@ -37,6 +38,7 @@ def shown(path: Path) -> dict[str, Any]:
             return None
 
     row, status, job, nodes = run_row(run), read("status"), read("job"), read("nodes")
+    code = None if nodes is None else read("code")
     summary = read("summary") if read("has_summary") else None
     if summary is not None and (lost := lost_updates(run)) is not None:
         damaged.append(lost)
@@ -56,6 +58,7 @@ def shown(path: Path) -> dict[str, Any]:
         "files": [{"path": file.path, "bytes": file.bytes, "purpose": file.purpose} for file in files],
         "checkpoints": [_checkpoint(path, checkpoint) for checkpoint in list_checkpoints(path)],
         "nodes": nodes,
+        "code": code,
         "job": job,
         "status": status,
         "summary": summary,
@@ -91,6 +94,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for number, node in enumerate(found["nodes"] or ()):
         yield one_line(f"node {number}: {_node(node)}")
+    if (code := code_text(found["code"])) is not None:
+        yield one_line(f"code: {code}")
     yield f"made: {found['created_at'] or 'unknown'}{_resumed(found['resumed'])}"
     size = f"{len(found['files'])} files, {bytes_text(found['bytes'])}"
     yield f"files: {one_line(found['path'])} ({size}; trainer export --describe lists them)"
@@ -113,6 +118,7 @@ def _node(node: Mapping[str, Any]) -> str:
     parts = [
         node.get("hostname"),
         node.get("cpu_model"),
+        instructions_text(node.get("cpu_flags")),
         None if cores is None else f"{cores:g} cores",
         None if memory is None else bytes_text(memory),
         *gpus,

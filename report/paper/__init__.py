@@ -1,0 +1,1 @@
+"""What of some runs goes into a paper?"""

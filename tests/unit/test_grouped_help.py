@@ -1,0 +1,92 @@
+"""Help of commands with many options: sections by topic, each option in one of them, the most used first."""
+
+import re
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from crosstrain.cli.commands.manifest import manifest
+from crosstrain.cli.commands.run import run
+from crosstrain.cli.commands.submit import submit
+from crosstrain.cli.commands.sweep import sweep
+from crosstrain.cli.grouped_help import GroupedCommand, topic_option
+from crosstrain.core.job import Job
+from crosstrain.core.settings.job_fields import flag_name, topic
+from crosstrain.core.topics import Topic
+
+COMMANDS = {"run": run, "sweep": sweep, "submit slurm": submit.commands["slurm"], "manifest kubernetes": manifest.commands["kubernetes"]}
+
+MOST_USED = ["--config", "--backend", "--mode", "--model", "--data", "--nodes", "--batch-size", "--epochs", "--lr", "--name"]
+
+
+def sections(command, width=80):
+    """Return the flags under each heading of a command's help, in order."""
+    done = CliRunner().invoke(command, ["--help"], terminal_width=width)
+    assert done.exit_code == 0
+    found, heading = {}, None
+    for line in done.output.splitlines():
+        if re.fullmatch(r"\S.*:", line):
+            heading = found.setdefault(line[:-1], [])
+        elif heading is not None and (match := re.match(r"  (?:-h, )?(--[a-z0-9-]+)", line)):
+            heading.append(match[1])
+    return {name: flags for name, flags in found.items() if flags}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_stands_once_and_headings_in_the_order_of_topics(name):
+    found = sections(COMMANDS[name])
+    headings = [topic.value for topic in Topic]
+    assert list(found) == [heading for heading in headings if heading in found]
+    flags = [flag for listed in found.values() for flag in listed]
+    options = [parameter for parameter in COMMANDS[name].params if isinstance(parameter, click.Option)]
+    assert sorted(flags) == sorted(["--help", *(option.opts[0] for option in options)])
+
+
+def test_the_ten_most_used_options_of_a_run_come_first():
+    assert sections(run)["Most used"] == MOST_USED
+
+
+def test_a_setting_stands_under_the_topic_that_it_is_declared_with_in_run_and_sweep():
+    of_run, of_sweep = sections(run), sections(sweep)
+    for field in Job.model_fields:
+        assert flag_name(field) in of_run[topic(field).value], field
+        assert flag_name(field) in of_sweep[topic(field).value], field
+
+
+def test_an_option_without_a_topic_is_refused_when_the_command_is_made():
+    with pytest.raises(TypeError, match="--late of 'some' has no topic"):
+
+        @click.command("some", cls=GroupedCommand)
+        @topic_option(Topic.OUTPUT, "--early")
+        @click.option("--late")
+        def some(early, late):
+            pass
+
+
+def test_a_setting_is_not_declared_without_a_topic():
+    from crosstrain.core.job import setting
+
+    with pytest.raises(TypeError):
+        setting("sgd", description="Update rule.")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_are_wrapped_at_the_width_and_texts_stand_below_each_other(width):
+    text = CliRunner().invoke(run, ["--help"], terminal_width=width, max_content_width=width).output
+    flags = re.compile(r" *(-h, )?--\S+( \S+)?")
+    assert all(len(line) <= width or flags.fullmatch(line) for line in text.splitlines())
+    starts = {len(match[0]) for line in text.splitlines() if (match := re.match(r"  --[a-z0-9-]+(?: \S+)?  +(?=\S)", line))}
+    assert len(starts) == 1
+    assert not any(line != line.rstrip() for line in text.splitlines())
+
+
+def test_help_imports_no_framework():
+    code = (
+        "import sys; from crosstrain.cli.main import main; assert main(['run', '--help']) == 0; "
+        "print({'tensorflow', 'torch', 'scipy'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "set()"

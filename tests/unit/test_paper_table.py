@@ -1,0 +1,208 @@
+"""Runs as a LaTeX table: what a row is, what ± is, what stands in the caption, what is left out, and that it compiles."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+from comparison_samples import made, starved_node, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latex_documents import compiled, needs_pdflatex, problems
+from scipy import stats
+
+from crosstrain.cli.commands.compare import compare
+from crosstrain.core.errors import UsageError
+from crosstrain.report.comparison.comparison import setting_rule
+from crosstrain.report.paper.table import as_latex
+from crosstrain.report.tables.columns import column
+
+SPEEDS = {"sync": (1000.0, 1100.0, 1230.0, 990.0, 1045.0), "async": (1500.0, 1510.0, 1650.0, 1440.0, 1505.0)}
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=80) | st.text(
+    st.sampled_from('&%$#_{}~^\\<>|"-[]*\x1b\u202e\n é中'), min_size=1, max_size=200
+)
+
+
+def repeats(**more):
+    """Five repeats of a sync and of an async job."""
+    return [
+        made(f"digits-{mode}-r{seed}", mode=mode, seed=seed, summary={"examples_per_second": speed}, **more)
+        for mode, speeds in SPEEDS.items()
+        for seed, speed in enumerate(speeds)
+    ]
+
+
+def caption_of(latex):
+    return re.search(r"\\caption\{%\n(.*?)\}\n  \\label", latex, re.DOTALL)[1]
+
+
+def body_of(latex):
+    """The rows of the table, as lists of cells."""
+    return [re.split(r"(?<!\\)&", line.removesuffix(r" \\")) for line in latex.splitlines() if line.endswith(r" \\")]
+
+
+def cells_of(latex):
+    return [[cell.strip() for cell in row] for row in body_of(latex)]
+
+
+def test_the_interval_is_students_over_all_repeats():
+    header, sync, asynchronous = cells_of(as_latex(repeats()))
+    assert header == ["set-up", r"\multicolumn{2}{c}{accuracy}", r"\multicolumn{2}{c}{examples/s}"]
+    for (name, _, _, mean, half), (mode, speeds) in zip((sync, asynchronous), SPEEDS.items(), strict=True):
+        low, high = stats.t.interval(0.95, len(speeds) - 1, loc=sum(speeds) / len(speeds), scale=stats.sem(speeds))
+        assert (name, mean, half) == (mode, f"{(low + high) / 2:,.0f}", rf"$\pm$ {(high - low) / 2:,.0f}")
+
+
+def test_the_caption_says_what_is_shared_what_the_repeats_are_and_what_plus_minus_is():
+    told = caption_of(as_latex(repeats(lr=0.1, until="accuracy>=0.8")))
+    assert (
+        r"logreg on digits; 1 node, torch, global batch 32, sgd, learning rate 0.1, precision fp32, budget 10 epochs, target accuracy"
+        in told
+    )
+    assert "Means over 5 repeats each, which differ by their seeds; $\\pm$ is half the width of the 95 \\% interval of the mean" in told
+    assert "Student's t" in told
+
+
+def test_the_label_is_what_the_names_have_in_common():
+    assert r"\label{tab:sweep-lr}" in as_latex([made(f"sweep_LR {lr}", lr=lr) for lr in (1, 2)])
+    assert r"\label{tab:one-other}" in as_latex([made("one"), made("other", nodes=2)])
+    assert r"\label{tab:runs}" in as_latex([made("中")])
+
+
+def test_one_run_each_has_no_interval():
+    latex = as_latex([made("one"), made("two", nodes=2)])
+    assert "One run each." in caption_of(latex)
+    assert "pm" not in latex
+    assert cells_of(latex) == [["nodes", "accuracy", "examples/s"], ["1", "0.8750", "1,000"], ["2", "0.8750", "1,000"]]
+
+
+def test_numbers_that_name_rows_stand_below_each_other_by_their_points():
+    rows = cells_of(as_latex([made(f"r{lr}", lr=lr) for lr in (1, 0.5, 0.125)]))
+    assert [row[0] for row in rows] == ["learning rate", r"1\phantom{.000}", r"0.5\phantom{00}", "0.125"]
+
+
+def test_every_row_of_a_column_has_as_many_decimals():
+    runs = [
+        made(f"n{nodes}", nodes=nodes, summary={"examples_per_second": speed}) for nodes, speed in ((1, 3.14159), (2, 61.5), (4, 1234.5))
+    ]
+    assert [row[-1] for row in cells_of(as_latex(runs))] == ["examples/s", "3.14", "61.50", "1,234.50"]
+
+
+def test_units_stand_in_the_header():
+    latex = as_latex(
+        [made("one"), made("two", nodes=2)], [column(name) for name in ("time", "step_seconds_p50", "memory", "sent", "state")]
+    )
+    header, one, _ = cells_of(latex)
+    assert header[1:] == [
+        "run time (s)",
+        "node 0 peak memory (MB)",
+        "node 1 peak memory (MB)",
+        "node 0 sent (MB/s)",
+        "node 1 sent (MB/s)",
+        "state",
+    ]
+    assert one[1:] == ["15", "100", "-", "2", "-", "succeeded"]
+
+
+def test_a_target_that_some_missed_is_told():
+    figures = [(8.0, True), (9.0, True), (None, False)]
+    runs = [
+        made(f"r{seed}", seed=seed, until="accuracy>=0.9", summary={"time_to_target_seconds": seconds, "target_reached": reached})
+        for seed, (seconds, reached) in enumerate(figures)
+    ]
+    none = {"time_to_target_seconds": None, "target_reached": False}
+    latex = as_latex([*runs, made("other", until="accuracy>=0.9", nodes=2, summary=none)])
+    _, first, second = cells_of(latex)
+    assert first[4:6] == ["8.50", "(2 of 3)"]
+    assert r"\multicolumn{2}{c}{not reached}" in second
+    assert "In brackets: how many of the repeats reached the target" in caption_of(latex)
+
+
+def test_disturbed_runs_are_left_out_and_named():
+    disturbed = made("noisy%run", summary={"examples_per_second": 1.0, "per_node": [starved_node(0.6)]})
+    latex = as_latex([*repeats(), disturbed])
+    assert "\n% Left out, as other programs had its cores: noisy%run\n" in latex
+    assert "1 run is left out, whose cores other programs had." in caption_of(latex)
+    assert cells_of(latex) == cells_of(as_latex(repeats()))
+    with pytest.raises(UsageError, match="cores of every run"):
+        as_latex([disturbed])
+
+
+def test_what_cannot_be_compared_is_marked_and_explained():
+    latex = as_latex([made("one"), made("two", model="cnn")])
+    assert all("dagger" in cell for cell in cells_of(latex)[2][1:])
+    assert r"$\dagger$ Not to be compared with the first row: speed, accuracy (model)." in caption_of(latex)
+
+
+def test_other_differences_are_told_with_their_values():
+    assert "The rows differ in learning rate (0.05, 0.1) as well." in caption_of(as_latex([made("one"), made("two", model="cnn", lr=0.1)]))
+
+
+def test_by_nodes_it_has_speed_up_and_efficiency():
+    runs = [made(f"n{n}-r{r}", nodes=n, seed=r, summary={"examples_per_second": 900.0 * n + r}) for n in (1, 2, 4) for r in (0, 1)]
+    rows = cells_of(as_latex(runs, by=[setting_rule("nodes")]))
+    assert [row[-2:] for row in rows] == [["speed-up", r"efficiency (\%)"], ["1.00", "100"], ["2.00", "100"], ["4.00", "100"]]
+
+
+def test_without_folding_a_row_is_a_run():
+    rows = cells_of(as_latex(repeats()[:3], fold=False))
+    assert [row[0] for row in rows] == ["set-up", "digits-sync-r0", "digits-sync-r1", "digits-sync-r2"]
+
+
+def test_a_wide_table_goes_over_both_columns_of_a_page():
+    assert "\\begin{table}\n" in as_latex([made("one"), made("two", nodes=2)])
+    wide = as_latex([made("one" * 30), made("two", nodes=2)], [column(name) for name in ("time", "loss", "memory", "sent", "received")])
+    assert "\\begin{table*}\n" in wide
+    assert wide.rstrip().endswith("\\end{table*}")
+
+
+def test_synthetic_data_has_no_metrics():
+    latex = as_latex([made(f"r{n}", nodes=n, data="synthetic-images", model="cnn", summary={"synthetic": True}) for n in (1, 2)])
+    assert cells_of(latex)[0] == ["nodes", "examples/s"]
+    assert "Synthetic data" in caption_of(latex)
+
+
+def sound(latex):
+    """Assert that a table has balanced groups, nothing raw, and as many cells in each row as columns."""
+    lines = [line for line in latex.splitlines() if not line.startswith("%")]
+    environment = re.compile(r"\\(begin|end)\{(table\*?|tabular)\}|\\\\$|^    .*?(?<!\\)&.*$")
+    assert problems("\n".join(line for line in lines if not environment.search(line)).replace("{%\n", "{\n")) == []
+    columns = re.search(r"\\begin\{tabular\}\{(.*)\}", latex)[1].replace("@{ }", "").replace("p{0.4\\linewidth}", "l")
+    for row in body_of(latex):
+        spans = sum(2 if r"\multicolumn{2}" in cell else 1 for cell in row)
+        assert spans == len(columns)
+        assert [problems(cell.replace("[0pt][l]", "")) for cell in row] == [[] for _ in row]
+
+
+@given(st.lists(NAMES, min_size=2, max_size=4, unique=True))
+def test_any_names_make_a_sound_table(names):
+    sound(as_latex([made(name, model=name if number else "logreg", lr=0.1 + number) for number, name in enumerate(names)]))
+
+
+@needs_pdflatex
+@settings(max_examples=3)
+@given(st.lists(NAMES, min_size=12, max_size=12, unique=True))
+def test_pdflatex_takes_tables_with_any_names(tmp_path_factory, names):
+    tables = [as_latex([made(one), made(other, model=other, nodes=2)]) for one, other in zip(names[::2], names[1::2], strict=True)]
+    compiled(tmp_path_factory.mktemp("latex"), "\n".join([r"\listoftables", *tables]))
+
+
+@needs_pdflatex
+def test_pdflatex_takes_every_kind_of_table(tmp_path):
+    figures = {"examples_per_second": 1e9, "eval": {"loss": float("nan"), "accuracy": 1e-9}, "init_seconds": 0.0}
+    tables = [
+        as_latex(repeats(until="accuracy>=0.8"), before=["Which is better? 100 % of {"]),
+        as_latex(
+            [made("a", summary=figures), made("b" * 200, nodes=2)], [column(name) for name in ("loss", "accuracy", "init_seconds", "state")]
+        ),
+        as_latex([made(f"n{nodes}", nodes=nodes) for nodes in (1, 2, 4)], by=[setting_rule("nodes")]),
+    ]
+    log = compiled(tmp_path, "\n".join(tables))
+    assert "multiply" not in log
+
+
+def test_the_command_prints_it(tmp_path):
+    result = CliRunner().invoke(compare, [*written(tmp_path, *repeats()), "--latex", "--by", "mode", "--metric", "accuracy"])
+    assert result.exit_code == 0
+    assert result.output.startswith("% For LaTeX with \\usepackage{booktabs}, and no other package.\n% Which is better? ")
+    assert [row[0] for row in cells_of(result.output)] == ["set-up", "async", "sync"]
