@@ -83,7 +83,9 @@ def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
         why = _why_not(found, groups, figure)
         return AxisVerdict(axis.key, axis.label, figure.key, None, None, None, (), None, None, None, missed, why)
     ranked = _ranked(values, pairs, figure)
-    winner, other, last = ranked[0], ranked[1], ranked[-1]
+    winner = ranked[0]
+    beside = [value for value in ranked[1:] if _between(pairs, winner, value)]  # a value may be comparable with others alone
+    other, last = beside[0], beside[-1]
     members = _between(pairs, winner, other)
     first = _ratio(members, figure)
     others = found.others(axis)

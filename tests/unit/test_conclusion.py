@@ -2,6 +2,8 @@
 
 import pytest
 from comparison_samples import made, starved_node
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from crosstrain.report.conclusion.conclusion import conclude
 from crosstrain.report.conclusion.sentences import told
@@ -161,3 +163,39 @@ def test_nodes_are_not_judged_by_what_is_faster_than_ideal():
     assert verdict.ratio is None
     assert "faster than their ratio allows" in verdict.why_not
     assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, more than the ideal 2 ×") for line in told(found).mind)
+
+
+DRAWN_RUN = st.fixed_dictionaries(
+    {
+        "backend": st.sampled_from(("torch", "tf")),
+        "mode": st.sampled_from(("sync", "async")),
+        "nodes": st.integers(1, 4),
+        "batch_size": st.sampled_from((8, 16)),
+        "seed": st.integers(0, 2),
+        "data": st.sampled_from(("digits", "glyphs28")),
+        "until": st.sampled_from((None, "accuracy>=0.9")),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    jobs=st.lists(DRAWN_RUN, min_size=1, max_size=8), speeds=st.lists(st.floats(0.1, 1e6), min_size=8, max_size=8), reached=st.booleans()
+)
+def test_any_runs_have_a_conclusion(jobs, speeds, reached):
+    """Whatever is compared with whatever, also where a value can be held against some of the others alone; and it can be said."""
+    runs = [
+        made(
+            f"run-{number}",
+            summary={"examples_per_second": speed, "time_to_target_seconds": 1.0 + number if reached else None, "target_reached": reached},
+            node={"cpu_model": f"processor {number % 2}"},
+            **job,
+        )
+        for number, (job, speed) in enumerate(zip(jobs, speeds, strict=False))
+    ]
+    found = conclude(runs)
+    for one in found.verdicts:
+        assert (one.ratio is None) == (one.why_not is not None)
+    words = told(found)
+    assert all(words.sentences)
+    assert found.to_json(words.sentences)["sentences"] == words.sentences
