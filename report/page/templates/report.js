@@ -1,6 +1,9 @@
 // Draws the plots: those in view at once, the others when the browser is idle, all of them before the page is printed.
-(() => {
+// To be called again where the page has been changed: plots that are drawn are brought up to date, as far as they differ.
+window.crosstrainDraw = () => {
   "use strict";
+  if (window.crosstrainOver) window.crosstrainOver.abort(); // what a call before this one listens to
+  const over = window.crosstrainOver = new AbortController();
   const PRINT_WIDTH = 680; // a page of A4 or Letter without its margins, in pixels
   const plots = new Map(JSON.parse(document.getElementById("plots").textContent).map((plot) => [plot.id, plot]));
   const waiting = new Set(plots.keys());
@@ -21,6 +24,7 @@
     const layout = {
       ...plot.layout,
       autosize: true,
+      uirevision: id,
       showlegend: false,
       hovermode: "closest",
       dragmode: touch ? false : "zoom",
@@ -30,7 +34,12 @@
       hoverlabel: { bgcolor: "#2b3138", bordercolor: "#8a949e", font: { color: "#ffffff" } },
     };
     const target = document.getElementById(id);
-    Plotly.newPlot(target, plot.data, layout, { responsive: true, displayModeBar: false }).then(() => {
+    const source = JSON.stringify(plot);
+    const same = target.source === source;
+    target.source = source;
+    const done = same ? Promise.resolve() : Plotly.react(target, plot.data, layout, { responsive: true, displayModeBar: false });
+    done.then(() => {
+      if (over.signal.aborted) return;
       drawn += 1;
       document.documentElement.dataset.drawn = String(drawn);
     });
@@ -40,7 +49,7 @@
   const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 50));
   const drawNext = () => {
     const [next] = waiting;
-    if (next === undefined) return;
+    if (next === undefined || over.signal.aborted) return;
     draw(next);
     whenIdle(drawNext);
   };
@@ -51,27 +60,32 @@
     if (target.data.some((trace) => trace.meta)) Plotly.restyle(target, { visible: target.data.map(visible) });
   });
 
-  document.querySelectorAll("input[data-run]").forEach((box) => box.addEventListener("change", () => {
+  const take = (box) => {
     const run = Number(box.dataset.run);
     if (box.checked) hidden.delete(run); else hidden.add(run);
     document.querySelectorAll(`figure[data-of="${run}"]`).forEach((figure) => { figure.hidden = !box.checked; });
-    refresh();
-  }));
+  };
+  document.querySelectorAll("input[data-run]").forEach((box) => {
+    take(box);
+    box.addEventListener("change", () => { take(box); refresh(); });
+  });
   if (raw) raw.addEventListener("change", refresh);
 
   addEventListener("beforeprint", () => {
     drawAll();
     plots.forEach((plot, id) => Plotly.relayout(id, { width: PRINT_WIDTH }));
-  });
+  }, { signal: over.signal });
   addEventListener("afterprint", () => plots.forEach((plot, id) => {
     Plotly.relayout(id, { width: null, autosize: true });
-  }));
+  }), { signal: over.signal });
 
   const watcher = new IntersectionObserver((entries) => entries.forEach((entry) => {
     if (entry.isIntersecting) draw(entry.target.id);
   }), { rootMargin: "200px" });
   plots.forEach((plot, id) => watcher.observe(document.getElementById(id)));
+  over.signal.addEventListener("abort", () => watcher.disconnect());
   document.documentElement.dataset.drawn = "0";
   document.documentElement.dataset.plots = String(plots.size);
   whenIdle(drawNext);
-})();
+};
+window.crosstrainDraw();
