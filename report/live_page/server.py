@@ -25,7 +25,8 @@ SEND_SECONDS = 30.0
 """Within which a document is taken; the largest has 5 MB."""
 
 REFUSAL_SECONDS = 1.0
-"""So long the rest of a refused request is read, and thrown away: closed at once, the connection might lose the refusal."""
+MOST_REFUSED_BYTES = 1 << 20
+"""So long, and so much, the rest of a refused request is read, and thrown away: closed at once, the connection might lose the refusal."""
 
 _PIECE_BYTES = 65536
 
@@ -100,7 +101,10 @@ class LocalServer:
             if found is None:
                 raise RefusedRequestError(HTTPStatus.NOT_FOUND, "there is nothing at this address")
         except RefusedRequestError as refusal:
-            _refuse(connection, refusal)
+            with contextlib.suppress(OSError):  # whoever asked has gone, or takes nothing
+                _refuse(connection, refusal)
+            return connection, None
+        except ConnectionError:  # it has gone before it had asked for anything
             return connection, None
         return connection, found
 
@@ -147,14 +151,14 @@ def _send(connection: socket.socket, status: HTTPStatus, document: Document, sec
 
 
 def _refuse(connection: socket.socket, refusal: RefusedRequestError) -> None:
-    """Say why in one line, and read what else comes for a moment. Raises OSError where the peer has gone."""
+    """Say why in one line, and read what else comes for a moment. Raises OSError where the peer has gone, or stays any longer."""
     _send(connection, refusal.status, Document("text/plain", f"{refusal.text}.\n".encode()), REFUSAL_SECONDS)
     connection.shutdown(socket.SHUT_WR)
     deadline = time.monotonic() + REFUSAL_SECONDS
-    while (left := deadline - time.monotonic()) > 0:
-        connection.settimeout(left)
-        try:
-            if not connection.recv(_PIECE_BYTES):
-                return
-        except TimeoutError:
+    left_bytes = MOST_REFUSED_BYTES
+    while left_bytes > 0 and (left_seconds := deadline - time.monotonic()) > 0:
+        connection.settimeout(left_seconds)
+        piece = connection.recv(_PIECE_BYTES)
+        if not piece:
             return
+        left_bytes -= len(piece)
