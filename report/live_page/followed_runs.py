@@ -82,7 +82,7 @@ class FollowedRuns:
         for place in self._places:
             try:
                 paths = runs_at(place)
-            except UnreadableFolderError as error:
+            except (UnreadableFolderError, OSError) as error:
                 notes.append(one_line(str(error)))
                 continue
             if not paths and place not in self._seen:

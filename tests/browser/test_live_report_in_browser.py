@@ -72,7 +72,7 @@ def test_the_page_follows_a_run_and_stays_where_its_reader_is(page, tmp_path):
         page.driver.get(address)
         wait_for_points(page, "plot-loss-0", 40)
         assert "Live, last refreshed at" in live(page)
-        assert "1 of one run at work" in live(page)
+        assert "one run, at work" in live(page)
         assert page.run("return document.getElementById('live').closest('header') !== null")
         page.run(
             "document.querySelector('article details').open = true; document.querySelector('figure details').open = true;"

@@ -133,8 +133,9 @@
     if (element.textContent !== text) element.textContent = text; // what is set anew is read aloud anew
   };
   const tell = (state) => {
-    const runs = state.runs === 1 ? "one run" : `${state.runs} runs`;
-    const work = !state.runs ? "waiting for a run" : state.at_work ? `${state.at_work} of ${runs} at work` : `${runs}, ended`;
+    const several = state.at_work ? `${state.at_work} of ${state.runs} runs at work` : `${state.runs} runs, ended`;
+    const one = state.at_work ? "one run, at work" : "one run, ended";
+    const work = !state.runs ? "waiting for a run" : state.runs === 1 ? one : several;
     if (state.read_at_unix_seconds !== null) refreshed = new Date(state.read_at_unix_seconds * 1000).toLocaleTimeString();
     set("live-state", `, last refreshed at ${refreshed || "-"}: ${work}`);
     set("live-end", state.runs && !state.at_work ? "All runs have ended; a run that goes on or comes is taken in." : "");
