@@ -37,11 +37,7 @@ def read_head(connection: socket.socket) -> bytes | None:
     """Return the request line and the headers; None where the peer says nothing, or goes. Raises RefusedRequestError and OSError."""
     deadline = time.monotonic() + READ_SECONDS
     head = bytearray()
-    while _END not in head:
-        if len(head) > MOST_HEAD_BYTES:
-            raise RefusedRequestError(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MOST_HEAD_BYTES} bytes before its body"
-            )
+    while (end := head.find(_END)) < 0 and len(head) <= MOST_HEAD_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             piece = connection.recv(MOST_HEAD_BYTES)
@@ -52,7 +48,11 @@ def read_head(connection: socket.socket) -> bytes | None:
         if not piece:
             return None
         head += piece
-    return bytes(head[: head.index(_END)])
+    if not 0 <= end <= MOST_HEAD_BYTES:
+        raise RefusedRequestError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MOST_HEAD_BYTES} bytes before its body"
+        )
+    return bytes(head[:end])
 
 
 def parse_request(head: bytes, hosts: Collection[str], token: str) -> str:
@@ -63,10 +63,6 @@ def parse_request(head: bytes, hosts: Collection[str], token: str) -> str:
     first, *lines = head.decode("latin-1").split("\r\n")
     found = _REQUEST_LINE.fullmatch(first)
     headers = [_HEADER.fullmatch(line) for line in lines]
-    if len(head) > MOST_HEAD_BYTES:
-        raise RefusedRequestError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MOST_HEAD_BYTES} bytes before its body"
-        )
     if found is None or None in headers:
         raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
     given = [header[2].strip(" \t").lower() for header in headers if header is not None and header[1].lower() == "host"]
