@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
+from ...core.errors import UsageError
+from ...core.untrusted.console import note
+from ...report.catalog.locate import find_places
 from ...report.catalog.run import started_runs
 from ...report.page.page import write_page
+from ..interrupts import INTERRUPTED, RememberedInterrupts
 from ..options import GivenPath
 from ..run_arguments import readable_runs
 
 __all__ = ["report"]
+
+NICENESS = 10
+"""Added to that of `--live`, so that runs at work on the same machine come first: about a tenth of a core where they want all of it."""
 
 
 @click.command()
@@ -25,6 +37,11 @@ __all__ = ["report"]
     help="The page; an earlier report is replaced, another file never.",
 )
 @click.option(
+    "--live",
+    is_flag=True,
+    help="Write no file: serve the page on this machine, refreshed as records come, until Ctrl-C. The address is printed.",
+)
+@click.option(
     "--out",
     type=GivenPath(),
     default=Path("runs"),
@@ -32,10 +49,39 @@ __all__ = ["report"]
     show_default=True,
     help="Folder in which run directories are made.",
 )
-def report(runs: tuple[str, ...], output: Path, out: Path) -> None:
+@click.pass_context
+def report(ctx: click.Context, /, runs: tuple[str, ...], output: Path, live: bool, out: Path) -> int:
     """Write runs side by side as one page that opens in a browser, without a network: tables, curves, resources, where the time went.
 
     RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. Runs that failed or have not ended are
     shown as such. The path of the page is printed.
+
+    With --live a browser on this machine shows the same page while the runs go on. Of a folder, which need not have a run yet, those that
+    come later are taken in. Whoever has the address can read the page, and others cannot. The exit code is 130, as Ctrl-C ends it.
     """
-    click.echo(write_page(started_runs(readable_runs(runs, out)), output))
+    if not live:
+        click.echo(write_page(started_runs(readable_runs(runs, out)), output))
+        return 0
+    if ctx.get_parameter_source("output") is not ParameterSource.DEFAULT:
+        raise UsageError("--output: --live writes no file; leave one of the two out.")
+    return _serve(runs, out)
+
+
+def _serve(runs: Sequence[str], out: Path) -> int:
+    from ...report.live_page.serving import serve
+
+    places = find_places(runs, out)
+    os.nice(NICENESS)
+    try:
+        with RememberedInterrupts() as interrupts:
+            serve(places, _announce, note, interrupts.check)
+    except KeyboardInterrupt:
+        note("the page is no longer served; what a browser still shows of it stays as it is")
+        gc.freeze()  # an interpreter that ends goes through all that is in memory: 0.3 s of CPU, of which there may be little
+        return INTERRUPTED
+
+
+def _announce(address: str) -> None:
+    click.echo(address)
+    sys.stdout.flush()
+    note("the page at this address is refreshed as records come; Ctrl-C ends it")

@@ -19,12 +19,14 @@ __all__ = [
     "UnreadableFolderError",
     "check_readable",
     "find_finished_runs",
+    "find_places",
     "find_readable_runs",
     "find_run",
     "find_runs",
     "find_sweep",
     "is_run",
     "run_names",
+    "runs_at",
 ]
 
 _MOST_HINTS = 3
@@ -163,15 +165,44 @@ def _is_readable(run: Run, *, with_figures: bool) -> bool:
     return has_figures or not with_figures
 
 
-def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
+def find_places(texts: Sequence[str], out: Path) -> list[Path]:
+    """Return the run directory or the folder that each text means, for those who follow what comes there (`runs_at`); each once.
+
+    Unlike for `find_runs`, a folder need not have a run yet. Raises UsageError where there is neither.
+    """
+    found: dict[str, Path] = {}
+    for text in texts:
+        folders = (folder for folder in (Path(text), out / text) if text and os.path.isdir(folder))
+        place = _one_run(text, out) or next(folders, None)
+        if place is None:
+            raise UsageError(_missing(text, out))
+        check_readable(place)
+        found.setdefault(os.path.realpath(place), place)
+    return list(found.values())
+
+
+def runs_at(place: Path) -> list[Path]:
+    """Return the run directories that there are by now: `place` itself, or those below it, as `find_runs` orders them; maybe none.
+
+    Raises UnreadableFolderError where `place` cannot be read.
+    """
+    return [place] if is_run(place) else [place / name for name in _ordered(place, run_names(place))]
+
+
+def _one_run(text: str, out: Path) -> Path | None:
+    """Return the run directory that a text means by itself, by its path or a name; None where there is none."""
     for path in (Path(text), out / text):
         if text and is_run(path):
-            return [path]
+            return path
     inner = [out / name for name in _names_there(out) if name.endswith(f"/{text}")]
-    if len(inner) == 1:
-        return inner
-    if inner:
+    if len(inner) > 1:
         raise UsageError(f"run: {text!r} is the name of {len(inner)} runs; say which: {', '.join(map(str, sorted(inner)))}.")
+    return inner[0] if inner else None
+
+
+def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
+    if (run := _one_run(text, out)) is not None:
+        return [run]
     for folder in (Path(text), out / text):
         below = _ordered(folder, run_names(folder)) if text and os.path.isdir(folder) else []
         if below and folders:

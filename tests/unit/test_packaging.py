@@ -77,7 +77,8 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, pro
         folder = repository.joinpath(*package.split(".")[1:])
         kept = [path for path in folder.iterdir() if path.suffix in {".py", ".toml"} or path.name == "py.typed"]
         expected |= {f"{package.replace('.', '/')}/{path.name}" for path in kept}
-    expected |= {f"crosstrain/report/page/templates/{path.name}" for path in (repository / "report/page/templates").iterdir()}
+    for folder in ("report/page/templates", "report/live_page/templates"):
+        expected |= {f"crosstrain/{folder}/{path.name}" for path in (repository / folder).iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())

@@ -1,7 +1,10 @@
 // Draws the plots: those in view at once, the others when the browser is idle, those behind a click when it is opened, and all that can be
-// seen before the page is printed.
-(() => {
+// seen before the page is printed. To be called again where the page has been changed: plots that are drawn are brought up to date, as far as
+// they differ.
+window.crosstrainDraw = () => {
   "use strict";
+  if (window.crosstrainOver) window.crosstrainOver.abort(); // what a call before this one listens to
+  const over = window.crosstrainOver = new AbortController();
   const PRINT_WIDTH = 680; // a page of A4 or Letter without its margins, in pixels
   const SMALL_PRINT_WIDTH = 215; // three abreast
   const plots = new Map(JSON.parse(document.getElementById("plots").textContent).map((plot) => [plot.id, plot]));
@@ -22,6 +25,7 @@
     const layout = {
       ...plot.layout,
       autosize: true,
+      uirevision: id,
       showlegend: false,
       hovermode: "closest",
       dragmode: touch ? false : "zoom",
@@ -31,7 +35,12 @@
       hoverlabel: { bgcolor: "#2b3138", bordercolor: "#8a949e", font: { color: "#ffffff" } },
     };
     const target = document.getElementById(id);
-    Plotly.newPlot(target, plot.data, layout, { responsive: true, displayModeBar: false }).then(() => {
+    const source = JSON.stringify(plot);
+    const same = target.source === source;
+    target.source = source;
+    const done = same ? Promise.resolve() : Plotly.react(target, plot.data, layout, { responsive: true, displayModeBar: false });
+    done.then(() => {
+      if (over.signal.aborted) return;
       drawn += 1;
       state.drawn = String(drawn);
     });
@@ -42,7 +51,7 @@
   const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 50));
   const drawNext = () => {
     const id = next();
-    if (id === undefined) return;
+    if (id === undefined || over.signal.aborted) return;
     draw(id);
     whenIdle(drawNext);
   };
@@ -53,11 +62,14 @@
     if (target.data.some((trace) => trace.meta)) Plotly.restyle(target, { visible: target.data.map(visible) });
   });
 
-  document.querySelectorAll("input[data-line]").forEach((box) => box.addEventListener("change", () => {
+  const take = (box) => {
     const line = Number(box.dataset.line);
     if (box.checked) hidden.delete(line); else hidden.add(line);
-    refresh();
-  }));
+  };
+  document.querySelectorAll("input[data-line]").forEach((box) => {
+    take(box);
+    box.addEventListener("change", () => { take(box); refresh(); }, { signal: over.signal });
+  });
 
   // What is opened is drawn at once; what was drawn before takes the width that it has now.
   document.querySelectorAll("details").forEach((part) => part.addEventListener("toggle", () => {
@@ -67,7 +79,7 @@
       if (closed(target.id)) return;
       if (waiting.has(target.id)) draw(target.id); else Plotly.Plots.resize(target);
     });
-  }));
+  }, { signal: over.signal }));
 
   // A link to what is behind a click opens it.
   const reveal = () => {
@@ -76,7 +88,7 @@
     for (let part = target.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
     target.scrollIntoView();
   };
-  addEventListener("hashchange", reveal);
+  addEventListener("hashchange", reveal, { signal: over.signal });
 
   addEventListener("beforeprint", () => {
     drawAll();
@@ -84,17 +96,20 @@
       const small = document.getElementById(id).closest(".small") !== null;
       if (!closed(id)) Plotly.relayout(id, { width: small ? SMALL_PRINT_WIDTH : PRINT_WIDTH });
     });
-  });
+  }, { signal: over.signal });
   addEventListener("afterprint", () => plots.forEach((plot, id) => {
     if (!waiting.has(id)) Plotly.relayout(id, { width: null, autosize: true });
-  }));
+  }), { signal: over.signal });
 
   const watcher = new IntersectionObserver((entries) => entries.forEach((entry) => {
     if (entry.isIntersecting && !closed(entry.target.id)) draw(entry.target.id);
   }), { rootMargin: "200px" });
   plots.forEach((plot, id) => watcher.observe(document.getElementById(id)));
+  over.signal.addEventListener("abort", () => watcher.disconnect());
   state.drawn = "0";
   count();
-  if (location.hash) reveal();
   whenIdle(drawNext);
-})();
+  return reveal;
+};
+const crosstrainReveal = window.crosstrainDraw();
+if (location.hash) crosstrainReveal();

@@ -1,0 +1,406 @@
+"""`trainer report --live`: which runs its page has, when it is rendered anew, and how the command begins and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from growing_runs import GrowingRun
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import wait_until
+from report_runs import make_run
+from strangers import listens
+
+from crosstrain.cli.group import invoke
+from crosstrain.core.errors import UsageError
+from crosstrain.report.catalog.locate import find_places
+from crosstrain.report.catalog.run import Run, started_runs
+from crosstrain.report.live_page import refresher as module
+from crosstrain.report.live_page.content import content_of
+from crosstrain.report.live_page.followed_runs import RECORDS, FollowedRuns
+from crosstrain.report.live_page.refresher import Refresher
+from crosstrain.report.live_page.rendering import render_readable
+from crosstrain.report.page.page import render
+
+SECONDS = 60
+
+
+class Followed:
+    """A refresher of some places, looked through whenever the test wants to, and what it reports."""
+
+    def __init__(self, *places):
+        self.reports = []
+        self.refresher = Refresher(FollowedRuns(places), self.reports.append)
+        self.refresher.refresh()
+
+    @property
+    def published(self):
+        return self.refresher.published
+
+    @property
+    def page(self):
+        return self.published.content.document.decode()
+
+    def until(self, condition, what):
+        """Look again until a condition holds; after a rendering there is a pause."""
+
+        def looked():
+            self.refresher.refresh()
+            return condition(self.published)
+
+        wait_until(looked, SECONDS, what)
+
+    def next_version(self):
+        before = self.published.version
+        self.until(lambda published: published.version > before, "a new page")
+
+
+def without_page(path):
+    """What is said of a run of which there is no page."""
+    rendered = render_readable([path])
+    assert rendered.page is None
+    assert rendered.problem is None
+    return rendered.left_out[path]
+
+
+def test_a_run_is_followed_from_its_empty_directory_to_its_end(tmp_path):
+    followed = Followed(tmp_path)
+    assert (followed.published.version, followed.published.runs) == (0, 0)
+    assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)
+    run = GrowingRun(tmp_path, "one")
+    followed.refresher.refresh()
+    assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)  # an empty directory may become anything
+    run.writer.write_status("starting")
+    followed.refresher.refresh()
+    assert followed.published.notes == ("one: it has only begun, and nothing is known about it (there is no job.json)",)
+    run.describe()
+    followed.next_version()
+    assert (followed.published.version, followed.published.notes, followed.published.at_work) == (1, (), 1)
+    assert "Run one" in followed.page
+    run.train(40).evaluate()
+    followed.next_version()
+    assert 'id="plot-loss-0"' in followed.page
+    run.end()
+    followed.next_version()
+    assert followed.published.at_work == 0
+    assert ">succeeded<" in followed.page
+    assert followed.reports == [
+        f"{tmp_path}: there is no run in it yet",
+        "one: it has only begun, and nothing is known about it (there is no job.json)",
+    ]
+
+
+def test_the_page_is_that_of_the_command_without_its_scripts(tmp_path):
+    paths = [make_run(tmp_path, name, steps=40) for name in ("one", "two")]
+    followed = Followed(tmp_path)
+    page = render(started_runs(map(Run, paths)))
+    scripts = [found[1] for found in re.finditer(r"<script>(.*?)</script>", page, re.DOTALL)]
+    assert followed.published.content.scripts == tuple(script.encode() for script in scripts)
+    assert "".join(re.split(r"<script>.*?</script>", page, flags=re.DOTALL)) == followed.page
+
+
+def test_nothing_is_rendered_where_nothing_changes(tmp_path):
+    run = GrowingRun(tmp_path, "one").describe().train(8)
+    followed = Followed(run.path)
+    for _ in range(3):
+        before = followed.published
+        os.utime(run.path / "heartbeat")
+        followed.refresher._next_at = 0.0  # the pause is over
+        followed.refresher.refresh()
+        assert followed.published.content is before.content
+        assert followed.published.read_at_unix_seconds >= before.read_at_unix_seconds
+    run.close()
+
+
+def test_a_change_within_the_pause_waits_and_is_not_said_to_be_shown(tmp_path):
+    run = GrowingRun(tmp_path, "one").describe().train(8)
+    followed = Followed(run.path)
+    before = followed.published
+    run.train(8)
+    followed.refresher._next_at = float("inf")
+    followed.refresher.refresh()
+    assert (followed.published.version, followed.published.read_at_unix_seconds) == (1, before.read_at_unix_seconds)
+    followed.refresher._next_at = 0.0
+    followed.refresher.refresh()
+    assert followed.published.version == 2
+    run.close()
+
+
+def test_a_page_that_nobody_looks_at_is_not_rendered(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ASKED_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LEAST_PAUSE_SECONDS", 0.0)
+    run = GrowingRun(tmp_path, "one").describe().train(8)
+    refresher = Refresher(FollowedRuns([run.path]), lambda text: None)
+    looks, over = [], threading.Event()
+
+    class OverError(Exception):
+        pass
+
+    def check():
+        looks.append(None)
+        if over.is_set():
+            raise OverError
+
+    def follow():
+        with pytest.raises(OverError):
+            refresher.follow(check)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        wait_until(lambda: refresher.published.version == 1, SECONDS, "the first page")
+        run.train(8)
+        assert not over.wait(1.0)
+        assert (refresher.published.version, len(looks)) == (1, 1)
+        wait_until(lambda: refresher.ask() or refresher.published.version == 2, SECONDS, "the page that was asked for")
+    finally:
+        over.set()
+        refresher.ask()
+        thread.join()
+    run.close()
+
+
+def test_a_run_that_is_killed_is_at_work_no_longer(tmp_path):
+    run = GrowingRun(tmp_path, "one").describe().train(8)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
+        run.writer.write_status("running", pid=driver.pid)
+        followed = Followed(run.path)
+        assert followed.published.at_work == 1
+        driver.kill()
+    run.close()
+    followed.next_version()
+    assert followed.published.at_work == 0
+    assert ">died<" in followed.page
+
+
+def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
+    paths = [make_run(tmp_path, f"run-{number}", steps=8) for number in range(5)]
+    good = (paths[3] / "evals.jsonl").read_bytes()
+    followed = Followed(tmp_path)
+    assert "5 runs side by side" in followed.page
+    (paths[3] / "evals.jsonl").write_text('{"schema":1}\n{"schema":1}\n')
+    (paths[1] / "status.json").write_text("{")
+    followed.next_version()
+    assert "3 runs side by side" in followed.page
+    first, second = followed.published.notes
+    assert first.startswith("run-1: ")
+    assert "status.json" in first
+    assert re.match(r"run-3 is left out: .*evals\.jsonl, line 1: not a EvalRecord", second)
+    assert followed.reports == [first, second]
+    version = followed.published.version
+    followed.refresher._next_at = 0.0
+    followed.refresher.refresh()
+    assert followed.published.version == version  # what cannot be read is not tried again before it has changed
+    (paths[3] / "evals.jsonl").write_bytes(good)
+    followed.next_version()
+    assert "4 runs side by side" in followed.page
+    assert followed.published.notes == (first,)
+
+
+def test_what_is_removed_leaves_the_page_and_the_last_one_stays(tmp_path):
+    paths = [make_run(tmp_path / "runs", name, steps=8) for name in ("one", "two")]
+    followed = Followed(tmp_path / "runs")
+    shutil.rmtree(paths[0])
+    followed.next_version()
+    assert "Run two" in followed.page
+    assert followed.published.notes == ("no longer there: one",)
+    shutil.rmtree(tmp_path / "runs")
+    followed.until(lambda published: published.runs == 0, "the last run to be gone")
+    assert followed.published.notes == (f"{tmp_path / 'runs'}: the folder is no longer there", "no longer there: one, two")
+    assert "Run two" in followed.page
+    make_run(tmp_path / "runs", "two", steps=40)
+    followed.next_version()
+    assert followed.published.notes == ("no longer there: one",)
+
+
+def test_a_run_that_failed_before_anything_was_known_is_said_to_have_failed(tmp_path):
+    run = GrowingRun(tmp_path, "one")
+    run.writer.write_status("failed", cause="no such data", exit_code=2)
+    run.close()
+    followed = Followed(tmp_path)
+    assert followed.published.notes == ("one: it is failed, and nothing is known about it (there is no job.json)",)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read any folder")
+def test_a_folder_that_may_not_be_read_any_more_is_named(tmp_path):
+    folder = tmp_path / "runs"
+    make_run(folder, "one", steps=8)
+    followed = Followed(folder)
+    folder.chmod(0)
+    try:
+        followed.until(lambda published: published.runs == 0, "the folder to be closed")
+        assert "cannot be read" in followed.published.notes[0]
+    finally:
+        folder.chmod(0o700)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    return [make_run(out, name, steps=8, calibrated=name == "one") for name in ("one", "two")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_however_files_are_damaged_there_is_a_page_or_a_reason(whole, tmp_path_factory, data):
+    """A file is cut, overwritten in part, or removed, as while somebody writes or deletes it."""
+    out = tmp_path_factory.mktemp("damaged")
+    paths = [Path(shutil.copytree(path, out / path.name)) for path in whole]
+    target = paths[0] / data.draw(st.sampled_from([name for name in RECORDS if (paths[0] / name).exists()]))
+    content = target.read_bytes()
+    at = data.draw(st.integers(0, len(content)))
+    match data.draw(st.sampled_from(["cut", "overwrite", "remove"])):
+        case "cut":
+            target.write_bytes(content[:at])
+        case "overwrite":
+            target.write_bytes(content[:at] + data.draw(st.binary(min_size=1, max_size=20)) + content[at + 10 :])
+        case "remove":
+            target.unlink()
+    followed = Followed(out)
+    assert followed.published.version == 1
+    assert "two" in followed.page
+    if "Run two" in followed.page:
+        assert any(note.startswith("one") for note in followed.published.notes)
+    shutil.rmtree(out)
+
+
+def test_a_run_that_is_no_run_any_more_has_a_reason(tmp_path):
+    path = make_run(tmp_path, "one", steps=8)
+    shutil.rmtree(path)
+    assert "is not a run directory" in without_page(path)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text("ab<> \n", max_size=5).map(lambda text: text.replace("<", "&lt;")),
+            st.sampled_from(["json", "script"]),
+            st.text("a<&; ", max_size=9),
+        )
+    )
+)
+def test_a_page_is_taken_apart_at_its_scripts(parts):
+    tags = {"json": '<script type="application/json" id="x">', "script": "<script>"}
+    page = "".join(f"{text}{tags[kind]}{inside}</script>" for text, kind, inside in parts) + "end"
+    found = content_of(page)
+    assert found.scripts == tuple(inside.encode() for _, kind, inside in parts if kind == "script")
+    kept = "".join(text + (f"{tags[kind]}{inside}</script>" if kind == "json" else "") for text, kind, inside in parts) + "end"
+    assert found.document == kept.encode()
+
+
+def test_a_place_is_a_run_or_a_folder(tmp_path):
+    out = tmp_path / "runs"
+    one, point = make_run(out, "one", steps=8), make_run(out / "sweep", "point-1", steps=8)
+    (out / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    assert find_places(["one", str(one), "point-1", "sweep", "empty"], out) == [one, point, out / "sweep", out / "empty"]
+    for text in ("none", "", str(tmp_path / "file")):
+        with pytest.raises(UsageError, match="run: "):
+            find_places([text], out)
+
+
+# The command -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def live(folder, *arguments):
+    """The command, with folders of its own for whatever it might write; what is started here ends here."""
+    for name in ("cwd", "tmp", "home"):
+        (folder / name).mkdir(exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), "XDG_CACHE_HOME": str(folder / "home")}
+    command = [sys.executable, "-m", "crosstrain.cli.main", "report", *map(str, arguments), "--live"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder / "cwd", env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def written(folder):
+    return [path for name in ("cwd", "tmp", "home") for path in (folder / name).rglob("*")]
+
+
+def get(address, path="/"):
+    base, _, token = address.partition("/?token=")
+    with urllib.request.urlopen(f"{base}{path}?token={token}", timeout=SECONDS) as answer:
+        return answer.read()
+
+
+def state(address):
+    return json.loads(get(address, "/state"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_command_serves_until_a_signal_and_leaves_nothing(tmp_path, number):
+    run = GrowingRun(tmp_path / "runs", "one").describe().train(8)
+    before = {path.relative_to(run.path) for path in run.path.rglob("*")}
+    with live(tmp_path, run.path) as process:
+        address = process.stdout.readline().removesuffix("\n")
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", address)
+        port = int(address.split(":")[2].split("/")[0])
+        assert b"/live.js?token=" in get(address)
+        wait_until(lambda: state(address)["version"] == 1, SECONDS, "the first page")
+        with ThreadPoolExecutor(8) as clients:
+            assert len(set(clients.map(lambda _: get(address, "/page"), range(16)))) == 1
+        run.train(8)
+        wait_until(lambda: state(address)["version"] == 2, SECONDS, "the next page")
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, output) == (-9 if number == signal.SIGKILL else 130, "")
+    assert errors.splitlines() == [
+        "the page at this address is refreshed as records come; Ctrl-C ends it",
+        *([] if number == signal.SIGKILL else ["the page is no longer served; what a browser still shows of it stays as it is"]),
+    ]
+    assert not listens(port)
+    assert written(tmp_path) == []
+    assert {path.relative_to(run.path) for path in run.path.rglob("*")} == before
+    run.close()
+
+
+def test_an_interrupt_ends_the_command_while_it_renders(tmp_path):
+    path = make_run(tmp_path / "runs", "long", steps=40_000)
+    with live(tmp_path, path) as process:
+        address = process.stdout.readline().strip()
+        assert address
+        process.send_signal(signal.SIGINT)  # the page of so many updates takes a while
+        _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_the_command_takes_a_folder_that_has_no_run_yet_and_names_what_comes(tmp_path):
+    folder = tmp_path / "runs" / "sweep"
+    folder.mkdir(parents=True)
+    with live(tmp_path, "sweep", "--out", tmp_path / "runs") as process:
+        address = process.stdout.readline().strip()
+        wait_until(lambda: state(address)["notes"] == [f"{folder}: there is no run in it yet"], SECONDS, "the note")
+        make_run(folder, "point-1", steps=8)
+        wait_until(lambda: state(address)["runs"] == 1 and state(address)["version"] == 1, SECONDS, "the first run")
+        assert b"Run point-1" in get(address, "/page")
+        process.send_signal(signal.SIGINT)
+        assert "there is no run in it yet" in process.communicate(timeout=SECONDS)[1]
+
+
+def test_what_is_given_and_would_do_nothing_is_refused(tmp_path, capsys, monkeypatch):
+    path = make_run(tmp_path, "one", steps=8)
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["report", str(path), "--live", "-o", "report.html"]) == 2
+    assert capsys.readouterr().err == "error: --output: --live writes no file; leave one of the two out.\n"
+    assert invoke(["report", "onne", "--live", "--out", str(tmp_path)]) == 2
+    assert "Did you mean 'one'?" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["one"]
