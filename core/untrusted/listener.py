@@ -222,4 +222,5 @@ class AuthenticatingListener(Generic[Proven]):
                 self._untold += 1
                 return
             untold, self._untold, self._told_at = self._untold, 0, now
-        self._report(text + (f" (and {untold} more since the last one that was named)" if untold else ""))
+        with contextlib.suppress(OSError):  # whoever would read it is gone, and the door stays open for the others
+            self._report(text + (f" (and {untold} more since the last one that was named)" if untold else ""))

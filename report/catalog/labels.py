@@ -16,16 +16,17 @@ def labels(paths: Sequence[Path]) -> list[str]:
     """Return a label for each run directory, no two alike.
 
     It is the directory's name; of those that would be called alike, with as many of the folders above before it as tell them apart. A
-    directory that is there twice has a number behind it from the second time on.
+    directory that is there twice has a number behind it from the second time on, and so have two whose paths look alike in every part.
     """
     parts = [path.resolve().parts for path in paths]
     depths = [1] * len(parts)
     while True:
         found = [one_line("/".join(part[-depth:])) for part, depth in zip(parts, depths, strict=True)]
         counts = Counter(label for label, _ in set(zip(found, parts, strict=True)))
-        if all(count == 1 for count in counts.values()):
+        longer = [counts[label] > 1 and depth < len(part) for label, depth, part in zip(found, depths, parts, strict=True)]
+        if not any(longer):
             return _numbered(found)
-        depths = [depth + (counts[label] > 1) for label, depth in zip(found, depths, strict=True)]
+        depths = [depth + more for depth, more in zip(depths, longer, strict=True)]
 
 
 def _numbered(found: Sequence[str]) -> list[str]:

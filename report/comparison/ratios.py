@@ -7,6 +7,7 @@ factors. A comparison may be of several pairs of set-ups that are equal in all e
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,17 +81,17 @@ def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
     """
     differences = [_mean(one) - _mean(other) for one, other in pairs]
     middle = math.fsum(differences) / len(pairs)
-    found = math.exp(middle), tuple(math.exp(difference) for difference in differences)
+    found = _exp(middle), tuple(map(_exp, differences))
     sides = [values for pair in pairs for values in pair]
     if any(len(values) < 2 for values in sides):
         return Ratio(found[0], None, None, found[1])
     half = _half_width([(_variance(values) / len(values) / len(pairs) ** 2, len(values)) for values in sides])
-    return Ratio(found[0], math.exp(middle - half), math.exp(middle + half), found[1])
+    return Ratio(found[0], _exp(middle - half), _exp(middle + half), found[1])
 
 
 def geometric_mean(values: Values) -> float:
     """Return the geometric mean."""
-    return math.exp(_mean(values))
+    return _exp(_mean(values))
 
 
 def interval_of_mean(values: Values) -> tuple[float, float] | None:
@@ -98,7 +99,15 @@ def interval_of_mean(values: Values) -> tuple[float, float] | None:
     if len(values) < 2:
         return None
     middle, half = _mean(values), _half_width([(_variance(values) / len(values), len(values))])
-    return math.exp(middle - half), math.exp(middle + half)
+    return _exp(middle - half), _exp(middle + half)
+
+
+def _exp(logarithm: float) -> float:
+    """Return the exponential, within the positive numbers that there are: figures that scatter over all of them have such an interval."""
+    return math.exp(min(max(logarithm, _SMALLEST_LOGARITHM), _LARGEST_LOGARITHM))
+
+
+_SMALLEST_LOGARITHM, _LARGEST_LOGARITHM = math.log(sys.float_info.min), math.log(sys.float_info.max) - 1e-9
 
 
 def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | None:

@@ -27,6 +27,7 @@ class Best:
     """The set-up that is best by a figure: its geometric mean over the repeats, and the interval of 95 %, None for one run alone.
 
     `worst` is the last of the set-ups that it compares with, and `over_worst` how many times as good it is; None where there is no other.
+    `compared` is how many compare, with it, and `left` how many have the figure too and cannot be compared with them.
     """
 
     set_up: SetUp
@@ -35,6 +36,8 @@ class Best:
     interval: tuple[float, float] | None
     worst: SetUp | None
     over_worst: Ratio | None
+    compared: int = 1
+    left: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -45,6 +48,8 @@ class Best:
             "interval": self.interval,
             "worst": None if self.worst is None else self.worst.label,
             "ratio_over_worst": None if self.over_worst is None else self.over_worst.to_json(),
+            "compared": self.compared,
+            "not_comparable": self.left,
         }
 
 
@@ -122,12 +127,16 @@ def _best(found: SetUps, figure: Figure) -> Best | None:
     first, last = ordered[0], ordered[-1]
     own, values = first.figures(figure), last.figures(figure)
     over = None if first is last else ratio([(own, values) if figure.better > 0 else (values, own)])
-    return Best(first, figure, geometric_mean(own), interval_of_mean(own), None if first is last else last, over)
+    left = sum(bool(one.figures(figure)) for one in found.all) - len(among)
+    return Best(first, figure, geometric_mean(own), interval_of_mean(own), None if first is last else last, over, len(among), left)
 
 
 def _alone_reached(found: SetUps, one: SetUp, figure: Figure) -> bool:
-    """Return whether all others had a target too, and missed it."""
-    return figure.better < 0 and all(other is one or (other.row.converged is not None and not other.all_reached) for other in found.all)
+    """Return whether all others had the same target, could be compared in it, and missed it."""
+    return figure.better < 0 and all(
+        other is one or (other.row.converged is not None and not other.all_reached and found.comparable(one, other, figure.group))
+        for other in found.all
+    )
 
 
 def _limits(best: Sequence[Best]) -> list[Limit]:

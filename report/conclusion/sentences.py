@@ -135,9 +135,11 @@ def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> li
 
 def _best(one: Best, unrepeated: str, set_ups: int) -> str:
     what = _does(one)
+    if one.left:
+        what = f"{what}, of the {_counted(one.compared, 'set-up')} that can be compared"
     if one.worst is None or one.over_worst is None:
         return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
-    times = f"{_times(one.over_worst.ratio)} as fast as {one.worst.label}{', the slowest' if set_ups > 2 else ''}"
+    times = f"{_times(one.over_worst.ratio)} as fast as {one.worst.label}{', the slowest of them' if one.compared > 2 else ''}"
     return f"{one.set_up.label} {what}: {times}{_how_sure(one.over_worst, unrepeated)}."
 
 
@@ -147,15 +149,17 @@ MOST_MISSED = 4
 
 def _missed(conclusion: Conclusion) -> list[str]:
     """Say which set-ups did not reach their target in every run, so that they are ranked behind by it."""
-    missed = [one for one in conclusion.set_ups.all if one.row.converged is not None and not one.all_reached]
-    if not missed:
-        return []
-    goal = one_line(str(missed[0].row.figures["target"]))
-    named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MOST_MISSED]]
-    more = f" and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
-    if len(missed) == len(conclusion.set_ups.all):
-        return [f"No set-up reached {goal} in every run: {', '.join(named)}{more}."]
-    return [f"Ranked behind, as not every run reached {goal}: {', '.join(named)}{more}."]
+    by_goal: dict[str, list[SetUp]] = {}
+    for one in conclusion.set_ups.all:
+        if one.row.converged is not None and not one.all_reached:
+            by_goal.setdefault(one_line(str(one.row.figures["target"])), []).append(one)
+    found = []
+    for goal, missed in by_goal.items():
+        named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MOST_MISSED]]
+        more = f" and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
+        every = len(missed) == len(conclusion.set_ups.all)
+        found.append(f"{'No set-up' if every else 'Not every run'} reached {goal}{' in every run' * every}: {', '.join(named)}{more}.")
+    return found
 
 
 def _does(one: Best) -> str:
@@ -175,8 +179,8 @@ def _rate(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    """Return a ratio with three digits."""
-    return f"{value:.3g} ×" if value >= 10 else f"{value:.2f} ×"
+    """Return a ratio with three digits, and with four where it would look like 1 otherwise."""
+    return f"{_bound(value)} ×"
 
 
 def _how_sure(found: Ratio, unrepeated: str) -> str:
@@ -203,7 +207,9 @@ def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
 
 
 def _bound(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}" if value >= 10 else f"{value:.2f}"
+    if value is None:
+        return ""
+    return f"{value:.3g}" if value >= 10 else f"{value:.3f}" if 0 < abs(value - 1.0) < 0.005 else f"{value:.2f}"
 
 
 def _sure(found: Ratio, repeats: int | None, unrepeated: str) -> str:

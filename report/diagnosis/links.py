@@ -72,7 +72,7 @@ def _limit(bandwidth: str | None, host: Mapping[str, Any], address: str | None) 
     """Return the limit of a node's link in bytes per second, and what says so."""
     if bandwidth is not None:
         return parse_bandwidth(bandwidth) / 8, "bandwidth"
-    for name, interface in host.get("interfaces", {}).items():
+    for name, interface in (host.get("interfaces") or {}).items():
         if address in interface["addresses"] and interface["speed_bits_per_second"]:
             return interface["speed_bits_per_second"] / 8, name
     return None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -107,7 +108,8 @@ class Refresher:
         notes = (*standing.notes, *left_out, *problem)
         for text in notes:
             if text not in self.published.notes:
-                self._report(text)
+                with suppress(OSError):  # standard error is gone; the page has it too
+                    self._report(text)
         self.published = replace(
             self.published, read_at_unix_seconds=read_at, runs=len(standing.runs), at_work=standing.at_work, notes=notes
         )

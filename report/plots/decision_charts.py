@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ...records.text.numbers import duration_text, number_text, rate_text
@@ -17,24 +18,25 @@ __all__ = ["decision"]
 MOST_ROWS = 12
 """As many as stay readable on a first screen."""
 
-TARGET, SPEED = FIGURES
+TARGET, _ = FIGURES
 
 
 def decision(lines: Lines) -> Picture | None:
     """Return the picture; None where there are not several set-ups, or none of them has the figure."""
     found = [line for line in lines.all if line.set_up is not None]
-    if len(found) < 2:
+    if lines.set_ups is None or len(found) < 2:
         return None
-    figure = TARGET if any(_of(line).figures(TARGET) for line in found) else SPEED
-    ranked = sorted(found, key=lambda line: _rank(_of(line), figure))
-    if not _of(ranked[0]).figures(figure):
+    figure = next((one for one in FIGURES if lines.set_ups.all_comparable(one)), None)
+    if figure is None:
         return None
+    comparable = {id(one) for one in lines.set_ups.all_comparable(figure)}
+    ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.set_up) in comparable))
     rows = ranked[:MOST_ROWS]
-    panels: list[Panel | Dots] = [_dots(rows, figure, len(ranked))]
+    panels: list[Panel | Dots] = [_dots(rows, figure, len(ranked), comparable)]
     if (learnt := _learnt(lines, ranked)) is not None:
         panels.append(learnt)
     note = "A dot is a run, a bar the interval of 95 % of the mean. " if lines.repeated else "A dot is a run. "
-    words = "; ".join(_said(line, figure) for line in rows)
+    words = "; ".join(_said(line, figure, comparable) for line in rows)
     return Picture("decision", "Best on top", (note + lines.note).strip(), words, tuple(panels), place="first")
 
 
@@ -43,19 +45,16 @@ def _of(line: Line) -> SetUp:
     return line.set_up
 
 
-def _rank(one: SetUp, figure: Figure) -> tuple[bool, float, float]:
-    """Put the best first; what has no figure comes last, by how many of its runs reached the target."""
-    values = one.figures(figure)
-    if values:
-        return False, 0.0, -figure.better * geometric_mean(values)
+def _rank(one: SetUp, figure: Figure, comparable: bool) -> tuple[bool, float, float]:
+    """Put the best first; what cannot be compared comes last, by how many of its runs reached the target."""
+    if comparable:
+        return False, 0.0, -figure.better * geometric_mean(one.figures(figure))
     return True, -(one.row.converged or 0) / len(one.runs), 0.0
 
 
-def _dots(rows: list[Line], figure: Figure, of: int) -> Dots:
-    values = [_of(line).figures(figure) for line in rows]
-    title = "Time to the target" if figure is TARGET else "Examples per second"
-    if figure is TARGET and (target := _of(rows[0]).row.figures.get("target")) is not None:
-        title = f"Time to {target}"
+def _dots(rows: list[Line], figure: Figure, of: int, comparable: Collection[int]) -> Dots:
+    values = [_of(line).figures(figure) if id(line.set_up) in comparable else () for line in rows]
+    title = f"Time to {_of(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
     if of > len(rows):
         title += f", the best {len(rows)} of {of} set-ups"
     return Dots(
@@ -72,8 +71,10 @@ def _dots(rows: list[Line], figure: Figure, of: int) -> Dots:
 
 
 def _missing(one: SetUp, figure: Figure) -> str:
+    if one.figures(figure):
+        return "not to be compared with those above"
     if figure is TARGET and one.row.converged is not None:
-        return f"{one.row.converged} of {len(one.runs)} reached it"
+        return f"{one.row.converged} of {len(one.runs)} reached {one.row.figures['target']}"
     return "no target" if figure is TARGET else "speed not known"
 
 
@@ -98,9 +99,9 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
     return Panel(title, "run clock in seconds", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
 
 
-def _said(line: Line, figure: Figure) -> str:
+def _said(line: Line, figure: Figure, comparable: Collection[int]) -> str:
     values = _of(line).figures(figure)
-    if not values:
+    if not values or id(line.set_up) not in comparable:
         return f"{line.label}: {_missing(_of(line), figure)}"
     show = duration_text if figure is TARGET else rate_text
     scatter = interval_of_mean(values)

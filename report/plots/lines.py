@@ -11,7 +11,10 @@ from ..comparison.factors import Factor
 from ..conclusion.set_ups import Disturbed, SetUp, SetUps, called, set_ups
 from .figure import COLOURS, DASHES, Stroke, stroke
 
-__all__ = ["Line", "Lines", "counts_something", "lines_of", "values_of"]
+__all__ = ["REPEATS", "Line", "Lines", "counts_something", "lines_of", "values_of"]
+
+
+REPEATS = "Of repeats the mean as far as all of them go; pale: from the lowest to the highest, and what goes on longer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,7 @@ class Lines:
     @property
     def note(self) -> str:
         """What has to be said about the lines of curves; empty where there is nothing."""
-        found = ["Of repeats the mean; pale: from the lowest to the highest."] if self.repeated else []
-        return " ".join(filter(None, [*found, self.left_out_note]))
+        return " ".join(filter(None, [REPEATS if self.repeated else "", self.left_out_note]))
 
     @property
     def left_out_note(self) -> str:

@@ -201,7 +201,13 @@ def _bars(panel: Bars) -> dict[str, Any]:
 
 
 def _axis(title: str) -> dict[str, Any]:
-    return {"title": {"text": title, "standoff": 8}, "gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": INK, "automargin": True}
+    return {
+        "title": {"text": _text(title), "standoff": 8},
+        "gridcolor": _GRID,
+        "zerolinecolor": _GRID,
+        "linecolor": INK,
+        "automargin": True,
+    }
 
 
 def _height(panel: Panel) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _picture(lines: Lines, found: SetUps, axis: Factor) -> Picture:
     note = lines.note
     if axis.key == "nodes":
         panels += _scaling(axis, rows)
-        note = f"{note} Speed-up and efficiency are against the fewest nodes; dotted: the ideal.".strip()
+        note = f"{note} Speed-up and efficiency are against the fewest nodes of a line, which count as ideal; dotted: the ideal.".strip()
     title = f"Over {axis.label}"
     return Picture(f"over-{axis.key}", title, note, words, tuple(panel for panel in panels if panel.curves))
 
@@ -188,17 +188,17 @@ def _scaling(axis: Factor, rows: Sequence[_Row]) -> list[Panel]:
         if len(x) < 2 or not np.isfinite(mean[0]) or not mean[0] > 0:
             continue
         nodes |= set(x.tolist())
-        speedup = mean / mean[0]
+        speedup = x[0] * mean / mean[0]
         speedups.append(curve(row.label, row.stroke, x, speedup, row.line, "points"))
-        efficiencies.append(curve(row.label, row.stroke, x, 100.0 * speedup / (x / x[0]), row.line, "points"))
+        efficiencies.append(curve(row.label, row.stroke, x, 100.0 * speedup / x, row.line, "points"))
     if not speedups:
         return []
     ticks = tuple(sorted(nodes))
     ends = np.array(ticks, np.float64)
-    speedups.append(Curve("ideal", NEUTRAL, ends, ends / ends[0], -1))
+    speedups.append(Curve("ideal", NEUTRAL, ends, ends, -1))
     efficiencies.append(Curve("ideal", NEUTRAL, ends, np.full(len(ends), 100.0), -1))
     return [
-        Panel("Speed-up", axis.label, "times as fast", tuple(speedups), from_zero=True, ticks=ticks),
+        Panel("Speed-up", axis.label, "as many ideal nodes", tuple(speedups), from_zero=True, ticks=ticks),
         Panel("Efficiency", axis.label, "of the ideal", tuple(efficiencies), "%", from_zero=True, ticks=ticks),
     ]
 

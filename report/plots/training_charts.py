@@ -34,6 +34,7 @@ _MOST_OF_THE_POINTS = 98.0
 _MOST_CROSSES = 100
 
 XY = tuple[Floats, Floats]
+Drawn = tuple[list[Curve], list[Band]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,19 @@ def training(lines: Lines) -> list[Picture]:
     speeds = [f"{line.label}: {_joined(one.speed_text for one in trained[line.number])}" for line in lines.all if line.number in trained]
     drawn = [
         _losses(lines, trained, "; ".join(words)),
-        *(_evaluation(lines, info, info.name, "best") for info in metrics_of_all(lines)),
+        *(_evaluation(lines, info, _file_name(info), "best") for info in metrics_of_all(lines)),
         _evaluation(lines, LOSS, "test-loss", "last"),
         _speed(lines, trained, "; ".join(speeds)),
     ]
     return [replace(picture, note=f"{picture.note} {lines.note}".strip()) for picture in drawn]
+
+
+_OTHER_PICTURES = frozenset({"decision", "loss", "resources", "speed"})
+
+
+def _file_name(info: MetricInfo) -> str:
+    """Return what the picture of a metric is called: as the metric, save where another picture has that name."""
+    return f"metric-{info.name}" if info.name in _OTHER_PICTURES else info.name
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -97,16 +106,17 @@ def _described(run: Run, series: StepSeries) -> tuple[str, str]:
     return loss, f"{steps.removesuffix('/s')} steps and {examples.removesuffix('/s')} examples per second"
 
 
-def course(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Sequence[XY]], Spread]) -> tuple[list[Curve], list[Band]]:
-    """Return a line's curve, of repeats their mean with its band. `together` makes one of several."""
-    if len(curves) == 1:
-        return [curve(line.label, line.stroke, *curves[0], line.number, kind)], []
-    found = together(curves)
+def course(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Sequence[XY]], Spread | None]) -> Drawn:
+    """Return a line's curve, of repeats their mean with its band, and pale what some of them have beyond it.
+
+    `together` makes one of several, as far as all of them go; None where they have nothing in common, so that each is drawn.
+    """
+    found = together(curves) if len(curves) > 1 else None
+    if found is None:
+        return [curve(line.label, line.stroke, x, y, line.number, kind) for x, y in curves], []
     pale = band(line.stroke, found.x, found.low, found.high, line.number)
-    return [curve(line.label, line.stroke, found.x, found.mean, line.number, kind)], [] if pale is None else [pale]
-
-
-Drawn = tuple[list[Curve], list[Band]]
+    beyond = [curve(line.label, line.stroke, *rest, line.number, "faint") for rest in found.beyond]
+    return [*beyond, curve(line.label, line.stroke, found.x, found.mean, line.number, kind)], [] if pale is None else [pale]
 
 
 def _panels(
@@ -172,7 +182,7 @@ def _speed(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) 
             curves = [one.speed[axis] for one in trained.get(line.number, ())]
             if curves:
                 found[line.number] = course(line, curves, "line", on_a_grid)
-        tops.append(_top([one.y for curves, _ in found.values() for one in curves]))
+        tops.append(_top([one.y for curves, _ in found.values() for one in curves if one.kind != "faint"]))
     steps = _panels(lines, "Steps per second", "steps per second", (drawn[0], {}), from_zero=True)
     examples = _panels(lines, "Examples per second", "examples per second", ({}, drawn[1]), from_zero=True)
     panels = [replace(panel, top=top) for group, top in ((steps, tops[0]), (examples, tops[1])) for panel in group]
@@ -187,13 +197,16 @@ def _top(heights: Sequence[Floats]) -> float | None:
 
 
 def metrics_of_all(lines: Lines) -> list[MetricInfo]:
-    """Return the metrics that any of the runs has, each once."""
-    return list(dict.fromkeys(info for line in lines.all for run in line.runs for info in run.metrics if info != LOSS))
+    """Return the metrics that any of the runs has, each once: by its name, as the first run has it."""
+    found: dict[str, MetricInfo] = {}
+    for info in (info for line in lines.all for run in line.runs for info in run.metrics if info != LOSS):
+        found.setdefault(info.name, info)
+    return list(found.values())
 
 
 def evaluations(run: Run, info: MetricInfo) -> tuple[Floats, Floats, Floats] | None:
     """Return steps, seconds and values [evaluations] of a metric on the test split; None where the run has none."""
-    if not run.tests or info not in run.metrics:
+    if not run.tests or info.name not in {known.name for known in run.metrics}:
         return None
     values = np.array([record.figure(info.name) for record in run.tests], np.float64)
     steps = np.array([record.step for record in run.tests], np.float64)

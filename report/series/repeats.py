@@ -13,47 +13,52 @@ __all__ = ["Spread", "on_a_grid", "one_by_one"]
 
 GRID_POINTS = 400
 
+XY = tuple[Floats, Floats]
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The mean of repeats over `x` [n], the lowest and the highest of them; NaN where none of them has a finite figure."""
+    """The mean of repeats over `x` [n], the lowest and the highest of them, as far as all of them go; NaN where one has no finite figure.
+
+    A mean of those alone that go on longer would be of other runs than the mean before it. So `beyond` has by themselves the ends of
+    curves that go on, from the end of the mean on.
+    """
 
     x: Floats
     mean: Floats
     low: Floats
     high: Floats
+    beyond: tuple[XY, ...]
 
 
-def on_a_grid(curves: Sequence[tuple[Floats, Floats]], points: int = GRID_POINTS) -> Spread:
+def on_a_grid(curves: Sequence[XY], points: int = GRID_POINTS) -> Spread | None:
     """Return curves (x ascending, y; at least one of at least one point) together, each interpolated on one grid of `points`.
 
-    The grid reaches from the first x of all to the last; each curve counts from its own first to its own last, so that towards the end the
-    mean is that of the repeats that still go on.
+    The grid reaches from where all have begun to where the first ends. None where that is nowhere.
     """
-    first, last = min(x[0] for x, _ in curves), max(x[-1] for x, _ in curves)
+    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if not first < last:
+        return None
     grid = np.linspace(first, last, points)
-    heights = np.stack([np.interp(grid, x, y, left=np.nan, right=np.nan) for x, y in curves])
-    return _spread(grid, heights)
+    heights = np.stack([np.interp(grid, x, y) for x, y in curves])
+    beyond = []
+    for (x, y), row in zip(curves, heights, strict=True):
+        later = x > last
+        if later.any():
+            beyond.append((np.concatenate([[last], x[later]]), np.concatenate([row[-1:], y[later]])))
+    return _spread(grid, heights, beyond)
 
 
-def one_by_one(curves: Sequence[tuple[Floats, Floats]]) -> Spread:
-    """Return curves of a few points each together: the first of each, the second of each and so on, at the mean of their x.
-
-    A curve that is shorter than others is in the first points alone.
-    """
-    longest = max(len(x) for x, _ in curves)
-    places, heights = (np.full((len(curves), longest), np.nan) for _ in range(2))
-    for row, (x, y) in enumerate(curves):
-        places[row, : len(x)], heights[row, : len(y)] = x, y
-    return _spread(np.nanmean(places, axis=0), heights)
+def one_by_one(curves: Sequence[XY]) -> Spread | None:
+    """Return curves of a few points each together: the first of each, the second of each and so on, at the mean of their x."""
+    shortest = min(len(x) for x, _ in curves)
+    places = np.stack([x[:shortest] for x, _ in curves])
+    heights = np.stack([y[:shortest] for _, y in curves])
+    beyond = [(x[shortest - 1 :], y[shortest - 1 :]) for x, y in curves if len(x) > shortest]
+    return _spread(places.mean(axis=0), heights, beyond)
 
 
-def _spread(x: Floats, heights: Floats) -> Spread:
+def _spread(x: Floats, heights: Floats, beyond: Sequence[XY]) -> Spread:
     """Return what rows of `heights` [curves, n] have in common over x [n]."""
-    known = np.isfinite(heights)
-    count = known.sum(axis=0)
-    nothing = np.full(len(x), np.nan)
-    mean = np.divide(np.where(known, heights, 0.0).sum(axis=0), count, out=nothing.copy(), where=count > 0)
-    low = np.where(count > 0, np.where(known, heights, np.inf).min(axis=0), nothing)
-    high = np.where(count > 0, np.where(known, heights, -np.inf).max(axis=0), nothing)
-    return Spread(x, mean, low, high)
+    heights = np.where(np.isfinite(heights).all(axis=0), heights, np.nan)
+    return Spread(x, heights.mean(axis=0), heights.min(axis=0), heights.max(axis=0), tuple(beyond))

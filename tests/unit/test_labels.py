@@ -99,3 +99,13 @@ def test_a_directory_that_is_called_like_a_number_is_told_from_one_that_is_there
         path.mkdir()
     for order in itertools.permutations([once, twice, twice]):
         assert len(set(labels(order))) == 3
+
+
+def test_names_that_look_alike_have_numbers(tmp_path):
+    """A line break and a backslash with the number of one are spelled alike."""
+    paths = [tmp_path / "a\nb", tmp_path / "a\\x0ab", tmp_path / "c"]
+    for path in paths:
+        path.mkdir()
+    found = labels(paths)
+    assert len(set(found)) == 3
+    assert found[2] == "c"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from report_runs import make_run
 
 from crosstrain.report.catalog.run import Run, labelled, started_runs
 from crosstrain.report.plots.figure import COLOURS, NEUTRAL, Dots, Panel
-from crosstrain.report.plots.lines import lines_of
+from crosstrain.report.plots.lines import REPEATS, lines_of
 from crosstrain.report.plots.pictures import pictures
 from crosstrain.report.series.repeats import on_a_grid, one_by_one
 
@@ -114,7 +115,7 @@ def test_the_first_picture_ranks_the_set_ups(drawn):
     assert dots.title == "Time to accuracy>=0.6"
     assert dots.rows[0] == "torch, global batch 40"
     assert dots.rows[-1] == "tf, global batch 10"
-    assert dots.missing[-1] == "1 of 2 reached it"
+    assert dots.missing[-1] == "1 of 2 reached accuracy>=0.6"
     assert (dots.values[-1], dots.means[-1], dots.intervals[-1]) == ((), None, None)
     means = [mean for mean in dots.means if mean is not None]
     assert means == sorted(means)
@@ -128,7 +129,7 @@ def test_the_first_picture_ranks_the_set_ups(drawn):
 def test_repeats_are_one_line(drawn):
     over_steps, over_seconds = drawn["loss"].panels
     assert len(over_steps.curves) == len(over_seconds.curves) == 6
-    assert "Of repeats the mean; pale: from the lowest to the highest." in drawn["loss"].note
+    assert REPEATS in drawn["loss"].note
     assert over_steps.counts
     assert not over_seconds.counts
 
@@ -169,19 +170,61 @@ def test_of_many_set_ups_the_rest_is_behind_a_click(drawn):
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 
-@given(st.lists(st.lists(finite, min_size=1, max_size=6), min_size=1, max_size=5))
-def test_the_mean_of_repeats_lies_within_their_band(curves):
-    """Both ways of putting curves together, with curves of different lengths."""
+@given(st.lists(st.lists(finite, min_size=1, max_size=6), min_size=2, max_size=5))
+def test_the_mean_of_repeats_lies_within_their_band_as_far_as_all_go(curves):
+    """Both ways of putting curves together, with curves of different lengths; what is longer goes on by itself."""
     pairs = [(np.arange(1.0, len(curve) + 1), np.array(curve)) for curve in curves]
-    for found in (on_a_grid(pairs, 50), one_by_one(pairs)):
-        assert np.isfinite(found.mean).all()
+    shortest, longest = min(map(len, curves)), max(map(len, curves))
+    grid, single = on_a_grid(pairs, 50), one_by_one(pairs)
+    assert (grid is None) == (shortest == 1)
+    for found in (one for one in (grid, single) if one is not None):
         assert (found.low <= found.mean + 1e-6).all()
         assert (found.mean <= found.high + 1e-6).all()
-        assert found.low.min() >= min(map(min, curves)) - 1e-6
-        assert found.high.max() <= max(map(max, curves)) + 1e-6
+        assert (np.diff(found.x) > 0).all()
+        assert found.x[-1] == shortest
+        assert len(found.beyond) == sum(len(curve) > shortest for curve in curves)
+        assert max((x[-1] for x, _ in found.beyond), default=shortest) == longest
+        for (x, y), curve in zip(found.beyond, [curve for curve in curves if len(curve) > shortest], strict=True):
+            assert x[0] == shortest
+            assert y[1:].tolist() == curve[shortest:]
 
 
-def test_a_repeat_that_ends_early_counts_until_then():
-    short, long = (np.array([0.0, 1.0]), np.array([1.0, 1.0])), (np.array([0.0, 2.0]), np.array([3.0, 3.0]))
-    found = on_a_grid([short, long], 5)
-    assert found.mean.tolist() == [2.0, 2.0, 2.0, 3.0, 3.0]
+def test_a_repeat_that_goes_on_longer_makes_no_mean():
+    """The mean of two that rise does not fall where the better one has reached its goal."""
+    short, long = (np.array([0.0, 1.0]), np.array([0.65, 0.96])), (np.array([0.0, 1.0, 2.0]), np.array([0.65, 0.80, 0.84]))
+    found = one_by_one([short, long])
+    assert found.mean == pytest.approx([0.65, 0.88])
+    ((x, y),) = found.beyond
+    assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0.80, 0.84])
+
+
+def test_what_cannot_be_compared_is_not_ranked(tmp_path):
+    """Another target is another race."""
+    for name, job, seconds in (
+        ("a", {"backend": "torch", "until": "accuracy>=0.9"}, 8.0),
+        ("b", {"backend": "torch", "until": "accuracy>=0.9", "batch_size": 64}, 9.0),
+        ("c", {"backend": "tf", "until": "accuracy>=0.5"}, 2.0),
+    ):
+        path = make_run(tmp_path, name, steps=40, **job)
+        summary = json.loads((path / "summary.json").read_text())
+        times = {"target_reached": True, "time_to_target_seconds": seconds}
+        (path / "summary.json").write_text(json.dumps({**summary, **times}))
+    first = pictures(started_runs(Run(path) for path in sorted(tmp_path.iterdir())))[0]
+    dots = first.panels[0]
+    assert dots.title == "Time to accuracy>=0.9"
+    assert list(dots.values) == [(8.0,), (9.0,), ()]
+    assert dots.missing[-1] == "not to be compared with those above"
+
+
+def test_no_two_pictures_have_one_name(folder, tmp_path):
+    """Also where a metric is called as another picture."""
+    shutil.copytree(folder / "tf-5-0", tmp_path / "run")
+    path = tmp_path / "run" / "evals.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "metrics": {"speed": 0.5, "loss2": 1.0, **line["metrics"]}}) + "\n" for line in lines))
+    job = json.loads((tmp_path / "run" / "job.json").read_text())
+    metrics = [{"name": name, "label": name, "better": "higher"} for name in ("accuracy", "speed")]
+    (tmp_path / "run" / "job.json").write_text(json.dumps({**job, "metrics": metrics}))
+    names = [picture.name for picture in pictures(started_runs([Run(tmp_path / "run")]))]
+    assert len(set(names)) == len(names)
+    assert "metric-speed" in names

@@ -84,3 +84,11 @@ def test_so_many_repeats_would_tell(values, factor):
 def test_equal_repeats_scatter_by_nothing():
     assert ratio([([2.0, 2.0], [1.0, 1.0])]).sure
     assert not ratio([([1.0, 1.0], [1.0, 1.0])]).sure
+
+
+def test_figures_over_all_numbers_have_an_interval():
+    """The largest and the smallest that a double can be: nothing overflows, and nothing is infinite, which JSON has no word for."""
+    found = ratio([((1e308, 5e-324), (1.0, 2.0))])
+    assert 0 < found.low < found.high < math.inf
+    low, high = interval_of_mean((1e308, 5e-324))
+    assert 0 < low < high < math.inf
