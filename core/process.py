@@ -34,6 +34,9 @@ __all__ = [
 
 _PR_SET_PDEATHSIG = 1
 
+NO_PROGRAM = 127
+"""What a shell exits with where there is no such program, and `command_ending_with_parent` as well."""
+
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """What batch systems send some time before a job is over; nobody presses a key for them."""
 
@@ -183,4 +186,8 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent, ending, *command = sys.argv[1:]
     die_with_parent(int(parent), int(ending))
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
+        sys.exit(NO_PROGRAM)

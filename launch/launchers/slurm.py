@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ...core.errors import UsageError
+from ..node.identity import ADDRESS_TOWARDS_VARIABLE, ADDRESS_VARIABLE
 from .base import Launcher, StartedAgent, ending_in_words
 from .carrier import ErrorLines, start_elsewhere
 from .host_list import Host, parse_hosts
@@ -19,6 +19,9 @@ __all__ = ["SrunStarter", "allocated_hosts", "make"]
 
 OPTIONS = ("--quiet", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--unbuffered", "--export=ALL")
 """Of each step: beside the others of its node, with all cores and memory that the job has there."""
+
+WITH_ADDRESS = f'export {ADDRESS_VARIABLE}= {ADDRESS_TOWARDS_VARIABLE}="$SLURM_LAUNCH_NODE_IPADDR"; exec "$@"'
+"""What a shell does on the node: its address is that towards the host where srun runs."""
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> Sequence[Host]:
@@ -70,9 +73,8 @@ class SrunStarter:
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start an agent; see `AgentStarter`. Its step ends with srun, and that with this process."""
         host = self.hosts[node].name
-        process, stream, said = start_elsewhere(
-            host, [self.program, *OPTIONS, f"--nodelist={host}", "sh", "-c", f"exec {shlex.join(command)}"]
-        )
+        words = [self.program, *OPTIONS, f"--nodelist={host}", "sh", "-c", WITH_ADDRESS, "sh", *command]
+        process, stream, said = start_elsewhere(host, words)
         return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, said))
 
 

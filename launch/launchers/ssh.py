@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...core.errors import UsageError
+from ..node.identity import ADDRESS_VARIABLE
 from .base import Launcher, StartedAgent, ending_in_words
 from .carrier import ErrorLines, start_elsewhere
 from .host_list import Host
@@ -22,6 +23,9 @@ __all__ = ["SshStarter", "make", "make_starter"]
 
 SSH_FAILED, NO_PROGRAM = 255, 127
 """What ssh exits with where it failed itself, and the shell over there where there is no such program."""
+
+WITH_ADDRESS = f'address=${{SSH_CONNECTION% *}}; export {ADDRESS_VARIABLE}="${{address##* }}"; exec "$@"'
+"""What a POSIX shell does over there: sshd says the client's address and port, then those by which the client has reached this host."""
 
 
 def make(run: LaunchRequest) -> Launcher:
@@ -53,7 +57,8 @@ class SshStarter:
         """Start an agent; see `AgentStarter`. ssh itself ends with this process, and the agent with ssh."""
         host = self.hosts[node].name
         options = ["BatchMode=yes", f"ConnectTimeout={max(1, int(self.connect_seconds))}", "ClearAllForwardings=yes", "ControlMaster=no"]
-        words = [self.program, "-T", *(part for option in options for part in ("-o", option)), "--", host, f"exec {shlex.join(command)}"]
+        words = [self.program, "-T", *(part for option in options for part in ("-o", option)), "--", host]
+        words.append(f"exec {shlex.join(['sh', '-c', WITH_ADDRESS, 'sh', *command])}")
         process, stream, said = start_elsewhere(host, words)
         return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, host, said))
 
