@@ -22,9 +22,9 @@ from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import start_over_stdio
 from ..environments.base import Membership
+from ..environments.host_names import NameResolver
 from .base import Launcher, LauncherDefaults, NodeChannel, agent_command, end_agents, send_prepare
 from .dial_back import Joiner, prove, refuse
-from .host_names import NameResolver
 from .joining import another_protocol, difference
 from .registry import LaunchRequest
 from .remote import refuse_virtual_nodes
