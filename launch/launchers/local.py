@@ -17,12 +17,12 @@ from ..node.fork_server_client import ForkServer, open_fork_server
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
 from .base import AgentProcess, Launcher, LauncherDefaults, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
-from .registry import LaunchRequest
+from .request import LauncherPlugin, LaunchRequest
 
 if TYPE_CHECKING:
     from ..virtual.network import VirtualNetwork
 
-__all__ = ["LocalLauncher", "make"]
+__all__ = ["LAUNCHER", "LocalLauncher", "make"]
 
 
 def make(run: LaunchRequest) -> Launcher:
@@ -33,6 +33,9 @@ def make(run: LaunchRequest) -> Launcher:
             f"launcher: 'local' starts all nodes on this machine, and {elsewhere} has them elsewhere; leave one of the two out"
         )
     return LocalLauncher(run.job, run.warn)
+
+
+LAUNCHER = LauncherPlugin(make)
 
 
 @dataclass

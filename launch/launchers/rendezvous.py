@@ -26,10 +26,10 @@ from ..environments.host_names import NameResolver
 from .base import Launcher, LauncherDefaults, NodeChannel, agent_command, end_agents, send_prepare
 from .dial_back import Joiner, prove, refuse
 from .joining import another_protocol, difference
-from .registry import LaunchRequest
 from .remote import refuse_virtual_nodes
+from .request import LauncherPlugin, LaunchRequest
 
-__all__ = ["ExternalLauncher", "apply_membership", "make"]
+__all__ = ["LAUNCHER", "ExternalLauncher", "apply_membership", "make"]
 
 
 BACKLOG = 1024
@@ -46,6 +46,9 @@ def make(run: LaunchRequest) -> Launcher:
             "launcher: 'rendezvous' awaits nodes that are started elsewhere; give --rendezvous and --node-rank on each of them"
         )
     return ExternalLauncher(run.job, run.membership, run.secret, run.asked)
+
+
+LAUNCHER = LauncherPlugin(make)
 
 
 def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) -> tuple[Job, dict[str, str]]:

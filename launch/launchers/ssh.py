@@ -16,10 +16,10 @@ from ..node.identity import ADDRESS_VARIABLE
 from .base import Launcher, StartedAgent, ending_in_words
 from .carrier import ErrorLines, start_elsewhere
 from .host_list import Host
-from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
+from .request import LauncherPlugin, LaunchRequest
 
-__all__ = ["SshStarter", "make", "make_starter"]
+__all__ = ["LAUNCHER", "SshStarter", "make", "make_starter"]
 
 SSH_FAILED, NO_PROGRAM = 255, 127
 """What ssh exits with where it failed itself, and the shell over there where there is no such program."""
@@ -34,6 +34,9 @@ def make(run: LaunchRequest) -> Launcher:
         raise UsageError("launcher: 'ssh' starts the nodes on other machines; name them by --hosts node0,node1 or --hostfile")
     refuse_virtual_nodes(run.job, "ssh")
     return RemoteLauncher(run.job, make_starter(run.hosts, run.job.start_timeout), run.python, run.warn)
+
+
+LAUNCHER = LauncherPlugin(make, takes=("hosts", "hostfile", "python"))
 
 
 def make_starter(hosts: Sequence[Host], connect_seconds: float) -> SshStarter:
