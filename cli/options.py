@@ -19,7 +19,7 @@ from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.settings.job_fields import choices, flag_name, is_boolean, schema, topic
 from ..core.settings.personal import GivenOption, resolve_personal
-from ..core.settings.personal_options import PERSONAL_OPTIONS
+from ..core.settings.personal_options import ALTERNATIVES, PERSONAL_OPTIONS
 from ..core.topics import Topic
 from ..core.units import decimal_number
 from ..launch.launchers.host_list import Host, parse_hosts, read_hostfile
@@ -28,6 +28,8 @@ from .group import SOURCES
 from .grouped_help import topic_option
 
 __all__ = [
+    "FURTHER_PLACES",
+    "NAMING_NODES",
     "PLACES",
     "GivenPath",
     "IntegerRange",
@@ -146,6 +148,11 @@ def name_settings(sources: Mapping[str, str]) -> None:
 
 PLACES = ("hosts", "hostfile", "python")
 """The personal options that say where the nodes are, and with which interpreter."""
+
+NAMING_NODES = ALTERNATIVES[0]
+"""Those that say where the nodes are. Which launcher takes them that says itself (`takes` of `LauncherPlugin`)."""
+
+FURTHER_PLACES = tuple(name for name in NAMING_NODES if name not in PLACES)
 
 
 def personal_options(*names: str) -> Callable[[Function], Function]:

@@ -1,4 +1,4 @@
-"""Does a backend train as all the others do? A suite for pytest that third parties subclass for theirs; needs the package pytest."""
+"""Does a backend, model or launcher keep its promises? Suites for pytest that third parties subclass; they need the package pytest."""
 
 import importlib.util
 
@@ -6,4 +6,5 @@ if importlib.util.find_spec("pytest") is not None:
     import pytest
 
     # so that a case that fails shows the figures it compared, as in tests of one's own
-    pytest.register_assert_rewrite("crosstrain.conformance.suite", "crosstrain.conformance.model_suite")
+    suites = ("suite", "model_suite", "launcher_suite")
+    pytest.register_assert_rewrite(*(f"crosstrain.conformance.{name}" for name in suites))

@@ -254,8 +254,9 @@ class Job(BaseModel):
     launcher: str = setting(
         Topic.CLUSTER,
         "auto",
-        "What starts the nodes: local (all of them here), ssh (on --hosts), slurm (where Slurm has allocated them) or ray (of a "
-        "cluster); auto takes what is there, and also follows torchrun, TF_CONFIG, the pods of a Job and --rendezvous.",
+        "What starts the nodes: local (all of them here), ssh (on --hosts), slurm (where Slurm has allocated them), ray (of a "
+        "cluster) or what a package brings; auto takes what is there of the first four, and also follows torchrun, TF_CONFIG, the pods of a "
+        "Job and --rendezvous.",
     )
     network: Literal["auto", "isolated", "host"] = setting(
         Topic.CLUSTER, "auto", "isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."

@@ -128,8 +128,8 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
     ),
     "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
     "launcher": (
-        *(Plugin(name, f"crosstrain.launch.launchers.{name}:make") for name in ("rendezvous", "local", "ssh", "slurm")),
-        Plugin("ray", "crosstrain.launch.launchers.ray:make", requires="ray", install="pip install 'crosstrain[ray]'"),
+        *(Plugin(name, f"crosstrain.launch.launchers.{name}:LAUNCHER") for name in ("rendezvous", "local", "ssh", "slurm")),
+        Plugin("ray", "crosstrain.launch.launchers.ray:LAUNCHER", requires="ray", install="pip install 'crosstrain[ray]'"),
     ),
 }
 

@@ -21,6 +21,7 @@ __all__ = [
     "command_ending_with_parent",
     "die_with_parent",
     "ignore_interrupts",
+    "ignores_signal",
     "interrupts_answered",
     "isolated_python",
     "kill_group",
@@ -28,9 +29,13 @@ __all__ = [
     "process_state",
     "python",
     "start_of",
+    "wake_when_parent_ends",
 ]
 
 _PR_SET_PDEATHSIG = 1
+
+NO_PROGRAM = 127
+"""What a shell exits with where there is no such program, and `command_ending_with_parent` as well."""
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """What batch systems send some time before a job is over; nobody presses a key for them."""
@@ -59,9 +64,23 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    _have_sent_at_parents_end(number)
     if os.getppid() != parent_pid:
         os._exit(70)
+
+
+def wake_when_parent_ends() -> None:
+    """Have the kernel continue this process, where it is stopped then, when the thread that started it ends: so it comes to notice that.
+
+    It does nothing to one that is not stopped, and takes the place of another such order that this process was started with, such as
+    one to send it a signal that it ignores. Elsewhere than on Linux this does nothing.
+    """
+    if sys.platform == "linux":
+        _have_sent_at_parents_end(signal.SIGCONT)
+
+
+def _have_sent_at_parents_end(number: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def command_ending_with_parent(program: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
@@ -143,6 +162,16 @@ def process_state(pid: int) -> str | None:
         return None
 
 
+def ignores_signal(pid: int, number: int) -> bool:
+    """Return whether a process ignores a signal; False where it does not live, or the system does not say so (elsewhere than on Linux)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    mask = next((line.split()[1] for line in lines if line.startswith("SigIgn:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def start_of(pid: int) -> int:
     """Return the start of a process in clock ticks after boot, or 0 where it does not live: ids are used again, pairs are not."""
     try:
@@ -157,4 +186,8 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent, ending, *command = sys.argv[1:]
     die_with_parent(int(parent), int(ending))
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
+        sys.exit(NO_PROGRAM)

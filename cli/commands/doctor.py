@@ -12,24 +12,33 @@ import click
 
 from ...core.errors import UsageError
 from ...core.job import Job
+from ...core.settings.job_fields import flag_name
 from ...core.settings.personal import GivenOption
 from ...core.untrusted.console import json_text, note
-from ...launch.environments.ray_job import in_ray_job
-from ...launch.launchers.slurm import allocated_hosts
+from ...launch.launchers.registry import LaunchRequest, allocated, choose_launcher, launcher_plugin, name_of_launcher, takes_option
 from ...launch.machine_checks import Check, check_machine
-from ..options import PLACES, NumberRange, given_hosts, given_personal, given_python, personal_options
+from ..options import (
+    FURTHER_PLACES,
+    NAMING_NODES,
+    PLACES,
+    NumberRange,
+    given_hosts,
+    given_personal,
+    given_python,
+    name_settings,
+    personal_options,
+)
 
 __all__ = ["doctor"]
-
-LAUNCHER_OF = {"hosts": "ssh", "hostfile": "ssh", "ray_address": "ray"}
-"""The launcher that starts what an option names."""
 
 
 @click.command("doctor", short_help="Check this machine and say what to do about each lack.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @click.option("--fresh", is_flag=True, help="Ask the frameworks again, whatever is known of them.")
-@click.option("--launcher", default=None, metavar="NAME", help="The hosts that it would start nodes on: ssh, slurm or ray.")
-@personal_options(*PLACES, "ray_address")
+@click.option(
+    "--launcher", default=None, metavar="NAME", help="The hosts that it would start nodes on: ssh, slurm, ray or one of a package."
+)
+@personal_options(*PLACES, *FURTHER_PLACES)
 @click.option(
     "--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds within which the hosts have to answer."
 )
@@ -42,11 +51,13 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
 
     With --hosts or --hostfile (or their variables) it checks those machines by ssh instead, all at once: releases, cores, memory, clocks,
     and whether they reach each other. So it does with all nodes of a Ray cluster (--launcher ray, or --ray-address), and with those that
-    Slurm has allocated (--launcher slurm, inside of salloc or sbatch). Exits 0 when a run could begin on them, 1 otherwise.
+    Slurm has allocated (--launcher slurm, inside of salloc or sbatch); --launcher NAME of a package checks its hosts. Exits 0 when a run
+    could begin on them, 1 otherwise.
     """
     personal = given_personal(ctx)
-    counted = {name: given for name, given in personal.items() if not given.of_own_file or LAUNCHER_OF.get(name, launcher) == launcher}
-    if launcher is not None or counted.keys() & LAUNCHER_OF.keys():
+    name_settings({"launcher": "flag"})
+    counted = {name: given for name, given in personal.items() if _counts(given, launcher)}
+    if launcher is not None or counted.keys() & {*NAMING_NODES}:
         ctx.exit(_check_hosts(launcher, counted, timeout, as_json=as_json))
     _tell_others(personal)
     checks, can_train = check_machine(fresh=fresh)
@@ -58,27 +69,34 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
     ctx.exit(0 if can_train else 1)
 
 
+def _counts(given: GivenOption, launcher: str | None) -> bool:
+    """Return whether an option is about what is checked: in the user's own file what names nodes is for launchers that take it."""
+    name = given.option.name
+    return not given.of_own_file or name not in NAMING_NODES or (launcher is not None and takes_option(launcher, name))
+
+
 def _tell_others(personal: Mapping[str, GivenOption]) -> None:
     """Say that this is about this machine, where runs would be on others."""
-    if personal.keys() & LAUNCHER_OF.keys():
+    if personal.keys() & {*NAMING_NODES}:
         note("your own file names hosts for runs; this is about this machine, and --hosts, --hostfile or --launcher about them")
-    elif in_ray_job(os.environ):
-        note("this is about this machine, and --launcher ray about the nodes of the cluster that runs this job")
-    elif len(allocated_hosts(os.environ)) > 1:
-        note("this is about this machine, and --launcher slurm about the nodes that Slurm has allocated")
+        return
+    given = LaunchRequest(Job(), note, allocated=allocated("auto", os.environ)[0], environment=os.environ)
+    launcher = name_of_launcher(given)
+    if words := launcher_plugin(launcher).nodes_in_words:
+        note(f"this is about this machine, and --launcher {launcher} about {words}")
 
 
 def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout_seconds: float, *, as_json: bool) -> int:
     from ...launch.launchers.host_checks import LooksAtHosts
-    from ...launch.launchers.registry import LaunchRequest, choose_launcher
     from ...launch.preflight.findings import table
 
-    if "ray_address" in given and given.keys() & {"hosts", "hostfile"}:
-        raise UsageError("--ray-address and --hosts: both say where the nodes are; give one of them")
-    hosts, allocated = given_hosts(given), allocated_hosts(os.environ)
-    job = Job(launcher=launcher or "auto", nodes=len(hosts or allocated) or 1, start_timeout=timeout_seconds)
-    address = given["ray_address"].value if "ray_address" in given else None
-    chosen = choose_launcher(LaunchRequest(job, note, hosts=hosts, allocated=allocated, python=given_python(given), ray_address=address))
+    hosts, batch = given_hosts(given), allocated(launcher or "auto", os.environ)[0]
+    further = {name: given[name].value for name in FURTHER_PLACES if name in given}
+    if further and hosts:
+        raise UsageError(f"{flag_name(next(iter(further)))} and --hosts: both say where the nodes are; give one of them")
+    job = Job(launcher=launcher or "auto", nodes=len(hosts or batch) or 1, start_timeout=timeout_seconds)
+    request = LaunchRequest(job, note, hosts=hosts, allocated=batch, python=given_python(given), options=further, environment=os.environ)
+    chosen = choose_launcher(request)
     if not isinstance(chosen, LooksAtHosts):
         raise UsageError(f"--launcher: got {launcher!r}, which starts nothing on other hosts; leave it out to have this machine checked")
     try:

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.plugins import model_base
+from ...core.settings.job_fields import flag_name
 from ...core.settings.personal import GivenOption
 from ...core.settings.personal_options import shown_command
 from ...core.settings.sources import Resolved, ResumedRun, given_settings, resolve
@@ -26,18 +27,28 @@ from ...core.untrusted.console import json_text, note
 from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
-from ...launch.environments.ray_job import in_ray_job
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.host_list import Host
-from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher, starts_by_ray
+from ...launch.launchers.registry import (
+    FOLLOW_OTHERS,
+    LauncherPlugin,
+    LaunchRequest,
+    allocated,
+    choose_launcher,
+    launcher_plugin,
+    name_of_launcher,
+    placed_without,
+    takes_option,
+    who_takes,
+)
 from ...launch.launchers.remote import shape_of_hosts
-from ...launch.launchers.slurm import allocated_hosts
 from ...launch.notices.news import RunNews
 from ...launch.notices.notifier import Notifier
 from ...launch.resume.trust import TRUST_RUN
 from ..grouped_help import GroupedCommand, topic_option
 from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
 from ..options import (
+    FURTHER_PLACES,
     PLACES,
     GivenPath,
     IntegerRange,
@@ -85,7 +96,7 @@ AUTO = Path("auto")
     envvar="TRAINER_SECRET_FILE",
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
 )
-@personal_options(*PLACES, "ray_address", "notify", "on_failure")
+@personal_options(*PLACES, *FURTHER_PLACES, "notify", "on_failure")
 @topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="No progress on standard error.")
 @topic_option(
     Topic.CHECKPOINTS,
@@ -164,10 +175,9 @@ def run(
         from .run_repeats import repeat
 
         return repeat(resolved.job, ctx.obj or (), repeats, as_json=as_json)
-    resolved, allocated = _within_allocation(typed, resolved, place)
+    resolved, hosts = _within_allocation(typed, resolved, place)
     sources: Mapping[str, str] = resolved.sources
-    request = LaunchRequest(resolved.job, note, hosts=typed.hosts, allocated=allocated, python=given_python(typed.personal))
-    request = replace(request, ray_address=typed.ray_address, in_ray_job=in_ray_job(os.environ))
+    request = replace(_request(typed, resolved.job), allocated=hosts)
     if place is not None:
         sources, request = _request_elsewhere(typed, resolved, place)
         if not place.is_driver:
@@ -199,22 +209,26 @@ class _Typed:
     def hosts(self) -> Sequence[Host]:
         """The hosts of the nodes. Those of the user's own file stand for every run, so they count where nothing else places this one's."""
         named = next((self.personal[name] for name in ("hosts", "hostfile") if name in self.personal), None)
-        if named is not None and named.of_own_file and (self._placed_otherwise("ssh") or in_ray_job(os.environ)):
-            return ()
-        return given_hosts(self.personal)
+        return () if named is None or not self._counts(named) else given_hosts(self.personal)
 
     @cached_property
-    def ray_address(self) -> str | None:
-        """The Ray cluster that gives the nodes, where one is named; that of the user's own file counts as its hosts do."""
-        named = self.personal.get("ray_address")
-        return None if named is None or (named.of_own_file and self._placed_otherwise("ray")) else named.value
+    def further_places(self) -> Mapping[str, str]:
+        """What else says where the nodes are, such as ``ray_address``, by name; those of the user's own file count as its hosts do."""
+        given = [self.personal[name] for name in FURTHER_PLACES if name in self.personal]
+        return {one.option.name: one.value for one in given if self._counts(one)}
 
-    def _placed_otherwise(self, launcher: str) -> bool:
-        """Whether the nodes of this run are given by something else than `launcher`."""
-        if given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto") not in ("auto", launcher):
+    def _counts(self, given: GivenOption) -> bool:
+        """Whether an option that says where nodes are does so for this run: it is no file's, or for a launcher that was named and takes it.
+
+        Where none was named, what stands in the user's own file counts if nothing else has placed this run.
+        """
+        if not given.of_own_file:
             return True
+        launcher = given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto")
+        if launcher not in FOLLOW_OTHERS:
+            return takes_option(launcher, given.option.name)
         started = self.rendezvous is not None or self.node_rank is not None or detect(os.environ, None, None, None) is not None
-        return started or bool(allocated_hosts(os.environ))
+        return takes_option(launcher, given.option.name) and not started and not placed_without(given.option.name, os.environ)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -312,39 +326,52 @@ def _tell_notes(typed: _Typed, resolved: Resolved, resumption: Resumption | None
         note(f"{typed.config} describes a sweep: this is its base job; `trainer sweep {typed.config}` runs all of its points")
 
 
-def _by_ray(typed: _Typed, job: Job) -> bool:
-    return starts_by_ray(job.launcher, typed.ray_address, in_ray_job=in_ray_job(os.environ))
+def _request(typed: _Typed, job: Job) -> LaunchRequest:
+    """Return what is asked of the launcher of a run that starts its nodes itself, without what a batch system has allocated."""
+    python, further = given_python(typed.personal), typed.further_places
+    return LaunchRequest(job, note, hosts=typed.hosts, python=python, options=further, environment=os.environ)
+
+
+def _launcher(typed: _Typed, job: Job) -> LauncherPlugin:
+    """Return what the launcher of such a run says of itself."""
+    request = replace(_request(typed, job), allocated=allocated(job.launcher, os.environ)[0])
+    return launcher_plugin(name_of_launcher(request))
 
 
 def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
     """Refuse, or tell of, what belongs to another way of starting the nodes."""
     if place is None:
-        if job.launcher == "auto" and not _by_ray(typed, job):
+        launcher = _launcher(typed, job)
+        if job.launcher == "auto" and not launcher.own_cluster:
             refuse_step(os.environ, typed.ctx.obj or ("run",))
         if typed.secret_file is not None:
             _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
-        by_ray, python = _by_ray(typed, job), typed.personal.get("python")
-        if python is not None and not python.of_own_file and not (typed.hosts or allocated_hosts(os.environ) or by_ray):
+        python, others = typed.personal.get("python"), typed.hosts or allocated(job.launcher, os.environ)[0] or "python" in launcher.takes
+        if python is not None and not python.of_own_file and not others:
             _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
-        if typed.ray_address is not None and typed.hosts:
-            raise UsageError("--ray-address and --hosts: both say where the nodes are; give one of them")
-        if typed.ray_address is not None and not by_ray:
-            _tell_unused(typed, "ray_address", f"--launcher {job.launcher} asks no Ray cluster for nodes", "--launcher ray")
+        for name in typed.further_places:
+            if typed.hosts:
+                raise UsageError(f"{flag_name(name)} and --hosts: both say where the nodes are; give one of them")
+            if name not in launcher.takes:
+                _tell_unused(typed, name, f"--launcher {job.launcher} does not take it", f"--launcher {who_takes(name)}")
     elif typed.hosts:
         raise UsageError(f"--hosts: starts the nodes, but {place.contract} has started them already; leave one of the two out")
-    elif typed.ray_address is not None:
-        raise UsageError(f"--ray-address: asks for nodes, but {place.contract} has started them already; leave one of the two out")
+    elif typed.further_places:
+        flag = flag_name(next(iter(typed.further_places)))
+        raise UsageError(f"{flag}: asks for nodes, but {place.contract} has started them already; leave one of the two out")
     if typed.options.get("tensorboard") and not typed.quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
 
 
 def _within_allocation(typed: _Typed, resolved: Resolved, place: Membership | None) -> tuple[Resolved, Sequence[Host]]:
     """Return the job, and the nodes that a batch system has allocated for it: as many of them as the job says, all where it does not."""
-    allocated = () if place is not None or typed.hosts or _by_ray(typed, resolved.job) else allocated_hosts(os.environ)
-    if not allocated or resolved.job.launcher not in USE_ALLOCATION or not resolved.sources["nodes"].startswith("default"):
-        return resolved, allocated
-    job = Job.model_validate({**resolved.job.model_dump(), "nodes": len(allocated)})
-    return replace(resolved, job=job, sources={**resolved.sources, "nodes": "SLURM_JOB_NODELIST"}), allocated
+    if place is not None or typed.hosts or _launcher(typed, resolved.job).own_cluster:
+        return resolved, ()
+    hosts, variable = allocated(resolved.job.launcher, os.environ)
+    if variable is None or not resolved.sources["nodes"].startswith("default"):
+        return resolved, hosts
+    job = Job.model_validate({**resolved.job.model_dump(), "nodes": len(hosts)})
+    return replace(resolved, job=job, sources={**resolved.sources, "nodes": variable}), hosts
 
 
 def _request_elsewhere(typed: _Typed, resolved: Resolved, place: Membership) -> tuple[Mapping[str, str], LaunchRequest]:

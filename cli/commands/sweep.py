@@ -25,6 +25,7 @@ from ...core.topics import Topic
 from ...core.untrusted.console import json_text, note
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import step_tasks
+from ...launch.launchers.registry import takes_option
 from ...launch.resume.trust import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
 from ...launch.sweeps.folder import Entry, Request, SweepFolder, check_free, read_request
 from ...launch.sweeps.runner import point_arguments, run_points
@@ -207,7 +208,7 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
     if rendezvous or rank or (follows and detect(os.environ, None, None, None)):
         raise UsageError("sweep: starts runs on nodes of its own; it goes neither with torchrun, TF_CONFIG nor a rendezvous")
     for given in resolve_personal(("hosts", "hostfile"), {}, os.environ).values():
-        if not given.of_own_file or any(point.job.launcher in ("auto", "ssh") for point in points):
+        if not given.of_own_file or any(takes_option(point.job.launcher, given.option.name) for point in points):
             remedy = "give --launcher local" if given.of_own_file else f"unset {given.option.variable}"
             raise UsageError(f"sweep: starts runs on nodes of this machine, and {given.key} names hosts for them; {remedy}")
     if follows and (tasks := step_tasks(os.environ)) > 1:

@@ -58,9 +58,19 @@ class PersonalOption:
 PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
     option.name: option
     for option in (
-        PersonalOption("hosts", "HOST,HOST", "The nodes' hosts, reached by ssh, in this order; also node[01-03].", Topic.CLUSTER),
+        PersonalOption(
+            "hosts",
+            "HOST,HOST",
+            "The nodes' hosts, reached by ssh unless --launcher says else, in this order; also node[01-03].",
+            Topic.CLUSTER,
+        ),
         PersonalOption("hostfile", "PATH", "The same from a file: a host a line, as MPI has them.", Topic.CLUSTER, is_path=True),
-        PersonalOption("python", "PATH", "With hosts, Slurm or Ray: the interpreter there. [default: the path of this one]", Topic.CLUSTER),
+        PersonalOption(
+            "python",
+            "PATH",
+            "With hosts, Slurm, Ray or a package's launcher: the interpreter there. [default: the path of this one]",
+            Topic.CLUSTER,
+        ),
         PersonalOption(
             "ray_address",
             "auto|HOST:PORT|ray://HOST:PORT",

@@ -34,6 +34,7 @@ from .said import (
     Port,
     Said,
     Text,
+    converted,
     is_address,
     unfit_in,
 )
@@ -305,7 +306,7 @@ def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str |
     if (size := _too_large(message)) is not None:
         return f"{what} with {size}, which nobody could read again"
     try:
-        said = msgspec.convert(dict(message.fields), schema)
+        said = converted(dict(message.fields), schema)
     except msgspec.ValidationError as error:
         return f"{what} that is none ({str(error)[:300]})"
     if (arrays := _wrong_with_arrays(message)) is not None:
@@ -353,7 +354,7 @@ def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[st
     if any(node_of.get(task) != node for task in named):
         return "a message 'sample' for a task that it does not have"
     try:
-        msgspec.convert(record, _SampleBounds)
+        converted(record, _SampleBounds)
     except msgspec.ValidationError as error:
         return f"a message 'sample' that is none ({str(error)[:300]})"
     parts = (record, *record["tasks"], *(record["gpus"] or ()))

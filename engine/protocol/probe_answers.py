@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .messages import MOST_ERROR_CHARACTERS, PROTOCOL, Message
-from .said import Host, Identity, Label, Name, Port, Said, is_address, unfit_in
+from .said import Host, Identity, Label, Name, Port, Said, converted, is_address, unfit_in
 
 __all__ = ["wrong_with_answer"]
 
@@ -68,7 +68,8 @@ def wrong_with_answer(question: str, asked: Mapping[str, Any], answer: Message) 
 
     One of another version of the protocol describes its host in its own way: of that the version counts, and nothing else.
     """
-    schema = {"found": _FOUND[question], "problem": _Problem}.get(answer.kind)
+    kinds: Mapping[str, type[Said]] = {"found": _FOUND[question], "problem": _Problem}
+    schema = kinds.get(answer.kind)
     if schema is None or answer.arrays:
         return f"a message {answer.kind[:100]!r}, which is none"
     if question == "describe" and answer.kind == "found" and type(answer.get("protocol")) is int and answer["protocol"] != PROTOCOL:
@@ -76,7 +77,7 @@ def wrong_with_answer(question: str, asked: Mapping[str, Any], answer: Message) 
     if (unfit := unfit_in([dict(answer.fields)])) is not None:
         return unfit
     try:
-        said = msgspec.convert(dict(answer.fields), schema)
+        said = converted(dict(answer.fields), schema)
     except msgspec.ValidationError as error:
         return f"what is none ({str(error)[:300]})"
     if isinstance(said, _Described) and said.address is not None and not is_address(said.address):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from typing import Annotated, Any
+import threading
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -28,6 +29,7 @@ __all__ = [
     "Port",
     "Said",
     "Text",
+    "converted",
     "is_address",
     "unfit_in",
 ]
@@ -108,6 +110,18 @@ class Host(Said):
     gpu_driver: Name | None
     gpu_problem: Name | None
     visible_gpus: Annotated[list[_VisibleGpu], msgspec.Meta(max_length=MOST_GPUS)] | None
+
+
+T = TypeVar("T")
+
+_converting = threading.Lock()
+"""msgspec describes a type to itself when it first meets it, and 0.22 crashes where two threads have it do so at the same time."""
+
+
+def converted(value: Any, kind: type[T]) -> T:
+    """Return a value as what it has to be, whichever thread asks. Raises msgspec.ValidationError where it is something else."""
+    with _converting:
+        return msgspec.convert(value, kind)
 
 
 def is_address(text: str) -> bool:

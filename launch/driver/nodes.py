@@ -321,7 +321,7 @@ class Nodes:
 
     def name(self, node: int) -> str:
         """Name a node, with its host where the run has nodes on others than this."""
-        if all(channel.shares_files for channel in self.channels):
+        if all(channel.shares_files and channel.host is None for channel in self.channels):
             return f"node {node}"
         channel = self.channels[node]
         known = (channel.host, self._hostnames.get(node), channel.address)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ...core.job import Job
 from ...core.process import python
@@ -20,6 +20,7 @@ __all__ = [
     "AgentProcess",
     "AgentStarter",
     "Launcher",
+    "LauncherDefaults",
     "NodeChannel",
     "StartedAgent",
     "agent_command",
@@ -115,7 +116,7 @@ class NodeChannel:
 class StartedAgent:
     """An agent that a child of this process is, or has started: the child, the channel over its standard input and output, and its node.
 
-    `address`, `isolated`, `cores`, `host` and `explain` as in `NodeChannel`.
+    `address`, `isolated`, `cores`, `host`, `explain` and `shares_files` as in `NodeChannel`.
     """
 
     process: AgentProcess
@@ -125,6 +126,7 @@ class StartedAgent:
     cores: float | None = None
     host: str | None = None
     explain: Callable[[int], str] = ending_in_words
+    shares_files: bool = False
 
 
 class AgentStarter(Protocol):
@@ -145,8 +147,14 @@ class AgentStarter(Protocol):
         ...
 
 
+@runtime_checkable
 class Launcher(Protocol):
-    """Brings the nodes' agents to life."""
+    """Brings the nodes' agents to life.
+
+    What makes one, `prestart` and `start` raise UsageError where the user has to ask for something else (the command ends with 2), and
+    RunFailedError where what was asked for has failed (1); `start` also InterruptedRunError, after `interrupt`. Whatever `prestart` or
+    `start` raises, `close` is called. Another exception is taken for a mistake in the launcher, and shown with its traceback.
+    """
 
     def prestart(self) -> None:
         """Begin what can go on while this process still loads its own code; does nothing where a start may have to wait for others."""
@@ -182,6 +190,26 @@ class Launcher(Protocol):
     def ended(self, exit_code: int) -> None:
         """Hear what the run's exit code is, before `close`."""
         ...
+
+
+class LauncherDefaults:
+    """What a launcher does not have to do, for those that have nothing to do there; see `Launcher`."""
+
+    def prestart(self) -> None:
+        """Begin nothing before `start`."""
+
+    def replace(self, node: int) -> NodeChannel | None:
+        """Return None: there is nowhere to start another agent."""
+        return None
+
+    def interrupt(self) -> None:
+        """Do nothing: `start` waits for nobody."""
+
+    def check(self) -> None:
+        """Do nothing: the nodes live in nothing of ours."""
+
+    def ended(self, exit_code: int) -> None:
+        """Do nothing: nobody else waits for the code."""
 
 
 def agent_command(node: int, *options: str) -> list[str]:

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from ...core.process import command_ending_with_parent
+from ...core.process import command_ending_with_parent, ignores_signal
 from ...core.untrusted.console import note, one_line
 from ...engine.protocol.messages import Stream
 from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
 
-__all__ = ["ErrorLines", "popen_with_errors", "start_elsewhere"]
+__all__ = ["Carrier", "ErrorLines", "popen_with_errors", "start_elsewhere"]
 
 LONGEST_LINE_BYTES = 4096
 LAST_LINES = 4
@@ -24,15 +24,30 @@ READ_SECONDS = 0.5
 """How long is waited for the last lines of a process that has ended."""
 
 
+class Carrier(subprocess.Popen[bytes]):
+    """A child that carries a channel: ssh and srun have the agent beyond them end, ``ip netns exec`` or ``env`` have become the agent."""
+
+    def terminate(self) -> None:
+        """Have it end, and the agent with it: by SIGTERM or, where it has become an agent, which ignores that, by SIGKILL."""
+        if ignores_signal(self.pid, signal.SIGTERM):
+            self.kill()
+        else:
+            super().terminate()
+
+
 def start_elsewhere(host: str, command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Stream, ErrorLines]:
     """Start a command that carries a channel from `host`, and ends with this process; return it, the channel and what it says.
 
     It is asked to end (SIGTERM), not killed: srun that is killed cannot tell the node, whose agent would go on until it has missed the
-    driver for too long.
+    driver for too long. A command that becomes the agent itself ends as agents do: with its input, also where it was stopped.
     """
-    process, stream = start_over_stdio(popen_with_errors, command_ending_with_parent(command, signal.SIGTERM), AGENT_BEGINS)
+    process, stream = start_over_stdio(_carrier, command_ending_with_parent(command, signal.SIGTERM), AGENT_BEGINS)
     assert process.stderr is not None
     return process, stream, ErrorLines(host, process.stderr, tell=lambda: stream.begun)
+
+
+def _carrier(command: Sequence[str], **options: Any) -> Carrier:
+    return Carrier(command, stderr=subprocess.PIPE, **options)
 
 
 def popen_with_errors(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

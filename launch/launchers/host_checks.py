@@ -57,16 +57,22 @@ class HostChecks:
     _interrupted: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Start a probe on each host; a second call does nothing."""
-        if not self._started:
-            command = remote_python(self.python, "crosstrain.launch.preflight.probe")
-            self._started = [self.starter.start(host, command) for host in range(self.hosts)]
+        """Start a probe on each host; a second call does nothing. Raises RunFailedError where that cannot be done."""
+        if self._started:
+            return
+        command = remote_python(self.python, "crosstrain.launch.preflight.probe")
+        try:
+            self._started.extend(self.starter.start(host, command) for host in range(self.hosts))
+        except OSError as error:
+            raise RunFailedError(f"{self.starter.name} cannot start a probe: {error}") from error
 
     def findings(self, timeout_seconds: float, job: Job | None = None) -> list[Finding]:
         """Return what was found within so many seconds, for a job or, without one, for any. Raises InterruptedRunError."""
         self.start()
         backend = "" if job is None else job.backend
-        probes = [Probe(one.host or f"node {number}", one.stream, _explanation(one)) for number, one in enumerate(self._started)]
+        probes = [
+            Probe(one.host or f"node {number}", one.stream, _explanation(one), one.address) for number, one in enumerate(self._started)
+        ]
         reports = interview(probes, backend, job, timeout_seconds, self._interrupted.is_set)
         if job is None:
             return findings(reports, _here(job), started_by=self.starter.name)

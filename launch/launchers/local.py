@@ -16,13 +16,13 @@ from ...engine.protocol.transport import start_over_stdio
 from ..node.fork_server_client import ForkServer, open_fork_server
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
-from .base import AgentProcess, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
-from .registry import LaunchRequest
+from .base import AgentProcess, Launcher, LauncherDefaults, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
+from .request import LauncherPlugin, LaunchRequest
 
 if TYPE_CHECKING:
     from ..virtual.network import VirtualNetwork
 
-__all__ = ["LocalLauncher", "make"]
+__all__ = ["LAUNCHER", "LocalLauncher", "make"]
 
 
 def make(run: LaunchRequest) -> Launcher:
@@ -35,8 +35,11 @@ def make(run: LaunchRequest) -> Launcher:
     return LocalLauncher(run.job, run.warn)
 
 
+LAUNCHER = LauncherPlugin(make)
+
+
 @dataclass
-class LocalLauncher:
+class LocalLauncher(LauncherDefaults):
     """Starts agents as children. `warn` is called with a sentence for the user.
 
     Depends on the job alone, so that agents can load while their driver does.
@@ -78,7 +81,7 @@ class LocalLauncher:
                 agent = self._starter.start(node, agent_command(node, *options), [connection.fileno()])
         self._agents.append(agent.process)
         send_prepare(agent.stream, self.job, node, one_machine=True)
-        return NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process)
+        return NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, agent.shares_files, agent.process)
 
     def replace(self, node: int) -> NodeChannel | None:
         """Start another agent in the same virtual node, or on this host."""
@@ -101,12 +104,6 @@ class LocalLauncher:
         """Raise RunFailedError where the virtual network's holder has ended."""
         if self.network is not None:
             self.network.check()
-
-    def ended(self, exit_code: int) -> None:
-        """Nothing to do: nobody else waits for the code."""
-
-    def interrupt(self) -> None:
-        """Nothing waits for others here."""
 
     def kill(self) -> None:
         """Kill the agents at once, and who has forked tasks; the tasks follow them by the parent-death signal."""
@@ -180,7 +177,7 @@ class HostStarter:
             return subprocess.Popen(command, pass_fds=descriptors, **options)
 
         started = start_over_stdio(popen, command)
-        return StartedAgent(*started, "127.0.0.1", isolated=False)
+        return StartedAgent(*started, "127.0.0.1", isolated=False, shares_files=True)
 
     def place(self, node: int) -> tuple[dict[str, int], str]:
         """Return what a process joins to be on the node: nothing; see `VirtualNetwork.place`."""
@@ -197,7 +194,7 @@ class NamespaceStarter:
     def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
         """Start an agent, which inherits `descriptors`; see `AgentStarter`."""
         started = start_over_stdio(partial(self.network.popen, node, pass_fds=descriptors), command)
-        return StartedAgent(*started, self.network.addresses[node], isolated=True, cores=self.network.cores(node))
+        return StartedAgent(*started, self.network.addresses[node], isolated=True, cores=self.network.cores(node), shares_files=True)
 
     def place(self, node: int) -> tuple[dict[str, int], str]:
         """Return what a process joins to be on the node."""

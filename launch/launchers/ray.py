@@ -26,16 +26,17 @@ from ...core.untrusted.console import note, one_line
 from ...core.untrusted.listener import AuthenticatingListener
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
+from ..environments.ray_job import in_ray_job
 from ..node.dialled import Summons
 from ..preflight.findings import Finding
 from .base import Launcher, NodeChannel, StartedAgent, end_agents, ending_in_words
 from .carrier import ErrorLines, popen_with_errors
 from .dial_back import Joiner, LateStream, prove
 from .host_checks import remote_python
-from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
+from .request import LauncherPlugin, LaunchRequest
 
-__all__ = ["RayLauncher", "RayStarter", "make"]
+__all__ = ["LAUNCHER", "RayLauncher", "RayStarter", "make"]
 
 CLIENT_MODULE = "crosstrain.launch.ray_cluster.client"
 
@@ -55,13 +56,22 @@ _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_][A-Za-z0-9.
 
 def make(run: LaunchRequest) -> Launcher:
     """Return the launcher of a run on a Ray cluster. Raises UsageError for what is no address of one, or does not go with it."""
-    address = "auto" if run.ray_address is None else run.ray_address
+    address = run.options.get("ray_address", "auto")
     if not _ADDRESS.fullmatch(address):
         raise UsageError(f"--ray-address: got {address!r}; allowed: auto, HOST:PORT of a cluster's head, or ray://HOST:PORT.")
     if run.hosts:
         raise UsageError("launcher: 'ray' starts the nodes where Ray gives them; leave --hosts out")
     refuse_virtual_nodes(run.job, "Ray")
     return RayLauncher(run.job, RayStarter(run.job, address, run.python, run.warn), run.python, run.warn)
+
+
+LAUNCHER = LauncherPlugin(
+    make,
+    takes=("ray_address", "python"),
+    places=in_ray_job,
+    nodes_in_words="the nodes of the cluster that runs this job",
+    own_cluster=True,
+)
 
 
 @dataclass

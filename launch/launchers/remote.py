@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...core.errors import UsageError
+from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 from ...core.settings.sweeps import value_text
+from ..node.scratch import remove_scratch
 from ..preflight.findings import Finding
-from .base import AGENT_MODULE, AgentProcess, AgentStarter, NodeChannel, end_agents, end_lost, send_prepare
+from .base import AGENT_MODULE, AgentProcess, AgentStarter, LauncherDefaults, NodeChannel, end_agents, end_lost, send_prepare
 from .host_checks import HostChecks, refuse, remote_python
 from .host_list import Host
 
@@ -39,7 +40,7 @@ def refuse_virtual_nodes(job: Job, contract: str) -> None:
 
 
 @dataclass
-class RemoteLauncher:
+class RemoteLauncher(LauncherDefaults):
     """Starts an agent a node by `starter`, with the interpreter `python` of the node: by default the path of this one.
 
     The hosts are looked at meanwhile; where one of them cannot take part, nothing begins, and a table says what is wrong where.
@@ -56,18 +57,21 @@ class RemoteLauncher:
     _agents: list[AgentProcess] = field(default_factory=list)
 
     def prestart(self) -> None:
-        """Start the probes and the agents, which are on their way while the driver loads."""
+        """Start the probes and the agents, which are on their way while the driver loads. Raises RunFailedError where one cannot be."""
         if self._channels:
             return
         self._checks = HostChecks(self.starter, self.job.nodes, self.python)
         self._checks.start()
-        self._channels.extend(self._started(node) for node in range(self.job.nodes))
+        try:
+            self._channels.extend(self._started(node) for node in range(self.job.nodes))
+        except OSError as error:
+            raise RunFailedError(f"{self.starter.name} cannot start an agent: {error}") from error
 
     def _started(self, node: int) -> NodeChannel:
         agent = self.starter.start(node, remote_python(self.python, AGENT_MODULE, "--node", str(node), "--remote"))
         self._agents.append(agent.process)
         send_prepare(agent.stream, self.job, node)
-        channel = NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, False, agent.process)
+        channel = NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, agent.shares_files, agent.process)
         channel.host, channel.explain = agent.host, agent.explain
         return channel
 
@@ -123,9 +127,6 @@ class RemoteLauncher:
             self._checks.kill()
         for agent in self._agents:
             agent.terminate()
-
-    def check(self) -> None:
-        """Nothing to do: the nodes live in nothing of ours."""
-
-    def ended(self, exit_code: int) -> None:
-        """Nothing to do: nobody else waits for the code."""
+        for channel in self._channels:
+            if channel.scratch is not None:
+                remove_scratch(channel.scratch)

@@ -22,14 +22,14 @@ from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import start_over_stdio
 from ..environments.base import Membership
-from .base import Launcher, NodeChannel, agent_command, end_agents, send_prepare
+from ..environments.host_names import NameResolver
+from .base import Launcher, LauncherDefaults, NodeChannel, agent_command, end_agents, send_prepare
 from .dial_back import Joiner, prove, refuse
-from .host_names import NameResolver
 from .joining import another_protocol, difference
-from .registry import LaunchRequest
 from .remote import refuse_virtual_nodes
+from .request import LauncherPlugin, LaunchRequest
 
-__all__ = ["ExternalLauncher", "apply_membership", "make"]
+__all__ = ["LAUNCHER", "ExternalLauncher", "apply_membership", "make"]
 
 
 BACKLOG = 1024
@@ -48,6 +48,9 @@ def make(run: LaunchRequest) -> Launcher:
     return ExternalLauncher(run.job, run.membership, run.secret, run.asked)
 
 
+LAUNCHER = LauncherPlugin(make)
+
+
 def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) -> tuple[Job, dict[str, str]]:
     """Return the job with the shape that the contract gives it. Raises UsageError where the user asked for another shape."""
     for key, value in place.shape.items():
@@ -62,7 +65,7 @@ def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) ->
 
 
 @dataclass
-class ExternalLauncher:
+class ExternalLauncher(LauncherDefaults):
     """Awaits the agents of nodes 1 … and all standbys on the rendezvous; node 0's agent is a child of this process.
 
     `asked` is what they must have been asked for too: `job_request` the job or, where a run goes on, `resume_request` (`joining.py`).
@@ -87,9 +90,6 @@ class ExternalLauncher:
     def __post_init__(self) -> None:
         """Count the start time-out from here on for names too."""
         self._names = NameResolver(self.job.start_timeout, lambda: self._interrupted)
-
-    def prestart(self) -> None:
-        """Nothing to do: the others are awaited once the driver can hear an interrupt."""
 
     def start(self) -> list[NodeChannel]:
         """Listen, start the own agent, and await everybody. Raises RunFailedError, naming who is missing, after the start time-out."""
@@ -166,10 +166,6 @@ class ExternalLauncher:
             end_agents([self._own])
         self._shut_door("the run has ended")
 
-    def replace(self, node: int) -> NodeChannel | None:
-        """Return None: who starts the nodes is not here."""
-        return None
-
     def interrupt(self) -> None:
         """Have a `start` that waits raise InterruptedRunError soon; safe in a signal handler."""
         self._interrupted = True  # no more than that: the handler may have come in the middle of the queue's own work
@@ -178,9 +174,6 @@ class ExternalLauncher:
         """Kill the own agent; the others end with their channels."""
         if self._own is not None:
             self._own.kill()
-
-    def check(self) -> None:
-        """Nothing to do: nodes that others start live in nothing of ours."""
 
     def ended(self, exit_code: int) -> None:
         """Remember what the standbys are to exit with."""

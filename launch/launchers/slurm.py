@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ...core.errors import UsageError
+from ..node.identity import ADDRESS_TOWARDS_VARIABLE, ADDRESS_VARIABLE
 from .base import Launcher, StartedAgent, ending_in_words
 from .carrier import ErrorLines, start_elsewhere
 from .host_list import Host, parse_hosts
-from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
+from .request import Allocation, LauncherPlugin, LaunchRequest
 
-__all__ = ["SrunStarter", "allocated_hosts", "make"]
+__all__ = ["LAUNCHER", "SrunStarter", "allocation", "make"]
 
 OPTIONS = ("--quiet", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--unbuffered", "--export=ALL")
 """Of each step: beside the others of its node, with all cores and memory that the job has there."""
 
+WITH_ADDRESS = f'export {ADDRESS_VARIABLE}= {ADDRESS_TOWARDS_VARIABLE}="$SLURM_LAUNCH_NODE_IPADDR"; exec "$@"'
+"""What a shell does on the node: its address is that towards the host where srun runs."""
 
-def allocated_hosts(environment: Mapping[str, str]) -> Sequence[Host]:
-    """Return the nodes that Slurm has allocated to the job in which this process runs, in Slurm's order; none outside of a job.
+
+NODES_VARIABLE = "SLURM_JOB_NODELIST"
+
+
+def allocation(environment: Mapping[str, str]) -> Allocation | None:
+    """Return the nodes that Slurm has allocated to the job in which this process runs, in Slurm's order; None outside of a job.
 
     The job's own list counts, not a step's: in a step of one node that would be itself alone. Raises UsageError for what is no list.
     """
-    listed = environment.get("SLURM_JOB_NODELIST", "").strip()
+    listed = environment.get(NODES_VARIABLE, "").strip()
     if not listed or not environment.get("SLURM_JOB_ID", "").strip():
-        return ()
-    return parse_hosts(listed, "SLURM_JOB_NODELIST")
+        return None
+    return Allocation(parse_hosts(listed, NODES_VARIABLE), NODES_VARIABLE)
 
 
 def make(run: LaunchRequest) -> Launcher:
@@ -41,7 +47,7 @@ def make(run: LaunchRequest) -> Launcher:
             "launcher: 'slurm' starts the nodes of a Slurm job; type it inside of one (salloc --nodes 3, or a script for sbatch)"
         )
     if run.job.nodes > len(run.allocated):
-        raise UsageError(f"nodes: got {run.job.nodes}, but Slurm has allocated {len(run.allocated)} to this job (SLURM_JOB_NODELIST)")
+        raise UsageError(f"nodes: got {run.job.nodes}, but Slurm has allocated {len(run.allocated)} to this job ({NODES_VARIABLE})")
     refuse_virtual_nodes(run.job, "Slurm")
     program = shutil.which("srun")
     if program is None:
@@ -50,6 +56,9 @@ def make(run: LaunchRequest) -> Launcher:
         )
     starter = SrunStarter([*run.allocated[: run.job.nodes]], program, [*run.allocated[run.job.nodes :]])
     return RemoteLauncher(run.job, starter, run.python, run.warn, starter.relocate)
+
+
+LAUNCHER = LauncherPlugin(make, takes=("python",), allocation=allocation, nodes_in_words="the nodes that Slurm has allocated")
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,8 @@ class SrunStarter:
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start an agent; see `AgentStarter`. Its step ends with srun, and that with this process."""
         host = self.hosts[node].name
-        process, stream, said = start_elsewhere(
-            host, [self.program, *OPTIONS, f"--nodelist={host}", "sh", "-c", f"exec {shlex.join(command)}"]
-        )
+        words = [self.program, *OPTIONS, f"--nodelist={host}", "sh", "-c", WITH_ADDRESS, "sh", *command]
+        process, stream, said = start_elsewhere(host, words)
         return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, said))
 
 

@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...core.errors import UsageError
+from ..node.identity import ADDRESS_VARIABLE
 from .base import Launcher, StartedAgent, ending_in_words
 from .carrier import ErrorLines, start_elsewhere
 from .host_list import Host
-from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
+from .request import LauncherPlugin, LaunchRequest
 
-__all__ = ["SshStarter", "make", "make_starter"]
+__all__ = ["LAUNCHER", "SshStarter", "make", "make_starter"]
 
 SSH_FAILED, NO_PROGRAM = 255, 127
 """What ssh exits with where it failed itself, and the shell over there where there is no such program."""
+
+WITH_ADDRESS = f'address=${{SSH_CONNECTION% *}}; export {ADDRESS_VARIABLE}="${{address##* }}"; exec "$@"'
+"""What a POSIX shell does over there: sshd says the client's address and port, then those by which the client has reached this host."""
 
 
 def make(run: LaunchRequest) -> Launcher:
@@ -30,6 +34,9 @@ def make(run: LaunchRequest) -> Launcher:
         raise UsageError("launcher: 'ssh' starts the nodes on other machines; name them by --hosts node0,node1 or --hostfile")
     refuse_virtual_nodes(run.job, "ssh")
     return RemoteLauncher(run.job, make_starter(run.hosts, run.job.start_timeout), run.python, run.warn)
+
+
+LAUNCHER = LauncherPlugin(make, takes=("hosts", "hostfile", "python"))
 
 
 def make_starter(hosts: Sequence[Host], connect_seconds: float) -> SshStarter:
@@ -53,7 +60,8 @@ class SshStarter:
         """Start an agent; see `AgentStarter`. ssh itself ends with this process, and the agent with ssh."""
         host = self.hosts[node].name
         options = ["BatchMode=yes", f"ConnectTimeout={max(1, int(self.connect_seconds))}", "ClearAllForwardings=yes", "ControlMaster=no"]
-        words = [self.program, "-T", *(part for option in options for part in ("-o", option)), "--", host, f"exec {shlex.join(command)}"]
+        words = [self.program, "-T", *(part for option in options for part in ("-o", option)), "--", host]
+        words.append(f"exec {shlex.join(['sh', '-c', WITH_ADDRESS, 'sh', *command])}")
         process, stream, said = start_elsewhere(host, words)
         return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, host, said))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.liveness.silence import TICK_SECONDS, SilenceCounter
-from ...core.process import ignore_interrupts
+from ...core.process import ignore_interrupts, wake_when_parent_ends
 from ...core.untrusted.console import note
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
@@ -384,6 +384,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--remote", action="store_true", help="the driver is on another machine, and may be cut off from this one")
     options = parser.parse_args(arguments)
     ignore_interrupts()
+    wake_when_parent_ends()
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if options.remote:

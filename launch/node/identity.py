@@ -7,10 +7,13 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["ADDRESS_VARIABLE", "address_for_others", "address_towards", "node_identity"]
+__all__ = ["ADDRESS_TOWARDS_VARIABLE", "ADDRESS_VARIABLE", "address_for_others", "address_towards", "node_identity"]
 
 ADDRESS_VARIABLE = "CROSSTRAIN_NODE_ADDRESS"
 """Holds the address by which others reach this machine, where whoever starts our processes knows it."""
+
+ADDRESS_TOWARDS_VARIABLE = "CROSSTRAIN_NODE_ADDRESS_TOWARDS"
+"""Holds a host that all nodes reach, where that is all that whoever starts our processes knows: the address is that towards it."""
 
 ANY_PORT = 9
 """Nothing is sent there."""
@@ -27,18 +30,15 @@ def node_identity() -> dict[str, str]:
 
 
 def address_for_others(environment: Mapping[str, str]) -> str | None:
-    """Return the address by which the machine that started this process has reached this one; None where that is not known.
+    """Return the address by which others reach this machine, as whoever started this process has said; None where nobody has.
 
-    Whoever knows it says so (`ADDRESS_VARIABLE`). In a step of Slurm, whose environment may have come from a shell that was reached by ssh,
-    it is the one from which packets leave for the host where srun runs; else what ssh says.
+    It is in `ADDRESS_VARIABLE`, or that from which packets leave for the host in `ADDRESS_TOWARDS_VARIABLE`. Nothing else in the
+    environment counts: it may have come from the driver's machine, and be about that.
     """
     if known := environment.get(ADDRESS_VARIABLE):
         return known
-    launched_from = environment.get("SLURM_LAUNCH_NODE_IPADDR")
-    if launched_from and "SLURM_STEP_ID" in environment:
-        return address_towards(launched_from)
-    parts = environment.get("SSH_CONNECTION", "").split()  # the client's address and port, then ours
-    return parts[2] if len(parts) == 4 else None
+    towards = environment.get(ADDRESS_TOWARDS_VARIABLE)
+    return address_towards(towards) if towards else None
 
 
 def address_towards(host: str) -> str:

@@ -124,12 +124,12 @@ def _framework(report: HostReport, first: HostReport, name: str, own: str | None
         yield Finding(report.host, "ok", name, own)
 
 
-def _machine(report: HostReport) -> tuple[str, str]:
-    identity = report.described["identity"]
-    return identity["boot"], identity["network"]
+def _machine(report: HostReport) -> str:
+    """Return what tells a host's machine from others, as a run does: its cores are shared whatever networks there are on it."""
+    return str(report.described["identity"]["boot"])
 
 
-def _machine_findings(report: HostReport, machines: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
+def _machine_findings(report: HostReport, machines: Mapping[str, int]) -> Iterator[Finding]:
     host = report.described["host"]
     cores, memory = host["cores_available"], host["memory_limit_bytes"] or host["memory_total_bytes"]
     seen = f"{'?' if cores is None else f'{cores:g}'} cores, {memory / 2**30:.1f} GiB"

@@ -33,11 +33,15 @@ that does not answer is given up after 3 s, and there may be another before it."
 
 @dataclass(frozen=True)
 class Probe:
-    """A probe that was started on a host: the channel to it, and what says why it has ended, once it has."""
+    """A probe that was started on a host: the channel to it, and what says why it has ended, once it has.
+
+    `address` is where the others reach the host, as what has started the probe knows it; empty where the probe has to say it.
+    """
 
     host: str
     stream: Stream
     explain: Callable[[], str]
+    address: str = ""
 
 
 @dataclass
@@ -124,7 +128,9 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
 def _described(probe: Probe, backend: str) -> Mapping[str, Any]:
     """Return what a host says of itself; of one whose probe speaks another version of the protocol that alone, which is all that counts."""
     found = _found(probe, "describe", backend=backend)
-    return found if found["protocol"] == PROTOCOL else {"protocol": found["protocol"]}
+    if found["protocol"] != PROTOCOL:
+        return {"protocol": found["protocol"]}
+    return {**found, "address": probe.address or found["address"]}
 
 
 def _compare_clocks(probe: Probe) -> tuple[float, float]:

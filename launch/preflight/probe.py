@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import TrainerError, UsageError
-from ...core.process import ignore_interrupts
+from ...core.process import ignore_interrupts, wake_when_parent_ends
 from ...engine.protocol.messages import MOST_ERROR_CHARACTERS, PROTOCOL, Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
 from ..node.identity import address_for_others, node_identity
@@ -39,6 +39,7 @@ _ports: list[socket.socket] = []
 def main() -> None:
     """Answer what is asked on standard input; end with it, whatever is still at work."""
     ignore_interrupts()
+    wake_when_parent_ends()
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     writer.write(b"\n" + AGENT_BEGINS + b"\n")

@@ -237,7 +237,7 @@ _MACHINE = (
         "nodes sharing cores",
         read.summary_field("nodes_sharing_cores"),
         WORK,
-        "nodes that fight for cores are slower than as many machines (--cores-per-node)",
+        "nodes that fight for cores are slower than as many machines (virtual nodes: --cores-per-node)",
     ),
     Factor("memory", "memory", read.memory, frozenset({RESOURCES}), "nodes with other memory", show=read.shown_bytes, expected=True),
     Factor("gpus", "GPUs", read.gpus, WORK, "other processors"),

@@ -102,7 +102,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
     if figures["updates_by_worker"] is not None:
         main.add_row("updates by worker", ", ".join(count_text(count) for count in figures["updates_by_worker"]))
     if (figures["nodes_sharing_cores"] or 1) > 1:
-        main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
+        main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (virtual nodes: --cores-per-node)")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
     changed = changed_text(_run(summary, job))

@@ -101,7 +101,7 @@ def test_the_hosts_are_looked_at_all_at_once(hosts, tmp_path):
     assert re.search("10.99.0.3 on eth; does not reach node0: No route to host", found["node2", "network"]["found"])
     assert [one for one in found if found[one]["state"] == "bad"] == [("node0", "network"), ("node1", "ssh"), ("node2", "network")]
     found = looked()
-    assert {one["state"] for one in found.values()} == {"ok"}
+    assert {what for (_, what), one in found.items() if one["state"] != "ok"} == {"machine"}  # all of them are this one
     assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
     assert not agents(hosts)
 

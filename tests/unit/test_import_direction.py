@@ -171,7 +171,8 @@ def test_what_the_guides_import_can_be_imported(repository):
     modules = ("data.statistics", "data.base", "data.columns", "models.base", "models.objectives", "models.layers", "metrics", "backends")
     modules += ("backends.base", "core.errors", "core.update_rules", "core.liveness.startup_watchdog", "core.untrusted.listener")
     modules += ("backends.capabilities", "backends.arrays.backend", "backends.arrays.model", "backends.vectors.update_formulas")
-    modules += ("core.plugins", "models.dropout_masks", "conformance.suite", "conformance.model_suite")
+    modules += ("core.plugins", "models.dropout_masks", "conformance.suite", "conformance.model_suite", "conformance.launcher_suite")
+    modules += ("launch.launchers.base", "launch.launchers.carrier", "launch.launchers.remote", "launch.launchers.request")
     script = f"import importlib\nfor name in {modules}: importlib.import_module(f'crosstrain.{{name}}')\n"
     framework = "from crosstrain.models.layers.{} import Layers\n"
     for more in (framework.format("tf"), framework.format("torch")):

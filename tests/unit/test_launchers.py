@@ -1,20 +1,34 @@
 """Launchers: each can be made by its name, ``auto`` takes the first that serves a run, and a package may bring one of its own."""
 
+import json
+import re
 import sys
 import types
 from dataclasses import replace
 
 import pytest
 
+from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import BUILT_IN, Plugin
 from crosstrain.launch.environments.base import Membership
+from crosstrain.launch.launchers.base import LauncherDefaults
 from crosstrain.launch.launchers.host_list import Host
 from crosstrain.launch.launchers.local import LocalLauncher
-from crosstrain.launch.launchers.registry import AUTOMATIC, LaunchRequest, choose_launcher
+from crosstrain.launch.launchers.registry import (
+    AUTOMATIC,
+    LauncherPlugin,
+    LaunchRequest,
+    allocated,
+    choose_launcher,
+    placed_without,
+    takes_option,
+    who_takes,
+)
 from crosstrain.launch.launchers.remote import RemoteLauncher, shape_of_hosts
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
+from crosstrain.launch.launchers.request import Allocation
 from crosstrain.launch.launchers.slurm import SrunStarter
 
 JOINED = Membership("torchrun", 0, 0, ("127.0.0.1", (29500,)), {})
@@ -43,13 +57,106 @@ def test_auto_follows_what_was_given(name, given, kind):
         assert made.job is run.job
 
 
-def test_a_package_brings_a_launcher(monkeypatch):
-    module = types.ModuleType("launcher_of_a_test")
-    module.make = lambda run: ("made", run.job.nodes)
-    monkeypatch.setitem(sys.modules, "launcher_of_a_test", module)
-    row = Plugin("of-a-test", "launcher_of_a_test:make")
-    monkeypatch.setattr("crosstrain.core.plugins.available", lambda kind: {row.name: row} if kind == "launcher" else {})
-    assert choose_launcher(LaunchRequest(Job(nodes=7, launcher="of-a-test"), print)) == ("made", 7)
+class Idle(LauncherDefaults):
+    """A launcher that starts nothing."""
+
+    def __init__(self, run):
+        self.job, self.hosts = run.job, run.hosts
+
+    def start(self):
+        return []
+
+    def close(self):
+        """Nothing was started."""
+
+    kill = close
+
+
+@pytest.fixture
+def brought(monkeypatch):
+    """Have `make` be the object of a package's entry point for the launcher ``of-a-test``."""
+
+    def bring(make):
+        module = types.ModuleType("launcher_of_a_test")
+        module.LAUNCHER = make
+        monkeypatch.setitem(sys.modules, "launcher_of_a_test", module)
+        row = Plugin("of-a-test", "launcher_of_a_test:LAUNCHER", provider="a-package")
+        monkeypatch.setattr("crosstrain.core.plugins.available", lambda kind: {row.name: row} if kind == "launcher" else {})
+
+    return bring
+
+
+def test_a_package_brings_a_launcher_by_a_plain_function(brought):
+    brought(Idle)
+    made = choose_launcher(LaunchRequest(Job(nodes=7, launcher="of-a-test"), print))
+    assert made.job.nodes == 7
+    assert not takes_option("of-a-test", "hosts")
+
+
+def test_a_package_says_what_its_launcher_takes(brought):
+    brought(LauncherPlugin(Idle, takes=("hosts", "hostfile"), allocation=lambda environment: Allocation(HOSTS, "ITS_NODES")))
+    assert isinstance(choose_launcher(LaunchRequest(Job(launcher="of-a-test"), print)), Idle)
+    assert [takes_option("of-a-test", name) for name in ("hosts", "python", "ray_address")] == [True, False, False]
+    assert allocated("of-a-test", {}) == (HOSTS, "ITS_NODES")
+    assert allocated("auto", {}) == ((), None)
+
+
+def test_an_allocation_is_slurms_unless_the_launcher_has_another(brought):
+    brought(Idle)
+    variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[0-1]"}
+    for launcher, variable in {"auto": "SLURM_JOB_NODELIST", "slurm": "SLURM_JOB_NODELIST", "local": None, "of-a-test": None}.items():
+        assert allocated(launcher, variables) == ([*HOSTS], variable)
+
+
+@pytest.mark.parametrize("around", [{"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a"}, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}])
+def test_what_gives_nodes_to_a_process_is_asked_of_the_launchers(around):
+    assert placed_without("hosts", around)
+    assert not placed_without("hosts", {})
+    assert placed_without("ray_address", around) == ("SLURM_JOB_ID" in around)
+    assert who_takes("ray_address") == "ray"
+
+
+def test_hosts_of_the_users_own_file_are_for_a_launcher_that_takes_them(brought, tmp_path, monkeypatch, capsys):
+    (tmp_path / "crosstrain").mkdir()
+    (tmp_path / "crosstrain/trainer.toml").write_text('hosts = "node[0-1]"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    sweep = ["sweep", "quickstart", "--backend", "torch", "--grid", "lr=0.1,0.2", "--dry-run", "--launcher", "of-a-test"]
+    nodes = {}
+    for takes in (("hosts", "hostfile"), ()):
+        brought(LauncherPlugin(Idle, takes=takes))
+        assert invoke(["run", "--backend", "torch", "--launcher", "of-a-test", "--print-config", "--json"]) == 0
+        nodes[takes] = json.loads(capsys.readouterr().out)["nodes"]["value"]
+        assert invoke(sweep) == (2 if takes else 0)
+        capsys.readouterr()
+        assert invoke(["doctor", "--launcher", "of-a-test"]) == 2
+        assert "--launcher: got 'of-a-test', which starts nothing on other hosts" in capsys.readouterr().err
+    assert nodes == {("hosts", "hostfile"): 2, (): 1}
+
+
+def fails(run):
+    raise ValueError("no idea")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda run: None, r"has returned None, which is no launcher: it lacks check, close, .*start"),
+        (fails, r"has raised ValueError: no idea \(.*test_launchers.py, line \d+\)"),
+    ],
+    ids=["nothing", "raises"],
+)
+def test_a_packages_mistake_is_told_with_its_name(brought, make, message, capsys):
+    brought(make)
+    assert invoke(["run", "--backend", "torch", "--launcher", "of-a-test"]) == 2
+    told = capsys.readouterr().err
+    assert re.search(rf"--launcher: 'of-a-test' \(launcher_of_a_test:LAUNCHER, of the package 'a-package'\) {message}", told), told
+    assert "Traceback" not in told
+
+
+def test_doctor_names_the_flag_as_a_run_does(capsys):
+    for command in ("run", "doctor"):
+        assert invoke([command, "--launcher", "ssh"]) == 2
+        assert "--launcher: 'ssh' starts the nodes on other machines; name them by --hosts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

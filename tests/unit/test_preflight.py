@@ -65,6 +65,7 @@ def test_sound_hosts_lack_nothing():
         ({"host": {"python": "3.12.1"}}, "Python", "odd"),
         ({"host": {"memory_limit_bytes": 2**29}}, "machine", "odd"),
         ({"described": {"identity": {"boot": "node0", "network": "n"}}}, "machine", "odd"),
+        ({"described": {"identity": {"boot": "node0", "network": "another"}}}, "machine", "odd"),
         ({"ahead_seconds": -7.0}, "clock", "odd"),
         ({"data": Message("problem", {"text": "no folder"})}, "data", "bad"),
         ({"data": Message("found", {"digest": "other"})}, "data", "bad"),

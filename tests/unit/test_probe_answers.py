@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -150,3 +152,31 @@ def test_a_probe_tells_of_a_file_whose_name_is_no_unicode():
 def test_what_this_machine_says_of_itself_is_let_through():
     said = answer(Message("describe", {"backend": "torch"}))
     assert wrong_with_answer("describe", {}, Message(said.kind, json.loads(json.dumps(dict(said.fields))))) is None
+
+
+FIRST_ANSWERS = """
+import sys, threading
+from crosstrain.engine.protocol.messages import PROTOCOL, Message
+from crosstrain.engine.protocol.probe_answers import wrong_with_answer
+
+sys.setswitchinterval(1e-6)  # threads take turns within the first look at a type, as they may on many cores
+together = threading.Barrier(8)
+described = {"protocol": PROTOCOL, "identity": {"boot": "b", "network": "n"}, "host": {}, "address": None}
+
+def check():
+    together.wait()
+    wrong_with_answer("describe", {}, Message("found", described))
+    wrong_with_answer("time", {}, Message("found", {"seconds": 1.0}))
+
+threads = [threading.Thread(target=check) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_answers_of_several_hosts_may_be_checked_at_the_same_time():
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", FIRST_ANSWERS], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

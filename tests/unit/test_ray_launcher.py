@@ -11,7 +11,7 @@ from crosstrain.core.job import Job
 from crosstrain.launch.environments.ray_job import in_ray_job
 from crosstrain.launch.launchers.host_list import Host
 from crosstrain.launch.launchers.ray import RayLauncher, make
-from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher, starts_by_ray
+from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher, name_of_launcher
 from crosstrain.launch.ray_cluster.cluster_state import bundles_everywhere, bundles_of, in_words, shortage
 
 SMALL = {"Alive": True, "Resources": {"CPU": 1.0}}
@@ -50,13 +50,13 @@ def test_what_is_waited_for_is_said(bundles, nodes, text):
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head.example.org:6379", "ray://head:10001", "[fd00::1]:6379"])
 def test_an_address_is_taken(address):
-    assert isinstance(make(LaunchRequest(Job(nodes=2), print, ray_address=address)), RayLauncher)
+    assert isinstance(make(LaunchRequest(Job(nodes=2), print, options={"ray_address": address})), RayLauncher)
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1", "local", "http://head:8265", "ray://", "-x:1", "head:6379 --help", "head:123456"])
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(UsageError, match=r"--ray-address: got .*allowed: auto, HOST:PORT"):
-        make(LaunchRequest(Job(nodes=2), print, ray_address=address))
+        make(LaunchRequest(Job(nodes=2), print, options={"ray_address": address}))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_does_not_go_with_ray_is_refused(job, given, message):
     ("given", "message"),
     [
         (["--ray-address", "auto", "--hosts", "a,b"], "--ray-address and --hosts: both say where the nodes are"),
-        (["--ray-address", "auto", "--launcher", "local"], "--ray-address: --launcher local asks no Ray cluster .* or give --launcher ray"),
+        (["--ray-address", "auto", "--launcher", "local"], "--ray-address: --launcher local does not take it, .* or give --launcher ray"),
         (
             ["--ray-address", "auto", "--rendezvous", "127.0.0.1:1", "--node-rank", "0", "--nodes", "2"],
             "--ray-address: asks for nodes, but",
@@ -101,11 +101,13 @@ def test_ray_is_chosen_by_name_by_its_address_and_in_its_jobs():
     job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
     assert in_ray_job(job)
     assert not in_ray_job({"RAY_ADDRESS": "10.0.0.1:6379"})
-    assert starts_by_ray("ray", None, in_ray_job=False)
-    assert starts_by_ray("auto", "auto", in_ray_job=False)
-    assert starts_by_ray("auto", None, in_ray_job=True)
-    assert not starts_by_ray("auto", None, in_ray_job=False)
-    assert not starts_by_ray("local", "auto", in_ray_job=True)
+    named, within = {"options": {"ray_address": "auto"}}, {"environment": job}
+
+    def chosen(launcher, **given):
+        return name_of_launcher(LaunchRequest(Job(launcher=launcher), print, **given))
+
+    assert [chosen("ray"), chosen("auto", **named), chosen("auto", **within)] == ["ray"] * 3
+    assert [chosen("auto"), chosen("local", **named, **within)] == ["local"] * 2
 
 
 def test_a_place_on_each_node_takes_nothing_that_others_use():

@@ -1,0 +1,148 @@
+"""Does a launcher keep its promises? A suite for pytest.
+
+Subclass `LauncherConformance` in a pytest module and name the launcher, with what a user types for two or more nodes::
+
+    class TestMyLauncher(LauncherConformance):
+        launcher = "mine"
+        hosts = ("node0", "node1")
+        unknown_host = "nowhere"
+
+Every case starts real agents, which train nothing. Those that can be seen from here, because they are on this machine, are looked for
+after their end, and stopped (SIGSTOP) before some: what hangs has to end too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import pytest
+
+from ..core.process import python
+from ..launch.launchers.base import Launcher, NodeChannel
+from ..launch.launchers.host_checks import LooksAtHosts
+from .launched_nodes import Launched, as_text, await_end, greetings, stop, visible_agents
+
+__all__ = ["LauncherConformance"]
+
+START_SECONDS = 120.0
+"""Within which the agents have greeted."""
+
+END_SECONDS = 15.0
+"""Within which what is asked to end has ended: an agent ends its tasks first."""
+
+
+class LauncherConformance:
+    """What every launcher has to show that starts the nodes from the driver's process.
+
+    - `launcher` is its name; `hosts` what a user gives by ``--hosts``, `options` what else says where the nodes are, by name. Without
+      hosts, `settings` say how many ``nodes``; they are fields of the job.
+    - `unknown_host` is the name of a host that there is not; the case about it is left out where it is None.
+    """
+
+    launcher: ClassVar[str]
+    hosts: ClassVar[Sequence[str]] = ()
+    options: ClassVar[Mapping[str, str]] = {}
+    settings: ClassVar[Mapping[str, Any]] = {}
+    unknown_host: ClassVar[str | None] = None
+
+    @classmethod
+    def launched(cls, **changes: Any) -> Launched:
+        """Return what is asked of the launcher."""
+        return Launched(**{"launcher": cls.launcher, "hosts": cls.hosts, "options": cls.options, "settings": cls.settings, **changes})
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[tuple[Launcher, list[NodeChannel], list[int]]]:
+        """Start the nodes; yield the launcher, the channels, and the agents' processes as far as they can be seen. Ends them."""
+        launcher = cls.launched().make()
+        watchdog = threading.Timer(START_SECONDS, launcher.kill)  # nothing is awaited for ever
+        watchdog.start()
+        try:
+            launcher.prestart()
+            channels = list(launcher.start())
+            assert [channel.node for channel in channels] == list(range(len(channels)))
+            assert list(launcher.start()) == channels, "a second `start` has to return the same channels"
+            greeted = greetings(channels)
+            for channel, hello in zip(channels, greeted, strict=True):
+                assert hello["node"] == channel.node
+                assert channel.address or hello["address"], f"nobody says the address of node {channel.node}"
+            watchdog.cancel()
+            yield launcher, channels, visible_agents(greeted)
+        finally:
+            watchdog.cancel()
+            launcher.close()
+
+    def test_agents_greet_and_end_with_the_launcher(self) -> None:
+        """Each node has one; `close` ends them, and does nothing a second time."""
+        with self.started() as (launcher, channels, pids):
+            launcher.check()
+            launcher.ended(0)
+            launcher.close()
+            assert await_end(pids, 1.0) == []
+            for channel in channels:
+                if channel.process is not None:
+                    channel.process.wait(1.0)
+            launcher.close()
+
+    def test_an_agent_that_is_cut_off_ends(self) -> None:
+        """One that hangs too, while the others go on."""
+        with self.started() as (_, channels, pids):
+            stop(pids[:1])
+            channels[0].cut_off()
+            if channels[0].process is not None:
+                channels[0].process.wait(END_SECONDS)
+            assert await_end(pids[:1], END_SECONDS) == []
+            assert await_end(pids[1:], 0.0) == pids[1:]
+
+    def test_a_lost_agent_has_a_successor(self) -> None:
+        """Unless the launcher says that there is nowhere to start one."""
+        with self.started() as (launcher, channels, pids):
+            stop(pids[-1:])
+            another = launcher.replace(channels[-1].node)
+            assert await_end(pids[-1:], END_SECONDS) == []
+            if another is not None:
+                assert another.node == channels[-1].node
+                (hello,) = greetings([another])
+                assert hello["node"] == another.node
+
+    def test_what_is_killed_is_gone(self) -> None:
+        """`kill` waits for nothing, and ends what hangs."""
+        with self.started() as (launcher, _, pids):
+            stop(pids)
+            launcher.kill()
+            assert await_end(pids, END_SECONDS) == []
+
+    @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+    def test_nothing_outlives_a_driver_that_is_killed(self, stopped: bool) -> None:
+        """However it ended, what it had started ends."""
+        command = python("crosstrain.conformance.launched_nodes", as_text(self.launched()))
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as driver:
+            watchdog = threading.Timer(START_SECONDS, driver.kill)
+            watchdog.start()
+            assert driver.stdout is not None
+            line = driver.stdout.readline()
+            watchdog.cancel()
+            pids: list[int] = json.loads(line) if line else []
+            if stopped:
+                stop(pids)
+            driver.kill()
+        assert line, "the agents have not greeted; what the driver said is above"
+        assert await_end(pids, END_SECONDS) == []
+
+    def test_a_host_that_there_is_not_is_named(self) -> None:
+        """`trainer doctor` and the beginning of a run say which host it is."""
+        if self.unknown_host is None:
+            pytest.skip("no name of an unknown host is given")
+        hosts = [*self.hosts[:1], self.unknown_host]
+        launcher = self.launched(hosts=hosts).make()
+        assert isinstance(launcher, LooksAtHosts), "the launcher cannot look at hosts: it has no `look`"
+        try:
+            found = launcher.look(START_SECONDS)
+        finally:
+            launcher.close()
+        assert {one.host for one in found if one.state == "bad" and one.unreached} == {self.unknown_host}

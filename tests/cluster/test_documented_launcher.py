@@ -1,0 +1,82 @@
+"""The launcher of docs/adding-a-launcher.md, copied from the page as it stands, passes the suite for launchers and trains."""
+
+import json
+import os
+import sys
+from typing import ClassVar
+
+import pytest
+from bridged_hosts import bridged_hosts
+from documents import ROOT, blocks, entry_points, write_package
+
+from crosstrain.conformance.launcher_suite import LauncherConformance
+from crosstrain.conformance.runs import trainer
+
+pytestmark = pytest.mark.cluster
+
+PAGE = ROOT / "docs/adding-a-launcher.md"
+
+
+@pytest.fixture(scope="module")
+def namespaces():
+    with bridged_hosts(2, "netns") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path, monkeypatch):
+    """Write the page's files, and have them and the toy backend found by this process and those that are started."""
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    assert "crosstrain_netns/__init__.py" in {path.relative_to(folder).as_posix() for path in write_package(PAGE, folder)}
+    own = [str(folder), str(ROOT / "tests/toy")]
+    for path in own:
+        monkeypatch.syspath_prepend(path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("SSH_CONNECTION", "10.7.7.7 50000 10.8.8.8 22")  # a driver that was typed over ssh
+    yield
+    sys.modules.pop("crosstrain_netns", None)
+
+
+class TestNetns(LauncherConformance):
+    launcher = "netns"
+    settings: ClassVar = {"backend": "toy"}
+    unknown_host = "nowhere"
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def named(cls, namespaces):
+        cls.hosts = namespaces.namespaces
+
+
+def test_it_trains_and_looks_at_its_hosts(namespaces, tmp_path):
+    hosts = ["--launcher", "netns", "--hosts", ",".join(namespaces.namespaces)]
+    job = ["--backend", "toy", "--steps", "20", "--batch-size", "30", "--no-tensorboard", "--out", str(tmp_path), "--name", "run"]
+    done = trainer("run", *hosts, *job, "--quiet")
+    assert done.returncode == 0, done.stderr
+    cluster = json.loads((tmp_path / "run/job.json").read_text())["cluster"]
+    assert cluster["addresses"] == [*namespaces.addresses]
+    looked = trainer("doctor", *hosts, "--json")
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+    found = {(one["host"], one["what"]): one for one in json.loads(looked.stdout)["findings"]}
+    for host, address in zip(namespaces.namespaces, namespaces.addresses, strict=True):
+        assert found[host, "network"]["found"] == f"{address} on eth; reaches the others"
+        assert "is the same machine" in found[host, "machine"]["found"]
+
+
+def test_the_users_own_file_names_its_hosts(namespaces, tmp_path, monkeypatch):
+    (tmp_path / "crosstrain").mkdir()
+    (tmp_path / "crosstrain/trainer.toml").write_text(f'hosts = "{",".join(namespaces.namespaces)}"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    looked = trainer("doctor", "--launcher", "netns", "--json")
+    assert json.loads(looked.stdout)["hosts"] == [*namespaces.namespaces], looked.stderr
+
+
+def test_the_pages_own_test_is_this_one():
+    (shown,) = (body for body in blocks(PAGE, "python") if "LauncherConformance" in body)
+    given = {}
+    exec(shown, given)  # our own page
+    assert given["TestNetns"].launcher in entry_points(PAGE)["crosstrain.launchers"]
+    assert {name for name in vars(given["TestNetns"]) if not name.startswith("__")} <= {*vars(LauncherConformance)} | {
+        *LauncherConformance.__annotations__
+    }

@@ -1,0 +1,73 @@
+"""What carries an agent's channel may become the agent, as `env` and `ip netns exec` do: it ends all the same, stopped or not."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from processes import wait_until
+
+from crosstrain.core.process import ignores_signal, process_state, python
+from crosstrain.launch.launchers.base import AGENT_MODULE
+from crosstrain.launch.launchers.carrier import start_elsewhere
+
+AGENT = ["env", *python(AGENT_MODULE, "--node", "0", "--remote")]
+PROBE = ["env", *python("crosstrain.launch.preflight.probe")]
+
+DRIVER = """
+import sys, time
+from crosstrain.launch.launchers.carrier import start_elsewhere
+
+process, stream, said = start_elsewhere("here", sys.argv[1:])
+assert stream._skip_preface()
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def begun(command):
+    """A carrier whose agent or probe has begun."""
+    process, stream, _ = start_elsewhere("here", command)
+    assert stream._skip_preface()
+    return process, stream
+
+
+@pytest.mark.parametrize("command", [AGENT, PROBE], ids=["agent", "probe"])
+def test_one_that_has_become_the_agent_is_terminated(command):
+    process, stream = begun(command)
+    assert ignores_signal(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: process_state(process.pid) == "T", 5, "the stop")
+    process.terminate()
+    assert process.wait(5) == -signal.SIGKILL
+    stream.close()
+
+
+def test_one_that_stays_beside_it_is_asked_to_end(tmp_path):
+    """So that it can tell those it has started."""
+    told = tmp_path / "told"
+    process, stream = start_elsewhere("here", ["sh", "-c", f"trap 'touch {told}; exit 3' TERM; echo crosstrain-agent-begins; cat"])[:2]
+    assert stream._skip_preface()
+    assert not ignores_signal(process.pid, signal.SIGTERM)
+    process.terminate()
+    process.stdin.close()  # a shell answers a signal when its command has ended
+    assert process.wait(5) == 3
+    assert told.exists()
+    stream.close()
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+@pytest.mark.parametrize("command", [AGENT, PROBE], ids=["agent", "probe"])
+def test_nothing_outlives_a_driver_that_is_killed(command, stopped, tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", DRIVER, *command], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+        try:
+            agent = int(driver.stdout.readline())
+            if stopped:
+                os.kill(agent, signal.SIGSTOP)
+                wait_until(lambda: process_state(agent) == "T", 5, "the stop")
+        finally:
+            driver.kill()
+    wait_until(lambda: process_state(agent) in (None, "Z"), 8, "the end of what the driver had started")
+    assert [*tmp_path.iterdir()] == []  # an agent that ends by itself removes its folder
