@@ -154,10 +154,10 @@ def test_the_readme_shows_runs(repository):
     assert len([arguments for arguments in shown_commands(repository / "README.md") if arguments[0] == "run"]) >= 8
 
 
-def test_the_output_in_the_readme_is_what_is_printed_today(repository, tmp_path):
+def test_the_output_that_is_shown_is_what_is_printed_today(repository, tmp_path):
     """The same lines in the same order, and a value in each column."""
-    (shown,) = (body for body in blocks(repository / "README.md", "") if "state  " in body)
-    summaries = [{**RunReader(make(tmp_path)).summary(), "nodes_sharing_cores": 3} for make in (sync_run, async_run)]  # as the README's
+    (shown,) = (body for body in blocks(repository / "docs/comparing.md", "") if "state  " in body)
+    summaries = [{**RunReader(make(tmp_path)).summary(), "nodes_sharing_cores": 3} for make in (sync_run, async_run)]  # as on the page
     printed = to_text(side_by_side(summaries))
 
     def labels(text):
