@@ -45,7 +45,7 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
     Slurm has allocated (--launcher slurm, inside of salloc or sbatch). Exits 0 when a run could begin on them, 1 otherwise.
     """
     personal = given_personal(ctx)
-    counted = {name: given for name, given in personal.items() if not given.of_own_file or LAUNCHER_OF.get(name, launcher) == launcher}
+    counted = {name: given for name, given in personal.items() if _counts(name, given, launcher)}
     if launcher is not None or counted.keys() & LAUNCHER_OF.keys():
         ctx.exit(_check_hosts(launcher, counted, timeout, as_json=as_json))
     _tell_others(personal)
@@ -56,6 +56,12 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
         click.echo("\n".join(map(_line, checks)))
         click.echo(f"\n{_verdict(checks, can_train)}")
     ctx.exit(0 if can_train else 1)
+
+
+def _counts(name: str, given: GivenOption, launcher: str | None) -> bool:
+    """Whether an option says which hosts to look at: the user's own file does for its launcher alone, a variable unless another is named."""
+    belongs = LAUNCHER_OF.get(name, launcher)
+    return given.typed or belongs == launcher or (launcher in (None, "auto") and not given.of_own_file)
 
 
 def _tell_others(personal: Mapping[str, GivenOption]) -> None:

@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+PLACES_ITSELF = ("local", "slurm", "ray")
+"""Launchers that take no hosts: they know where their nodes are."""
+
 AUTO = Path("auto")
 """With --resume: the run that the job names, whether it begins or goes on."""
 
@@ -198,10 +201,21 @@ class _Typed:
     @cached_property
     def hosts(self) -> Sequence[Host]:
         """The hosts of the nodes. Those of the user's own file stand for every run, so they count where nothing else places this one's."""
-        named = next((self.personal[name] for name in ("hosts", "hostfile") if name in self.personal), None)
+        named = self.named_hosts
         if named is not None and named.of_own_file and (self._placed_otherwise("ssh") or in_ray_job(os.environ)):
             return ()
-        return given_hosts(self.personal)
+        return () if self.hosts_set_aside else given_hosts(self.personal)
+
+    @property
+    def named_hosts(self) -> GivenOption | None:
+        """The option that names hosts, whether they count or not."""
+        return next((self.personal[name] for name in ("hosts", "hostfile") if name in self.personal), None)
+
+    @property
+    def hosts_set_aside(self) -> bool:
+        """Whether a variable names hosts, and the launcher that was asked for has its nodes elsewhere: those hosts are for other runs."""
+        named = self.named_hosts
+        return named is not None and not named.typed and self._launcher in PLACES_ITSELF
 
     @cached_property
     def ray_address(self) -> str | None:
@@ -209,9 +223,14 @@ class _Typed:
         named = self.personal.get("ray_address")
         return None if named is None or (named.of_own_file and self._placed_otherwise("ray")) else named.value
 
+    @cached_property
+    def _launcher(self) -> str:
+        """The launcher that was asked for, ``auto`` where none was."""
+        return str(given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto"))
+
     def _placed_otherwise(self, launcher: str) -> bool:
         """Whether the nodes of this run are given by something else than `launcher`."""
-        if given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto") not in ("auto", launcher):
+        if self._launcher not in ("auto", launcher):
             return True
         started = self.rendezvous is not None or self.node_rank is not None or detect(os.environ, None, None, None) is not None
         return started or bool(allocated_hosts(os.environ))
@@ -223,7 +242,8 @@ class _Typed:
         decided = shape_of_hosts(self.hosts) if self.hosts else {}
         for key, value in decided.items():
             if typed.get(key, value) != value:
-                whose = next(self.personal[name] for name in ("hosts", "hostfile") if name in self.personal)
+                whose = self.named_hosts
+                assert whose is not None
                 remedy = "; --launcher local leaves the hosts alone" if whose.of_own_file else ""
                 raise UsageError(f"{key}: got {typed[key]}, but {whose.key} says {value}; leave it out or make them agree{remedy}")
         if self.automatic is not None and self.resume is not None:
@@ -323,6 +343,8 @@ def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
             refuse_step(os.environ, typed.ctx.obj or ("run",))
         if typed.secret_file is not None:
             _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
+        if typed.hosts_set_aside and (named := typed.named_hosts) is not None and not named.of_own_file:
+            _tell_unused(typed, named.option.name, f"--launcher {job.launcher} has its nodes elsewhere", "--launcher ssh")
         by_ray, python = _by_ray(typed, job), typed.personal.get("python")
         if python is not None and not python.of_own_file and not (typed.hosts or allocated_hosts(os.environ) or by_ray):
             _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
@@ -330,8 +352,9 @@ def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
             raise UsageError("--ray-address and --hosts: both say where the nodes are; give one of them")
         if typed.ray_address is not None and not by_ray:
             _tell_unused(typed, "ray_address", f"--launcher {job.launcher} asks no Ray cluster for nodes", "--launcher ray")
-    elif typed.hosts:
-        raise UsageError(f"--hosts: starts the nodes, but {place.contract} has started them already; leave one of the two out")
+    elif typed.hosts and (named := typed.named_hosts) is not None:
+        remedy = "leave one of the two out" if named.typed else f"unset {named.option.variable}"
+        raise UsageError(f"{named.key}: starts the nodes, but {place.contract} has started them already; {remedy}")
     elif typed.ray_address is not None:
         raise UsageError(f"--ray-address: asks for nodes, but {place.contract} has started them already; leave one of the two out")
     if typed.options.get("tensorboard") and not typed.quiet and (place is None or place.is_driver):

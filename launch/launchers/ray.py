@@ -59,7 +59,7 @@ def make(run: LaunchRequest) -> Launcher:
     if not _ADDRESS.fullmatch(address):
         raise UsageError(f"--ray-address: got {address!r}; allowed: auto, HOST:PORT of a cluster's head, or ray://HOST:PORT.")
     if run.hosts:
-        raise UsageError("launcher: 'ray' starts the nodes where Ray gives them; leave --hosts out")
+        raise UsageError("launcher: 'ray' starts the nodes where Ray gives them; leave --hosts and --hostfile out")
     refuse_virtual_nodes(run.job, "Ray")
     return RayLauncher(run.job, RayStarter(run.job, address, run.python, run.warn), run.python, run.warn)
 

@@ -35,7 +35,7 @@ def allocated_hosts(environment: Mapping[str, str]) -> Sequence[Host]:
 def make(run: LaunchRequest) -> Launcher:
     """Return the launcher of a run on the first nodes of Slurm's allocation. Raises UsageError outside of one, or where it is too small."""
     if run.hosts:
-        raise UsageError("launcher: 'slurm' starts the nodes where Slurm has allocated them; leave --hosts out")
+        raise UsageError("launcher: 'slurm' starts the nodes where Slurm has allocated them; leave --hosts and --hostfile out")
     if not run.allocated:
         raise UsageError(
             "launcher: 'slurm' starts the nodes of a Slurm job; type it inside of one (salloc --nodes 3, or a script for sbatch)"
