@@ -48,10 +48,14 @@ class ErrorLines:
         self._thread = threading.Thread(target=self._relay, args=(host, file, tell), name=f"said-by-{host}", daemon=True)
         self._thread.start()
 
+    def last(self) -> list[str]:
+        """Return the last lines. For when the process has ended."""
+        self._thread.join(READ_SECONDS)
+        return [*self._lines]
+
     def behind(self) -> str:
         """Return a colon and the last lines, to stand behind what happened; empty where there are none. For when the process has ended."""
-        self._thread.join(READ_SECONDS)
-        return "".join(f": {line}" for line in self._lines)
+        return "".join(f": {line}" for line in self.last())
 
     def _relay(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
         with file:

@@ -28,9 +28,10 @@ from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
 from ..node.dialled import Summons
 from ..preflight.findings import Finding
-from .base import Launcher, NodeChannel, StartedAgent, end_agents, ending_in_words
+from .base import Launcher, NodeChannel, StartedAgent, end_agents
 from .carrier import ErrorLines, popen_with_errors
 from .dial_back import Joiner, LateStream, prove
+from .endings import end_elsewhere
 from .host_checks import remote_python
 from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
@@ -321,4 +322,6 @@ class _Command:
 
     def explain(self, code: int) -> str:
         """Say how it has ended, with what it has said last."""
-        return (self._why or ending_in_words(code)) + "".join(f": {line}" for line in self._lines)
+        if self._why is None:
+            return end_elsewhere(self.command, code, [*self._lines])
+        return self._why + "".join(f": {line}" for line in self._lines)

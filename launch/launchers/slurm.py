@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...core.errors import UsageError
-from .base import Launcher, StartedAgent, ending_in_words
+from .base import Launcher, StartedAgent
 from .carrier import ErrorLines, start_elsewhere
+from .endings import end_elsewhere
 from .host_list import Host, parse_hosts
 from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
@@ -73,9 +74,9 @@ class SrunStarter:
         process, stream, said = start_elsewhere(
             host, [self.program, *OPTIONS, f"--nodelist={host}", "sh", "-c", f"exec {shlex.join(command)}"]
         )
-        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, said))
+        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, said, command))
 
 
-def _explain(said: ErrorLines, code: int) -> str:
+def _explain(said: ErrorLines, command: Sequence[str], code: int) -> str:
     """Say how srun ended, with what it and the node have said last."""
-    return f"{ending_in_words(code)} of srun{said.behind()}"
+    return end_elsewhere(command, code, said.last(), " of srun")

@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...core.errors import UsageError
-from .base import Launcher, StartedAgent, ending_in_words
+from .base import Launcher, StartedAgent
 from .carrier import ErrorLines, start_elsewhere
+from .endings import end_elsewhere
 from .host_list import Host
 from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
 
 __all__ = ["SshStarter", "make", "make_starter"]
 
-SSH_FAILED, NO_PROGRAM = 255, 127
-"""What ssh exits with where it failed itself, and the shell over there where there is no such program."""
+SSH_FAILED = 255
+"""What ssh exits with where it failed itself."""
+
+OPTIONS = ("BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "LogLevel=ERROR")
+"""For each connection. At the last's level ssh says why it fails, and leaves out the host's banner, which would push the reason away."""
 
 
 def make(run: LaunchRequest) -> Launcher:
@@ -52,16 +56,14 @@ class SshStarter:
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start an agent; see `AgentStarter`. ssh itself ends with this process, and the agent with ssh."""
         host = self.hosts[node].name
-        options = ["BatchMode=yes", f"ConnectTimeout={max(1, int(self.connect_seconds))}", "ClearAllForwardings=yes", "ControlMaster=no"]
+        options = [*OPTIONS, f"ConnectTimeout={max(1, int(self.connect_seconds))}"]
         words = [self.program, "-T", *(part for option in options for part in ("-o", option)), "--", host, f"exec {shlex.join(command)}"]
         process, stream, said = start_elsewhere(host, words)
-        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, host, said))
+        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, host, said, command))
 
 
-def _explain(host: str, said: ErrorLines, code: int) -> str:
+def _explain(host: str, said: ErrorLines, command: Sequence[str], code: int) -> str:
     """Say what the exit code of ssh means, with what it and the node have said last."""
     if code == SSH_FAILED:
         return f"is out of reach: ssh has failed, or the connection has ended{said.behind()} (try `ssh {shlex.quote(host)} true`)"
-    if code == NO_PROGRAM:
-        return f"could not be started: there is no such program{said.behind()} (--python names the interpreter on the nodes)"
-    return f"{ending_in_words(code)}{said.behind()}"
+    return end_elsewhere(command, code, said.last())

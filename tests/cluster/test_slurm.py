@@ -82,6 +82,8 @@ def test_the_nodes_of_an_allocation_are_looked_at_without_a_run(cluster):
     assert [found[f"node{node}", "network"]["found"].split()[0] for node in range(NODES)] == list(cluster.hosts.addresses)
     found = looked("--python", "/no/such/python", code=1)
     assert {(one["what"], one["state"]) for one in found.values()} == {("srun", "bad")}
+    assert "there is no /no/such/python" in found["node2", "srun"]["found"]
+    assert "--python PATH names the interpreter" in found["node2", "srun"]["found"]
     assert not on_nodes(cluster)
 
 
