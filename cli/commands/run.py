@@ -26,6 +26,7 @@ from ...core.untrusted.console import json_text, note
 from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
+from ...launch.environments.manual import BY_HAND
 from ...launch.environments.ray_job import in_ray_job
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.host_list import Host
@@ -161,6 +162,8 @@ def run(
     _tell_notes(typed, resolved, resumption)
     place = _place(typed, resolved.job.model_dump() if resume is None else typed.given_settings)
     _check_place(typed, resolved.job, place)
+    if place is not None and place.contract == BY_HAND and resolved.sources["nodes"].startswith("default"):
+        raise UsageError(f"{BY_HAND}: this node would train alone, as nothing says how many there are; give --nodes on each of them")
     if repeats is not None:
         if place is not None:
             raise UsageError("--repeats: starts new runs on nodes of its own; it does not go with nodes started elsewhere")
