@@ -12,6 +12,7 @@ import click
 
 from ...core.errors import UsageError
 from ...core.job import Job
+from ...core.plugins import available
 from ...core.settings.personal import GivenOption
 from ...core.untrusted.console import json_text, note
 from ...launch.environments.ray_job import in_ray_job
@@ -20,6 +21,9 @@ from ...launch.machine_checks import Check, check_machine
 from ..options import PLACES, NumberRange, given_hosts, given_personal, given_python, personal_options
 
 __all__ = ["doctor"]
+
+NOT_ELSEWHERE = ("local", "rendezvous")
+"""Launchers that start nothing on other hosts."""
 
 LAUNCHER_OF = {"hosts": "ssh", "hostfile": "ssh", "ray_address": "ray"}
 """The launcher that starts what an option names."""
@@ -59,7 +63,7 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
 
 
 def _counts(name: str, given: GivenOption, launcher: str | None) -> bool:
-    """Whether an option says which hosts to look at: the user's own file does for its launcher alone, a variable unless another is named."""
+    """Whether an option says which hosts to look at: your own file does for its launcher alone, a variable unless another is named."""
     belongs = LAUNCHER_OF.get(name, launcher)
     return given.typed or belongs == launcher or (launcher in (None, "auto") and not given.of_own_file)
 
@@ -77,12 +81,15 @@ def _tell_others(personal: Mapping[str, GivenOption]) -> None:
 def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout_seconds: float, *, as_json: bool) -> int:
     from ...launch.launchers.host_checks import LooksAtHosts
     from ...launch.launchers.registry import LaunchRequest, choose_launcher
+    from ...launch.launchers.remote import shape_of_hosts
     from ...launch.preflight.findings import table
 
+    _refuse_unknown(launcher)
     if "ray_address" in given and given.keys() & {"hosts", "hostfile"}:
         raise UsageError("--ray-address and --hosts: both say where the nodes are; give one of them")
     hosts, allocated = given_hosts(given), allocated_hosts(os.environ)
-    job = Job(launcher=launcher or "auto", nodes=len(hosts or allocated) or 1, start_timeout=timeout_seconds)
+    shape = {"nodes": str(len(allocated) or 1)} if not hosts else shape_of_hosts(hosts)
+    job = Job.model_validate({"launcher": launcher or "auto", "start_timeout": timeout_seconds, **shape})
     address = given["ray_address"].value if "ray_address" in given else None
     chosen = choose_launcher(LaunchRequest(job, note, hosts=hosts, allocated=allocated, python=given_python(given), ray_address=address))
     if not isinstance(chosen, LooksAtHosts):
@@ -99,6 +106,14 @@ def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout
         click.echo(table(found))
         click.echo(f"\n{f'{len(bad)} of {len(names)} hosts cannot take part in a run.' if bad else 'A run can begin on these hosts.'}")
     return 1 if bad else 0
+
+
+def _refuse_unknown(launcher: str | None) -> None:
+    """Raise UsageError for a launcher that there is not, or that starts nothing on other hosts."""
+    known = [name for name in available("launcher") if name not in NOT_ELSEWHERE]
+    if launcher is not None and launcher not in ("auto", *known):
+        remedy = "" if launcher not in NOT_ELSEWHERE else "; without --launcher and --hosts this machine is checked"
+        raise UsageError.of("--launcher", launcher, f"auto, {', '.join(known)}{remedy}", known)
 
 
 def _line(check: Check) -> str:

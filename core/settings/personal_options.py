@@ -58,8 +58,20 @@ class PersonalOption:
 PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
     option.name: option
     for option in (
-        PersonalOption("hosts", "HOST,HOST", "The nodes' hosts, reached by ssh, in this order; also node[01-03].", Topic.CLUSTER),
-        PersonalOption("hostfile", "PATH", "The same from a file: a host a line, as MPI has them.", Topic.CLUSTER, is_path=True),
+        PersonalOption(
+            "hosts",
+            "HOST,HOST",
+            "The nodes' hosts, reached by ssh, in this order; also node[01-03]. node0:2 for two processes there; ports belong into your "
+            "ssh configuration.",
+            Topic.CLUSTER,
+        ),
+        PersonalOption(
+            "hostfile",
+            "PATH",
+            "The same from a file: a host a line, as MPI has them; a host in several lines has as many processes.",
+            Topic.CLUSTER,
+            is_path=True,
+        ),
         PersonalOption("python", "PATH", "With hosts, Slurm or Ray: the interpreter there. [default: the path of this one]", Topic.CLUSTER),
         PersonalOption(
             "ray_address",

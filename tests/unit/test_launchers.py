@@ -59,7 +59,7 @@ def test_a_package_brings_a_launcher(monkeypatch):
         ({"launcher": "local"}, {"hosts": HOSTS}, "'local' starts all nodes on this machine, and --hosts has them elsewhere"),
         ({"launcher": "ssh"}, {}, "name them by --hosts node0,node1 or --hostfile"),
         ({"launcher": "rendezvous"}, {}, "give --rendezvous and --node-rank on each"),
-        ({"launcher": "shh"}, {}, "got 'shh'.*rendezvous, local, ssh.*ssh"),
+        ({"launcher": "shh"}, {}, "got 'shh'; allowed: auto, rendezvous, local, ssh.*ssh"),
         ({"bandwidth": "100mbit"}, {"hosts": HOSTS}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by ssh"),
     ],
 )
