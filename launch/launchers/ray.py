@@ -29,9 +29,8 @@ from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
 from ..node.dialled import Summons
 from ..preflight.findings import Finding
 from .base import Launcher, NodeChannel, StartedAgent, end_agents
-from .carrier import ErrorLines, popen_with_errors
+from .carrier import ErrorLines, end_elsewhere, popen_with_errors
 from .dial_back import Joiner, LateStream, prove
-from .endings import end_elsewhere
 from .host_checks import remote_python
 from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes

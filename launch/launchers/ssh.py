@@ -13,8 +13,7 @@ from functools import partial
 
 from ...core.errors import UsageError
 from .base import Launcher, StartedAgent
-from .carrier import ErrorLines, start_elsewhere
-from .endings import end_elsewhere
+from .carrier import ErrorLines, end_elsewhere, start_elsewhere
 from .host_list import Host
 from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crosstrain.launch.launchers.endings import end_elsewhere
+from crosstrain.launch.launchers.carrier import end_elsewhere
 from crosstrain.launch.launchers.host_checks import remote_python
 
 
