@@ -192,7 +192,8 @@ def find(kind: Kind, name: str) -> Plugin:
         return known[name]
     if kind == "model" and _is_module_path(name):
         return Plugin(name, f"{name}:build")
-    raise UsageError.of(kind if kind != "dataset" else "data", name, ", ".join(known), known)
+    allowed = ["auto", *known] if kind == "launcher" else [*known]
+    raise UsageError.of(kind if kind != "dataset" else "data", name, ", ".join(allowed), allowed)
 
 
 def _is_module_path(name: str) -> bool:

@@ -11,15 +11,21 @@ from pathlib import Path
 import pytest
 from bridged_hosts import BridgedHosts, bridged_hosts
 
-__all__ = ["SshHosts", "ssh_hosts"]
+__all__ = ["BANNER", "SshHosts", "ssh_hosts"]
 
 GREETING = "Welcome to a host that prints before it obeys"
 """On standard output, without a line end: what a shell's start-up file may do."""
 
+BANNER = "Who is let in here has asked for it"
+"""In each of the thirty lines of the daemon's banner, which ssh shows on standard error."""
+
 
 @dataclass(frozen=True)
 class SshHosts:
-    """`hosts` are called node0, node1 … in the configuration of the `ssh` that is first on the PATH of `environment`."""
+    """`hosts` are called node0, node1 … in the configuration of the `ssh` that is first on the PATH of `environment`.
+
+    stranger is node0 too, which does not let its user in.
+    """
 
     hosts: BridgedHosts
     folder: Path
@@ -91,12 +97,14 @@ def _write_files(found: SshHosts) -> None:
     (folder / "sshd_config").write_text(
         f"Port 22\nHostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "StrictModes no\nPermitRootLogin prohibit-password\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\n"
-        f"UseDNS no\nPidFile none\nSetEnv TRAINER_DATA_CACHE={folder}/cache\n"
+        f"UseDNS no\nPidFile none\nSetEnv TRAINER_DATA_CACHE={folder}/cache\nBanner {folder}/banner\n"
     )
+    (folder / "banner").write_text(f"{BANNER}\n" * 30)
     names = "".join(f"Host node{host}\n  HostName {address}\n" for host, address in enumerate(found.hosts.addresses))
     (folder / "ssh_config").write_text(
-        f"{names}Host *\n  User root\n  IdentityFile {folder}/user_key\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n"
-        "  GlobalKnownHostsFile /dev/null\n"
+        f"{names}Host stranger\n  HostName {found.hosts.addresses[0]}\n  IdentityFile {folder}/no_key\n"
+        f"Host node*\n  IdentityFile {folder}/user_key\n"
+        f"Host *\n  User root\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
     )
     (folder / "bin").mkdir()
     script = folder / "bin/ssh"

@@ -49,7 +49,9 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=200)
     given = parser.parse_args()
     rank = int(os.environ["RANK"])
-    (given.folder / f"pid-{rank}").write_text(str(os.getpid()))
+    partial = given.folder / f"partial-{rank}"
+    partial.write_text(str(os.getpid()))
+    partial.replace(given.folder / f"pid-{rank}")  # whole, or not there
     dist.init_process_group("gloo")
     images, labels, model = prepared()
     saved = given.folder / "checkpoint.pt"

@@ -28,7 +28,9 @@ STATE = "checkpoint.pt"
 def train(given: dict[str, Any]) -> None:
     """Train for ever on one of the workers, until the process is ended."""
     folder, rank = Path(given["folder"]), get_context().get_world_rank()
-    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    partial = folder / f"partial-{rank}"
+    partial.write_text(str(os.getpid()))
+    partial.replace(folder / f"pid-{rank}")  # whole, or not there
     images, labels, model = prepared()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     first = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import click
+
 from ...core.errors import UsageError
 from ...core.settings.personal import own_file
 from ...core.settings.sources import Resolved, resolve
@@ -33,8 +35,26 @@ DECIDED = frozenset(
 )
 """Options of ``trainer run`` that whoever starts the nodes decides; with the last it would train nothing."""
 
+ELSEWHERE = {
+    "--config": "CONFIG, its first argument, says that",
+    "--print-config": "`trainer run --config CONFIG --print-config` shows the settings",
+    "--hosts": "the nodes are where it starts them, so leave it out",
+    "--hostfile": "the nodes are where it starts them, so leave it out",
+    "--like": "write what the run is to have into CONFIG",
+    "--resume": "it goes on with the run of its --name by itself, so leave it out",
+}
+"""What to do in place of an option that neither of these commands has."""
+
 SECRET = ("--notify", "--on-failure")
 """Options whose values may hold a password."""
+
+
+def _instead(option: str) -> str:
+    """Return what to do in place of an option that is decided by the command that runs now."""
+    own = {name for parameter in click.get_current_context().command.params for name in parameter.opts}
+    if option == "--repeats" and "--array" in own:
+        return "--array 0-4 is a run for each of five seeds"
+    return "give it to that itself, before --" if option in own else ELSEWHERE.get(option, "leave it out")
 
 
 def checked(
@@ -47,7 +67,7 @@ def checked(
     for word in more:
         option = word.split("=", 1)[0]
         if option in DECIDED or option in decided:
-            raise UsageError(f"{option}: decided by {where}; give it to that itself, or leave it out")
+            raise UsageError(f"{option}: decided by {where}; {_instead(option)}")
         if option in SECRET:
             raise UsageError(
                 f"{option}: is not written into a script, which others may read; set its variable where the run starts, or write it into "

@@ -70,9 +70,14 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
 
 
 def _counts(given: GivenOption, launcher: str | None) -> bool:
-    """Return whether an option is about what is checked: in the user's own file what names nodes is for launchers that take it."""
+    """Return whether an option is about what is checked.
+
+    What is typed is. What a variable or the user's own file says of nodes is for launchers that take it; with none named, the variable's.
+    """
     name = given.option.name
-    return not given.of_own_file or name not in NAMING_NODES or (launcher is not None and takes_option(launcher, name))
+    if given.typed or name not in NAMING_NODES:
+        return True
+    return not given.of_own_file if launcher is None else takes_option(launcher, name)
 
 
 def _tell_others(personal: Mapping[str, GivenOption]) -> None:
@@ -88,13 +93,15 @@ def _tell_others(personal: Mapping[str, GivenOption]) -> None:
 
 def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout_seconds: float, *, as_json: bool) -> int:
     from ...launch.launchers.host_checks import LooksAtHosts
+    from ...launch.launchers.remote import shape_of_hosts
     from ...launch.preflight.findings import table
 
     hosts, batch = given_hosts(given), allocated(launcher or "auto", os.environ)[0]
     further = {name: given[name].value for name in FURTHER_PLACES if name in given}
     if further and hosts:
         raise UsageError(f"{flag_name(next(iter(further)))} and --hosts: both say where the nodes are; give one of them")
-    job = Job(launcher=launcher or "auto", nodes=len(hosts or batch) or 1, start_timeout=timeout_seconds)
+    shape = {"nodes": str(len(batch) or 1)} if not hosts else shape_of_hosts(hosts)
+    job = Job.model_validate({"launcher": launcher or "auto", "start_timeout": timeout_seconds, **shape})
     request = LaunchRequest(job, note, hosts=hosts, allocated=batch, python=given_python(given), options=further, environment=os.environ)
     chosen = choose_launcher(request)
     if not isinstance(chosen, LooksAtHosts):

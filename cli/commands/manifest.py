@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import click
 from ...core.errors import UsageError
 from ...core.job import Job, without_password
 from ...core.settings.job_fields import flag_name
+from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import Resolved
 from ...core.topics import Topic
 from ...core.untrusted.console import note
-from ...launch.batch.kubernetes_manifest import CONFIG_FILE, KINDS, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
+from ...launch.batch.kubernetes_manifest import CONFIG_FILE, KINDS, NOTIFY_KEY, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
 from ..grouped_help import GroupedCommand, topic_option
 from ..options import IntegerRange
 from .batched_run import CHECKPOINTS, checked
@@ -111,10 +113,11 @@ def manifest_kubernetes(
     resolved.refuse_idle_flags()
     _refuse_password(resolved)
     claim, restarts = asked["claim"], asked.pop("restarts")
+    _check_gpus(resolved, gpus)
     run = KubernetesRun(
         chosen,
         nodes,
-        command=tuple(_command(config, more, resolved, nodes, chosen, claim)),
+        command=tuple(_command(config, more, resolved, nodes, chosen, claim, gpus)),
         config=_own_config(config),
         resources=Resources(cpus, memory, gpus),
         restarts=restarts if restarts is not None else RESTARTS if claim is not None else 0,
@@ -122,6 +125,9 @@ def manifest_kubernetes(
         **asked,
     )
     click.echo(manifest_text(run), nl=False)
+    if not sys.stdout.isatty():
+        note(f"the pods wait for their Secret; once, before the manifest is applied: {run.secret_command}")
+    _tell_notices(run)
     for field in Job.model_fields:
         if (variable := f"TRAINER_{field.upper()}") in os.environ:
             note(f"{variable} is set here, and is not in the pods; give {flag_name(field)} where the run is to have it")
@@ -131,12 +137,47 @@ def manifest_kubernetes(
         note("without --cpus a pod takes all cores of its machine for its own, also those that other pods compute on")
 
 
-def _command(config: str, more: tuple[str, ...], resolved: Resolved, nodes: int, name: str, claim: str | None) -> list[str]:
+def _check_gpus(resolved: Resolved, gpus: int) -> None:
+    """Raise UsageError where a pod has fewer GPUs than processes that are to have one each; tell of those that none would use."""
+    job, processes = resolved.job, max(resolved.job.workers_by_node)
+    if job.device == "gpu" and gpus == 0:
+        raise UsageError(f"--device: got 'gpu', but the pods are given none; give --gpus {processes}")
+    if gpus == 0:
+        return
+    if job.device == "cpu":
+        note(f"--gpus {gpus}: the run computes on CPUs (--device cpu), so each pod has GPUs that nothing uses")
+    elif processes > gpus:
+        raise UsageError(
+            f"--procs-per-node: got {processes}, but a pod has {gpus} GPU{'s' if gpus > 1 else ''} (--gpus), and each process takes one; "
+            f"give --gpus {processes}, or fewer processes"
+        )
+    elif processes < gpus:
+        counted = f"{processes} process{'es' if processes > 1 else ''}"
+        note(f"--gpus {gpus}: a pod has {counted}, one GPU each; --procs-per-node {gpus} uses them all")
+
+
+def _tell_notices(run: KubernetesRun) -> None:
+    """Say what becomes of those whom the user is told by."""
+    found = resolve_personal(("notify", "on_failure"), {}, os.environ)
+    if "notify" in found:
+        note(
+            f"{found['notify'].key} is set here, and is not in the pods, which take it from the key {NOTIFY_KEY} of the Secret "
+            f"{run.secret or run.name} where that has one (docs/clusters.md, Told at night)"
+        )
+    if "on_failure" in found:
+        note(
+            f"{found['on_failure'].key} is set here, and no pod runs it; {NOTIFY_KEY} in the Secret {run.secret or run.name} has them post"
+        )
+
+
+def _command(config: str, more: tuple[str, ...], resolved: Resolved, nodes: int, name: str, claim: str | None, gpus: int) -> list[str]:
     """Return what a pod is to run."""
     file = CONFIG_FILE if Path(config).exists() else config
     command = ["trainer", "run", "--config", file, *more, "--nodes", str(nodes), "--name", name, "--out", RUNS_FOLDER]
     if resolved.sources["start_timeout"].startswith("default"):
         command += ["--start-timeout", START_TIMEOUT]
+    if gpus > 0 and resolved.sources["device"].startswith("default"):
+        command += ["--device", "gpu"]  # where a pod does not find them the run fails, rather than compute on CPUs
     if claim is not None:
         command += [] if resolved.job.checkpoint_every is not None else ["--checkpoint-every", CHECKPOINTS]
         command += ["--resume", "auto"]

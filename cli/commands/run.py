@@ -27,6 +27,7 @@ from ...core.untrusted.console import json_text, note
 from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
+from ...launch.environments.manual import BY_HAND
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.host_list import Host
 from ...launch.launchers.registry import (
@@ -169,6 +170,8 @@ def run(
     _tell_notes(typed, resolved, resumption)
     place = _place(typed, resolved.job.model_dump() if resume is None else typed.given_settings)
     _check_place(typed, resolved.job, place)
+    if place is not None and place.contract == BY_HAND and resolved.sources["nodes"].startswith("default"):
+        raise UsageError(f"{BY_HAND}: this node would train alone, as nothing says how many there are; give --nodes on each of them")
     if repeats is not None:
         if place is not None:
             raise UsageError("--repeats: starts new runs on nodes of its own; it does not go with nodes started elsewhere")
@@ -208,27 +211,44 @@ class _Typed:
     @cached_property
     def hosts(self) -> Sequence[Host]:
         """The hosts of the nodes. Those of the user's own file stand for every run, so they count where nothing else places this one's."""
-        named = next((self.personal[name] for name in ("hosts", "hostfile") if name in self.personal), None)
+        named = self.named_hosts
         return () if named is None or not self._counts(named) else given_hosts(self.personal)
+
+    @property
+    def named_hosts(self) -> GivenOption | None:
+        """The option that names hosts, whether they count or not."""
+        return next((self.personal[name] for name in ("hosts", "hostfile") if name in self.personal), None)
+
+    @property
+    def hosts_set_aside(self) -> bool:
+        """Whether hosts are named where they do not count, as the nodes of this run are elsewhere."""
+        named = self.named_hosts
+        return named is not None and not self._counts(named)
 
     @cached_property
     def further_places(self) -> Mapping[str, str]:
         """What else says where the nodes are, such as ``ray_address``, by name; those of the user's own file count as its hosts do."""
         given = [self.personal[name] for name in FURTHER_PLACES if name in self.personal]
-        return {one.option.name: one.value for one in given if self._counts(one)}
+        return {one.option.name: one.value for one in given if not one.of_own_file or self._counts(one)}
+
+    @cached_property
+    def _launcher(self) -> str:
+        """The launcher that was asked for, ``auto`` where none was."""
+        return str(given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto"))
 
     def _counts(self, given: GivenOption) -> bool:
-        """Whether an option that says where nodes are does so for this run: it is no file's, or for a launcher that was named and takes it.
+        """Whether an option that says where nodes are does so for this run: it is typed, or for a launcher that was named and takes it.
 
-        Where none was named, what stands in the user's own file counts if nothing else has placed this run.
+        Where none was named, a variable counts, and what stands in the user's own file if nothing else has placed this run.
         """
+        if given.typed:
+            return True
+        if self._launcher not in FOLLOW_OTHERS:
+            return takes_option(self._launcher, given.option.name)
         if not given.of_own_file:
             return True
-        launcher = given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto")
-        if launcher not in FOLLOW_OTHERS:
-            return takes_option(launcher, given.option.name)
         started = self.rendezvous is not None or self.node_rank is not None or detect(os.environ, None, None, None) is not None
-        return takes_option(launcher, given.option.name) and not started and not placed_without(given.option.name, os.environ)
+        return takes_option(self._launcher, given.option.name) and not started and not placed_without(given.option.name, os.environ)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -237,7 +257,8 @@ class _Typed:
         decided = shape_of_hosts(self.hosts) if self.hosts else {}
         for key, value in decided.items():
             if typed.get(key, value) != value:
-                whose = next(self.personal[name] for name in ("hosts", "hostfile") if name in self.personal)
+                whose = self.named_hosts
+                assert whose is not None
                 remedy = "; --launcher local leaves the hosts alone" if whose.of_own_file else ""
                 raise UsageError(f"{key}: got {typed[key]}, but {whose.key} says {value}; leave it out or make them agree{remedy}")
         if self.automatic is not None and self.resume is not None:
@@ -346,6 +367,8 @@ def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
             refuse_step(os.environ, typed.ctx.obj or ("run",))
         if typed.secret_file is not None:
             _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
+        if typed.hosts_set_aside and (named := typed.named_hosts) is not None and not named.of_own_file:
+            _tell_unused(typed, named.option.name, f"--launcher {job.launcher} has its nodes elsewhere", "--launcher ssh")
         python, others = typed.personal.get("python"), typed.hosts or allocated(job.launcher, os.environ)[0] or "python" in launcher.takes
         if python is not None and not python.of_own_file and not others:
             _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
@@ -354,8 +377,9 @@ def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
                 raise UsageError(f"{flag_name(name)} and --hosts: both say where the nodes are; give one of them")
             if name not in launcher.takes:
                 _tell_unused(typed, name, f"--launcher {job.launcher} does not take it", f"--launcher {who_takes(name)}")
-    elif typed.hosts:
-        raise UsageError(f"--hosts: starts the nodes, but {place.contract} has started them already; leave one of the two out")
+    elif typed.hosts and (named := typed.named_hosts) is not None:
+        remedy = "leave one of the two out" if named.typed else f"unset {named.option.variable}"
+        raise UsageError(f"{named.key}: starts the nodes, but {place.contract} has started them already; {remedy}")
     elif typed.further_places:
         flag = flag_name(next(iter(typed.further_places)))
         raise UsageError(f"{flag}: asks for nodes, but {place.contract} has started them already; leave one of the two out")

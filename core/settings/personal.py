@@ -40,6 +40,11 @@ class GivenOption:
         return {"flag": self.option.flag}.get(self.source, f"{self.option.name} (from {self.source})")
 
     @property
+    def typed(self) -> bool:
+        """Whether it stands on the command line, and so for this run alone."""
+        return self.source == "flag"
+
+    @property
     def of_own_file(self) -> bool:
         """Whether it stands in the user's own file, and so for every run."""
         return self.source.startswith(OWN_FILE)

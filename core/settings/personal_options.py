@@ -61,10 +61,17 @@ PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
         PersonalOption(
             "hosts",
             "HOST,HOST",
-            "The nodes' hosts, reached by ssh unless --launcher says else, in this order; also node[01-03].",
+            "The nodes' hosts, reached by ssh unless --launcher says else, in this order; also node[01-03]. node0:2 for two processes "
+            "there; ports belong into your ssh configuration.",
             Topic.CLUSTER,
         ),
-        PersonalOption("hostfile", "PATH", "The same from a file: a host a line, as MPI has them.", Topic.CLUSTER, is_path=True),
+        PersonalOption(
+            "hostfile",
+            "PATH",
+            "The same from a file: a host a line, as MPI has them; a host in several lines has as many processes.",
+            Topic.CLUSTER,
+            is_path=True,
+        ),
         PersonalOption(
             "python",
             "PATH",

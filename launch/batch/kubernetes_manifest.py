@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ...core.errors import UsageError
 from .yaml_text import yaml_document
 
-__all__ = ["CONFIG_FILE", "KINDS", "RUNS_FOLDER", "KubernetesRun", "Resources", "documents", "manifest_text"]
+__all__ = ["CONFIG_FILE", "KINDS", "NOTIFY_KEY", "RUNS_FOLDER", "KubernetesRun", "Resources", "documents", "manifest_text"]
 
 KINDS = ("job", "trainjob", "jobset")
 """What the pods are started by: Kubernetes itself, Kubeflow Trainer 2, JobSet."""
@@ -22,6 +22,9 @@ CONFIG_FILE = "/etc/trainer/config.toml"
 """Where a configuration of the user's own is in the pods."""
 
 SECRET_KEY = "TRAINER_SECRET"
+NOTIFY_KEY = "TRAINER_NOTIFY"
+"""In the same Secret, as who knows the address can post there; it need not be there."""
+
 CONTAINER = "node"
 REPLICATED_JOB = "node"
 RUN_LABEL = "app.kubernetes.io/instance"
@@ -43,7 +46,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}")
 _HEAD = """\
 # The run {name} on {nodes} nodes, by `trainer manifest kubernetes`. Before it is applied, once:
 #
-#   openssl rand -hex 16 | kubectl create secret generic {secret}{namespace} --from-file={key}=/dev/stdin
+#   {command}
 #
 """
 
@@ -120,6 +123,13 @@ class KubernetesRun:
         return f"{self.name}-0.{self.name}" if self.kind == "job" else f"{self.name}-{REPLICATED_JOB}-0-0.{self.name}"
 
     @property
+    def secret_command(self) -> str:
+        """The command that makes the Secret, which the manifest does not have."""
+        namespace = "" if self.namespace is None else f" --namespace {self.namespace}"
+        create = f"kubectl create secret generic {self.secret or self.name}{namespace}"
+        return f"openssl rand -hex 16 | {create} --from-file={SECRET_KEY}=/dev/stdin"
+
+    @property
     def labels(self) -> dict[str, str]:
         """What tells the pods of this run from others."""
         return {"app.kubernetes.io/name": "trainer", RUN_LABEL: self.name}
@@ -127,8 +137,7 @@ class KubernetesRun:
 
 def manifest_text(run: KubernetesRun) -> str:
     """Return the manifest as YAML, to be given to ``kubectl apply``, with the command that makes the secret on top."""
-    namespace = "" if run.namespace is None else f" --namespace {run.namespace}"
-    head = _HEAD.format(name=run.name, nodes=run.nodes, secret=run.secret or run.name, namespace=namespace, key=SECRET_KEY)
+    head = _HEAD.format(name=run.name, nodes=run.nodes, command=run.secret_command)
     return head + "---\n".join(map(yaml_document, documents(run)))
 
 
@@ -196,13 +205,15 @@ def _job(run: KubernetesRun) -> dict[str, Any]:
 
 def _pod(run: KubernetesRun) -> dict[str, Any]:
     volumes, mounts = _volumes(run)
+    secret = {"name": run.secret or run.name}
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": run.image,
         "command": [word.replace("$", "$$") for word in run.command],  # $(NAME) stands for a variable there, $$ for one $
         "env": [
             {"name": "TRAINER_RENDEZVOUS", "value": f"{run.first_host}:{run.port}"},
-            {"name": SECRET_KEY, "valueFrom": {"secretKeyRef": {"name": run.secret or run.name, "key": SECRET_KEY}}},
+            {"name": SECRET_KEY, "valueFrom": {"secretKeyRef": {**secret, "key": SECRET_KEY}}},
+            {"name": NOTIFY_KEY, "valueFrom": {"secretKeyRef": {**secret, "key": NOTIFY_KEY, "optional": True}}},
         ],
         "ports": [{"name": "rendezvous", "containerPort": run.port, "protocol": "TCP"}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

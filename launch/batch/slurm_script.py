@@ -19,10 +19,26 @@ _NAME = re.compile(r"[\w.+-]{1,100}", re.ASCII)
 _WORD = re.compile(r"[\w.:/=,+@%-]{1,200}", re.ASCII)
 """Of what stands in a line for sbatch: no space, and nothing that a shell reads."""
 
+_OWN = {
+    "job-name": "--name",
+    "nodes": "--nodes; nodes=N with a larger number has spare ones besides",
+    "ntasks": "one task a node, which starts the node's processes (--procs-per-node)",
+    "ntasks-per-node": "one task a node, which starts the node's processes (--procs-per-node)",
+    "time": "--time",
+    "signal": "--warning",
+    "requeue": "its job goes back into the queue until the run has ended",
+    "no-requeue": "its job goes back into the queue until the run has ended",
+    "open-mode": "each job of the run goes on in the same log",
+    "output": "--out is the folder of the log, --name its name",
+    "partition": "--partition",
+    "array": "--array",
+}
+"""Options of sbatch's that the script has, and what decides about each."""
+
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What Slurm is asked for. `options` are further ones of sbatch, such as ``gres=gpu:2``, as they stand behind its two dashes.
+    """What Slurm is asked for. `options` are further ones of sbatch by their long names, such as ``gres=gpu:2``; dashes may be there.
 
     `name` is the run's, and the job's; in an array each task's run has the task's number behind it, and that number for a seed. The signal
     comes `warning_seconds` before `time` is over; a checkpoint has to be written by then. `outlives_nodes`: the run can go on with fewer
@@ -52,6 +68,23 @@ class SlurmJob:
         for option, text in (("--partition", self.partition), *(("--sbatch", text) for text in self.options)):
             if text is not None and not _WORD.fullmatch(text):
                 raise UsageError.of(option, text, "letters, digits and .:/=,+@%- without a space")
+        for text in self.options:
+            self._refuse_own(text)
+
+    def _refuse_own(self, text: str) -> None:
+        """Raise UsageError for an option of sbatch's that the script has already, in full or cut short, and for one that is none."""
+        if re.match(r"-[^-]|-*(=|$)", text):
+            raise UsageError.of("--sbatch", text, "an option of sbatch by its long name, such as gres=gpu:2")
+        name, _, value = _long_option(text).partition("=")
+        own = name if name in _OWN else next((one for one in _OWN if one.startswith(name)), None)
+        if own is None or (own == "nodes" and (at_least := re.match(r"\d+", value)) is not None and int(at_least[0]) >= self.nodes):
+            return
+        raise UsageError(f"--sbatch: got {text!r}, but the script says that itself: {_OWN[own]}")
+
+
+def _long_option(text: str) -> str:
+    """Return an option of sbatch's as it stands behind two dashes."""
+    return text.lstrip("-")
 
 
 def _seconds(time: str) -> int:
@@ -76,7 +109,7 @@ def script_text(job: SlurmJob, command: Sequence[str], log: str) -> str:
     own += ["--no-kill"] if job.outlives_nodes else []
     own += [f"--partition={job.partition}"] if job.partition is not None else []
     own += [f"--array={job.array}"] if job.array is not None else []
-    own += [f"--{option}" for option in job.options]
+    own += [f"--{_long_option(option)}" for option in job.options]
     name = shlex.quote(job.name)
     if job.array is not None:
         name = f'{name}-"$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID"'

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from ...core.errors import UsageError
 from .base import Membership, Options, endpoint
 
-__all__ = ["manual"]
+__all__ = ["BY_HAND", "manual"]
+
+BY_HAND = "--rendezvous"
+"""The name of this contract."""
 
 
 def manual(environment: Mapping[str, str], options: Options) -> Membership | None:
@@ -18,9 +21,16 @@ def manual(environment: Mapping[str, str], options: Options) -> Membership | Non
     if rendezvous is None or node_rank is None:
         raise UsageError("--node-rank and --rendezvous belong together: give both on every node, the same HOST:PORT everywhere")
     if node_rank < 0 or (nodes is not None and node_rank >= nodes):
-        raise UsageError.of("--node-rank", node_rank, "0 and more" if nodes is None else f"0 to {nodes - 1} (--nodes {nodes})")
+        raise UsageError.of("--node-rank", node_rank, _ranks(nodes))
     shape = {} if nodes is None else {"nodes": nodes}
-    return Membership("--rendezvous", node_rank, 0, host_and_port("--rendezvous", rendezvous), shape)
+    return Membership(BY_HAND, node_rank, 0, host_and_port("--rendezvous", rendezvous), shape)
+
+
+def _ranks(nodes: int | None) -> str:
+    """Return in words which ranks a run of so many nodes has."""
+    if nodes is None:
+        return "0 and more"
+    return "0, as the run has one node; give --nodes on each of them" if nodes == 1 else f"0 to {nodes - 1} (--nodes {nodes})"
 
 
 def host_and_port(key: str, text: str) -> tuple[str, tuple[int, ...]]:

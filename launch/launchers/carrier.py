@@ -1,20 +1,24 @@
-"""What carries an agent's channel from another machine: a child of this process, such as ssh or srun, and what that says as errors."""
+"""What carries an agent's channel from another machine: a child of this process, such as ssh or srun; what that says, and how it ends."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import IO, Any
 
 from ...core.process import command_ending_with_parent, ignores_signal
 from ...core.untrusted.console import note, one_line
 from ...engine.protocol.messages import Stream
 from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
+from .base import ending_in_words
 
-__all__ = ["Carrier", "ErrorLines", "popen_with_errors", "start_elsewhere"]
+__all__ = ["Carrier", "ErrorLines", "end_elsewhere", "popen_with_errors", "start_elsewhere"]
 
 LONGEST_LINE_BYTES = 4096
 LAST_LINES = 4
@@ -22,6 +26,11 @@ LAST_LINES = 4
 
 READ_SECONDS = 0.5
 """How long is waited for the last lines of a process that has ended."""
+
+NO_PROGRAM = 127
+"""What a shell, env and Ray's actor exit with where there is no such program."""
+
+_MISSING = re.compile(r"No module named '(\w+)")
 
 
 class Carrier(subprocess.Popen[bytes]):
@@ -63,10 +72,14 @@ class ErrorLines:
         self._thread = threading.Thread(target=self._relay, args=(host, file, tell), name=f"said-by-{host}", daemon=True)
         self._thread.start()
 
+    def last(self) -> list[str]:
+        """Return the last lines. For when the process has ended."""
+        self._thread.join(READ_SECONDS)
+        return [*self._lines]
+
     def behind(self) -> str:
         """Return a colon and the last lines, to stand behind what happened; empty where there are none. For when the process has ended."""
-        self._thread.join(READ_SECONDS)
-        return "".join(f": {line}" for line in self._lines)
+        return "".join(f": {line}" for line in self.last())
 
     def _relay(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
         with file:
@@ -76,3 +89,22 @@ class ErrorLines:
                     self._lines.append(text)
                     if tell():
                         note(f"{host}: {text}")
+
+
+def end_elsewhere(command: Sequence[str], code: int, said: Sequence[str], by: str = "") -> str:
+    """Say how a command that `remote_python` has made ended, with which last lines; and what to do where the host lacks something.
+
+    `by` names what has carried the exit code, with a space before it.
+    """
+    interpreter = shlex.quote(command[2] if command[0] == "env" else command[0])
+    lines = "".join(f": {line}" for line in said)
+    if code == NO_PROGRAM:
+        return f"could not be started: there is no {interpreter}{lines}; --python PATH names the interpreter on the nodes"
+    missing = [match[1] for line in said if (match := _MISSING.search(line)) is not None]
+    if not missing:
+        return f"{ending_in_words(code)}{by}{lines}"
+    install = f"{interpreter} -m pip install crosstrain=={version('crosstrain')}"
+    return (
+        f"{ending_in_words(code)}{by}, as {missing[-1]} is not installed for {interpreter}{lines}; type `{install}` there, or name another "
+        "interpreter by --python PATH"
+    )

@@ -53,6 +53,8 @@ class HostChecks:
     starter: AgentStarter
     hosts: int
     python: Path | None = None
+    workers: Sequence[int] = ()
+    """How many processes each host is to have, where there is no job that says so."""
     _started: list[StartedAgent] = field(default_factory=list)
     _interrupted: threading.Event = field(default_factory=threading.Event)
 
@@ -75,9 +77,11 @@ class HostChecks:
         ]
         reports = interview(probes, backend, job, timeout_seconds, self._interrupted.is_set)
         if job is None:
-            return findings(reports, _here(job), started_by=self.starter.name)
+            return findings(reports, _here(job), started_by=self.starter.name, workers=self.workers)
         gpus = AskedGpus(asked_device(job), job.workers_by_node)
-        return findings(reports, _here(job), find("backend", job.backend).requires, gpus, started_by=self.starter.name)
+        return findings(
+            reports, _here(job), find("backend", job.backend).requires, gpus, started_by=self.starter.name, workers=job.workers_by_node
+        )
 
     def interrupt(self) -> None:
         """Have `findings` raise InterruptedRunError soon; safe in a signal handler."""
@@ -117,10 +121,13 @@ def _here(job: Job | None) -> Here:
         return Here(packages)
     from ...data.store.resolve import resolve
     from ...data.store.stored_dataset import open_dataset
-    from ..preflight.model_source import source_digest
+    from ..preflight.model_source import model_source, package_path
 
     folder = resolve(job.data, job.data_dir).data_dir
-    return Here(packages, open_dataset(job.data, job.data_dir).digest, source_digest(job.model), folder)
+    data, source = open_dataset(job.data, job.data_dir).digest, model_source(job.model)
+    if source is None:
+        return Here(packages, data, data_folder=folder)
+    return Here(packages, data, source.digest, folder, package_path(source.package))
 
 
 def _explanation(one: StartedAgent) -> Callable[[], str]:

@@ -1,7 +1,8 @@
 """Which hosts are the nodes of a run? Reads ``--hosts`` and ``--hostfile``, in the forms of Slurm and of MPI as well.
 
 A list has hosts between commas, of which each may end with ``:COUNT``, its number of processes (``mpirun --host``), and may have ranges in
-brackets (``node[01-03,7]``, as Slurm writes lists). A file has such a list on each line, after which ``slots=COUNT`` may stand (Open MPI).
+brackets (``node[01-03,7]``, as Slurm writes lists). A file has such a list on each line, after which ``slots=COUNT`` may stand (Open MPI);
+a host that it names several times has as many processes (``PBS_NODEFILE``, ``SLURM_HOSTFILE``).
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ __all__ = ["Host", "parse_hosts", "read_hostfile"]
 MOST_BYTES = 1 << 20
 """Of a hostfile: a line of 256 bytes for each of the most nodes that a run can have."""
 
+MOST_ENTRIES = 1 << 17
+"""Of a hostfile, in which a host may stand once for each of its cores: more than a file of so many bytes has of names of eight letters."""
+
 MOST_CHARACTERS = 512
 """Of a host, maybe with a user before it; names that are known to DNS have half of it."""
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 """A host's name or address, maybe with a user. It cannot begin with a dash, which a program would take for an option."""
 
+_BRACKETED_ADDRESS = re.compile(r"(?:[^\[\]@]*@)?\[[0-9A-Fa-f.]*:")
 _COUNT = re.compile(r"[1-9][0-9]{0,3}")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -44,7 +49,10 @@ def parse_hosts(text: str, where: str = "--hosts") -> list[Host]:
 
 
 def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
-    """Return the hosts of a file, in its order; what follows ``#`` is a comment. Raises UsageError as `parse_hosts` does."""
+    """Return the hosts of a file, in its order; what follows ``#`` is a comment. Raises UsageError as `parse_hosts` does.
+
+    A host that stands there several times has the sum of its processes, one for each time where no number is said.
+    """
     where = f"--hostfile {os.fspath(path)!r}"
     try:
         with open(path, "rb") as file:
@@ -57,7 +65,8 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     if len(data) > MOST_BYTES:
         raise UsageError(f"{where}: is larger than {MOST_BYTES >> 20} MiB; a run has at most {MOST_NODES:,} nodes.")
     lines = enumerate(text.split("\n"), 1)
-    return _checked((host for number, line in lines for host in _hosts_of_line(line.partition("#")[0], f"{where}, line {number}")), where)
+    hosts = (host for number, line in lines for host in _hosts_of_line(line.partition("#")[0], f"{where}, line {number}"))
+    return _checked(hosts, where, repeats=True)
 
 
 def _hosts_of_list(text: str, where: str) -> Iterator[Host]:
@@ -94,6 +103,11 @@ def _items(text: str, where: str) -> Iterator[str]:
 
 
 def _hosts_of(item: str, where: str) -> Iterator[Host]:
+    if _BRACKETED_ADDRESS.match(item):
+        raise UsageError(
+            f"{where}: got {item[:120]!r}; IPv6 addresses are written without brackets, such as fe80::1, and --procs-per-node or a "
+            "hostfile's line (fe80::1 slots=2) says how many processes they have."
+        )
     name, colon, count = item.rpartition(":")
     processes = None
     if colon and ":" not in name:  # an IPv6 address has several
@@ -134,10 +148,18 @@ def _numbers(text: str, item: str, where: str) -> list[str]:
     return found
 
 
-def _checked(hosts: Iterable[Host], where: str) -> list[Host]:
-    """Return the hosts. Raises UsageError where there is none, one twice, or too many, of which no more are made than that takes."""
+def _checked(hosts: Iterable[Host], where: str, *, repeats: bool = False) -> list[Host]:
+    """Return the hosts, with `repeats` one that is there several times with all of its processes.
+
+    Raises UsageError where there is none, one twice else, or too many, of which no more are made than that takes.
+    """
     found: dict[str, Host] = {}
-    for host in hosts:
+    for number, host in enumerate(hosts):
+        if number == MOST_ENTRIES:
+            raise UsageError(f"{where}: names hosts more than {MOST_ENTRIES:,} times; write {host.name} slots=COUNT for several processes.")
+        if host.name in found and repeats:
+            found[host.name] = Host(host.name, (found[host.name].processes or 1) + (host.processes or 1))
+            continue
         if host.name in found:
             raise UsageError(f"{where}: names {host.name!r} twice; several processes on one host are {host.name}:2, or --procs-per-node 2.")
         if len(found) == MOST_NODES:

@@ -29,8 +29,8 @@ from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
 from ..environments.ray_job import in_ray_job
 from ..node.dialled import Summons
 from ..preflight.findings import Finding
-from .base import Launcher, NodeChannel, StartedAgent, end_agents, ending_in_words
-from .carrier import ErrorLines, popen_with_errors
+from .base import Launcher, NodeChannel, StartedAgent, end_agents
+from .carrier import ErrorLines, end_elsewhere, popen_with_errors
 from .dial_back import Joiner, LateStream, prove
 from .host_checks import remote_python
 from .remote import RemoteLauncher, refuse_virtual_nodes
@@ -60,7 +60,7 @@ def make(run: LaunchRequest) -> Launcher:
     if not _ADDRESS.fullmatch(address):
         raise UsageError(f"--ray-address: got {address!r}; allowed: auto, HOST:PORT of a cluster's head, or ray://HOST:PORT.")
     if run.hosts:
-        raise UsageError("launcher: 'ray' starts the nodes where Ray gives them; leave --hosts out")
+        raise UsageError("launcher: 'ray' starts the nodes where Ray gives them; leave --hosts and --hostfile out")
     refuse_virtual_nodes(run.job, "Ray")
     return RayLauncher(run.job, RayStarter(run.job, address, run.python, run.warn), run.python, run.warn)
 
@@ -331,4 +331,6 @@ class _Command:
 
     def explain(self, code: int) -> str:
         """Say how it has ended, with what it has said last."""
-        return (self._why or ending_in_words(code)) + "".join(f": {line}" for line in self._lines)
+        if self._why is None:
+            return end_elsewhere(self.command, code, [*self._lines])
+        return self._why + "".join(f": {line}" for line in self._lines)

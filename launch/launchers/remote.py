@@ -100,10 +100,10 @@ class RemoteLauncher(LauncherDefaults):
 
     def look(self, timeout_seconds: float) -> list[Finding]:
         """Return what there is to say of the hosts within so many seconds, for any run; see `LooksAtHosts`."""
-        return self._look_at(self.job.nodes, timeout_seconds)
+        return self._look_at(self.job.nodes, timeout_seconds, self.job.workers_by_node)
 
-    def _look_at(self, hosts: int, timeout_seconds: float) -> list[Finding]:
-        self._checks = HostChecks(self.starter, hosts, self.python)
+    def _look_at(self, hosts: int, timeout_seconds: float, workers: Sequence[int] = ()) -> list[Finding]:
+        self._checks = HostChecks(self.starter, hosts, self.python, workers)
         return self._checks.findings(timeout_seconds)
 
     def close(self) -> None:

@@ -183,7 +183,7 @@ class ExternalLauncher(LauncherDefaults):
         """Listen where the others look for the driver; a name of its own may lead elsewhere as yet, to where it was before."""
         host, ports = self.place.rendezvous
         while (listening := self._listen_on(self._names.address(host), ports)) is None:
-            self._names.again(host, "is not an address of this machine")
+            self._names.again(host, "is not an address of this machine, and node 0 has to have it")
         return listening
 
     def _listen_on(self, address: str, ports: Sequence[int]) -> socket.socket | None:
@@ -197,7 +197,8 @@ class ExternalLauncher(LauncherDefaults):
                     return None
                 problem = error
         tried = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else str(ports[0])
-        raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}")
+        elsewhere = "; node 0 has to have this address" if problem.errno == errno.EADDRNOTAVAIL else ""
+        raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}{elsewhere}")
 
     def _prove(self, exchange: Exchange) -> Joiner:
         """Return who joins, if it knows the secret. Raises OSError otherwise."""

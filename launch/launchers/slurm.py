@@ -9,8 +9,8 @@ from functools import partial
 
 from ...core.errors import UsageError
 from ..node.identity import ADDRESS_TOWARDS_VARIABLE, ADDRESS_VARIABLE
-from .base import Launcher, StartedAgent, ending_in_words
-from .carrier import ErrorLines, start_elsewhere
+from .base import Launcher, StartedAgent
+from .carrier import ErrorLines, end_elsewhere, start_elsewhere
 from .host_list import Host, parse_hosts
 from .remote import RemoteLauncher, refuse_virtual_nodes
 from .request import Allocation, LauncherPlugin, LaunchRequest
@@ -41,7 +41,7 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 def make(run: LaunchRequest) -> Launcher:
     """Return the launcher of a run on the first nodes of Slurm's allocation. Raises UsageError outside of one, or where it is too small."""
     if run.hosts:
-        raise UsageError("launcher: 'slurm' starts the nodes where Slurm has allocated them; leave --hosts out")
+        raise UsageError("launcher: 'slurm' starts the nodes where Slurm has allocated them; leave --hosts and --hostfile out")
     if not run.allocated:
         raise UsageError(
             "launcher: 'slurm' starts the nodes of a Slurm job; type it inside of one (salloc --nodes 3, or a script for sbatch)"
@@ -81,9 +81,9 @@ class SrunStarter:
         host = self.hosts[node].name
         words = [self.program, *OPTIONS, f"--nodelist={host}", "sh", "-c", WITH_ADDRESS, "sh", *command]
         process, stream, said = start_elsewhere(host, words)
-        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, said))
+        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, said, command))
 
 
-def _explain(said: ErrorLines, code: int) -> str:
+def _explain(said: ErrorLines, command: Sequence[str], code: int) -> str:
     """Say how srun ended, with what it and the node have said last."""
-    return f"{ending_in_words(code)} of srun{said.behind()}"
+    return end_elsewhere(command, code, said.last(), " of srun")

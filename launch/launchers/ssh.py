@@ -13,16 +13,19 @@ from functools import partial
 
 from ...core.errors import UsageError
 from ..node.identity import ADDRESS_VARIABLE
-from .base import Launcher, StartedAgent, ending_in_words
-from .carrier import ErrorLines, start_elsewhere
+from .base import Launcher, StartedAgent
+from .carrier import ErrorLines, end_elsewhere, start_elsewhere
 from .host_list import Host
 from .remote import RemoteLauncher, refuse_virtual_nodes
 from .request import LauncherPlugin, LaunchRequest
 
 __all__ = ["LAUNCHER", "SshStarter", "make", "make_starter"]
 
-SSH_FAILED, NO_PROGRAM = 255, 127
-"""What ssh exits with where it failed itself, and the shell over there where there is no such program."""
+SSH_FAILED = 255
+"""What ssh exits with where it failed itself."""
+
+OPTIONS = ("BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "LogLevel=ERROR")
+"""For each connection. At the last's level ssh says why it fails, and leaves out the host's banner, which would push the reason away."""
 
 WITH_ADDRESS = f'address=${{SSH_CONNECTION% *}}; export {ADDRESS_VARIABLE}="${{address##* }}"; exec "$@"'
 """What a POSIX shell does over there: sshd says the client's address and port, then those by which the client has reached this host."""
@@ -59,17 +62,15 @@ class SshStarter:
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start an agent; see `AgentStarter`. ssh itself ends with this process, and the agent with ssh."""
         host = self.hosts[node].name
-        options = ["BatchMode=yes", f"ConnectTimeout={max(1, int(self.connect_seconds))}", "ClearAllForwardings=yes", "ControlMaster=no"]
+        options = [*OPTIONS, f"ConnectTimeout={max(1, int(self.connect_seconds))}"]
         words = [self.program, "-T", *(part for option in options for part in ("-o", option)), "--", host]
         words.append(f"exec {shlex.join(['sh', '-c', WITH_ADDRESS, 'sh', *command])}")
         process, stream, said = start_elsewhere(host, words)
-        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, host, said))
+        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, host, said, command))
 
 
-def _explain(host: str, said: ErrorLines, code: int) -> str:
+def _explain(host: str, said: ErrorLines, command: Sequence[str], code: int) -> str:
     """Say what the exit code of ssh means, with what it and the node have said last."""
     if code == SSH_FAILED:
         return f"is out of reach: ssh has failed, or the connection has ended{said.behind()} (try `ssh {shlex.quote(host)} true`)"
-    if code == NO_PROGRAM:
-        return f"could not be started: there is no such program{said.behind()} (--python names the interpreter on the nodes)"
-    return f"{ending_in_words(code)}{said.behind()}"
+    return end_elsewhere(command, code, said.last())

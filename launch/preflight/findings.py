@@ -29,12 +29,13 @@ MORE_TIME = "give the hosts more time: --timeout of `trainer doctor`, --start-ti
 
 @dataclass(frozen=True)
 class Here:
-    """What the driver's machine has: releases by package, the digests of data and model, and the folder of the data's original files."""
+    """What the driver's machine has: releases by package, digests of data and model, and where the originals of both are."""
 
     packages: Mapping[str, str | None]
     data_digest: str | None = None
     model_digest: str | None = None
     data_folder: Path | None = None
+    model_path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +52,47 @@ class Finding:
 
 
 def findings(
-    reports: Sequence[HostReport], here: Here, module: str | None = None, gpus: AskedGpus | None = None, *, started_by: str
+    reports: Sequence[HostReport],
+    here: Here,
+    module: str | None = None,
+    gpus: AskedGpus | None = None,
+    *,
+    started_by: str,
+    workers: Sequence[int] = (),
 ) -> list[Finding]:
     """Return what was found, host by host.
 
     `module` is the top-level module of the framework that is to train; empty where that is none, None where it may be any. `gpus` is what a
-    run asks for of the hosts, in their order. `started_by` names what has started the probes.
+    run asks for of the hosts, in their order. `started_by` names what has started the probes. `workers` are how many processes each host is
+    to have, in their order, where that is known.
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
     of_gpus = iter(_gpus(reports, answering, gpus))
     names = {report.host for report in reports}
     found: list[Finding] = []
-    for report in reports:
+    for place, report in enumerate(reports):
         if report.problem is not None:
-            found.append(Finding(report.host, "bad", started_by, report.problem, unreached=True))
+            remedy = _after_silence(report.host, started_by) if report.silent else ""
+            found.append(Finding(report.host, "bad", started_by, report.problem, remedy, unreached=True))
             continue
         if report not in answering:
             spoken = f"protocol {report.described['protocol']}, here {PROTOCOL}"
             found.append(Finding(report.host, "bad", "crosstrain", spoken, "install the same release there"))
             continue
         found += _releases(report, answering[0], here, module)
-        found += _machine_findings(report, machines)
+        found += _machine_findings(report, machines, workers[place] if workers else 1)
         found += next(of_gpus)
         found += _content(report, here)
         found += _network(report, len(names) - 1)
     return found
+
+
+def _after_silence(host: str, started_by: str) -> str:
+    """Return what to try where a host says nothing."""
+    commands = {"ssh": f"ssh {shlex.quote(host)} true", "srun": f"srun --overlap --nodes=1 --nodelist={shlex.quote(host)} true"}
+    tried = f"see whether `{commands[started_by]}` ends at once here; if so, " if started_by in commands else ""
+    return f"{tried}{MORE_TIME}"
 
 
 def table(found: Sequence[Finding]) -> str:
@@ -129,12 +145,14 @@ def _machine(report: HostReport) -> str:
     return str(report.described["identity"]["boot"])
 
 
-def _machine_findings(report: HostReport, machines: Mapping[str, int]) -> Iterator[Finding]:
+def _machine_findings(report: HostReport, machines: Mapping[str, int], workers: int) -> Iterator[Finding]:
     host = report.described["host"]
     cores, memory = host["cores_available"], host["memory_limit_bytes"] or host["memory_total_bytes"]
     seen = f"{'?' if cores is None else f'{cores:g}'} cores, {memory / 2**30:.1f} GiB"
     if machines[_machine(report)] > 1:
         yield Finding(report.host, "odd", "machine", f"{seen}; another of these hosts is the same machine, and shares its cores")
+    elif cores is not None and workers > max(cores, 1):
+        yield Finding(report.host, "odd", "machine", f"{seen}, which {workers} workers share (HOST:{workers} is a number of processes)")
     elif memory < LEAST_MEMORY_BYTES:
         yield Finding(report.host, "odd", "machine", f"{seen}; a worker may need more memory")
     else:
@@ -165,12 +183,23 @@ def _content(report: HostReport, here: Here) -> Iterator[Finding]:
     if report.model is not None and (here.model_digest is not None or report.model.kind != "found"):
         problem = report.model.get("text")
         if problem is not None:
-            yield Finding(report.host, "bad", "model", problem, "copy it there, to the same path, or install it, with what it imports")
+            yield Finding(report.host, "bad", "model", problem, _copy_model(report.host, here) or "install it there, with what it imports")
         elif report.model["digest"] != here.model_digest:
-            yield Finding(report.host, "bad", "model", "its package's Python files are not those that are here", "copy them there")
+            yield Finding(
+                report.host, "bad", "model", "its package's Python files are not those that are here", _copy_model(report.host, here)
+            )
         else:
             same = f"can be imported; the Python files of {report.model['package']} are those that are here"
             yield Finding(report.host, "ok", "model", same)
+
+
+def _copy_model(host: str, here: Here) -> str:
+    """Return the line that copies the model's package to the same path; empty where it is not known where that is."""
+    place = here.model_path
+    if place is None:
+        return ""
+    end = "/" if place.is_dir() else ""
+    return f"rsync -a --mkpath {shlex.quote(f'{place}{end}')} {shlex.quote(f'{host}:{place}{end}')} (and install there what it imports)"
 
 
 def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:

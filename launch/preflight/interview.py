@@ -50,7 +50,7 @@ class HostReport:
 
     `described` is what the probe says of the host. Its clock is ahead of this one's by `ahead_seconds`, give or take `error_seconds`.
     `data` and `model` are answers, None where nothing was asked. `tried` is how many others there were to try,
-    and `unreachable` says by host why one cannot be reached from here; None where that is not known.
+    and `unreachable` says by host why one cannot be reached from here; None where that is not known. `silent`: it has not said all yet.
     """
 
     host: str
@@ -63,6 +63,7 @@ class HostReport:
     port: int | None = None
     tried: int = 0
     unreachable: dict[str, str] | None = None
+    silent: bool = False
 
 
 class _ProbeEndedError(Exception):
@@ -79,7 +80,8 @@ def interview(
     """
     deadline = time.monotonic() + timeout_seconds
     kept_seconds = min(REACH_SECONDS, REACH_SHARE * timeout_seconds)
-    reports = [HostReport(probe.host, f"does not answer within {timeout_seconds - kept_seconds:g} s") for probe in probes]
+    within = f"{timeout_seconds - kept_seconds:g} of {timeout_seconds:g} s (the rest is for the hosts to try each other)"
+    reports = [HostReport(probe.host, f"does not answer within {within}", silent=True) for probe in probes]
     pairs = list(zip(probes, reports, strict=True))
     _side_by_side([partial(_ask, probe, report, backend, job) for probe, report in pairs], deadline - kept_seconds, interrupted)
     there = [(probe, report) for probe, report in pairs if report.problem is None]
@@ -112,7 +114,7 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
     try:
         report.described = _described(probe, backend)
         if report.described["protocol"] != PROTOCOL:
-            report.problem = None  # what it is asked further it may understand in another way
+            report.problem, report.silent = None, False  # what it is asked further it may understand in another way
             return
         report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=lambda each: each[0])
         report.port = _found(probe, "listen")["port"]
@@ -120,9 +122,9 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
             report.model = _answer(probe, "model", model=job.model, backend=backend)
             report.data = _answer(probe, "data", data=job.data, data_dir=None if job.data_dir is None else str(job.data_dir))
     except _ProbeEndedError as error:
-        report.problem = str(error)
+        report.problem, report.silent = str(error), False
     else:
-        report.problem = None
+        report.problem, report.silent = None, False
 
 
 def _described(probe: Probe, backend: str) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...core.errors import UsageError
 from ...core.plugins import NO_MODULE, model_base, module_exists
 
-__all__ = ["ModelSource", "model_source", "source_digest"]
+__all__ = ["ModelSource", "model_source", "package_path", "source_digest"]
 
 MOST_BYTES = 64 * 2**20
 """Of a package's sources together."""
@@ -55,6 +55,15 @@ def model_source(model: str) -> ModelSource | None:
     raise UsageError(
         f"model: {module!r} has more than {MOST_ENTRIES:,} files, or {MOST_BYTES >> 20} MiB of Python; is it the right package?"
     )
+
+
+def package_path(name: str) -> Path | None:
+    """Return where a package is, or a module's file; None for one that is no file."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    return Path(folders[0]) if folders else None if spec.origin is None else Path(spec.origin)
 
 
 def _python_files(name: str) -> dict[str, Path] | None:

@@ -61,6 +61,11 @@ MOST_TRIES = 3
 OUTSIDE = "ray://"
 """Begins the address of a cluster of which this machine is no node."""
 
+NO_CLUSTER_HERE = (
+    "this machine is a node of no Ray cluster; make it one (`ray start --address=HEAD:6379` here, `ray start --head` for a new cluster), "
+    "or name the cluster: --ray-address HEAD:6379, or ray://HEAD:10001 from outside of it"
+)
+
 FAILURES = (RayError, OSError, RuntimeError, ValueError)
 """What calls to Ray raise where the cluster does not serve them."""
 
@@ -132,7 +137,7 @@ class _Client:
         """Connect, and wait until Ray has reserved a bundle on each of as many nodes."""
         address: str = request["address"]
         os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")  # what the cluster does for others
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        _connect(address)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray has taken it
         cloudpickle.register_pickle_by_value(node_holder)
         if request["whole_cluster"]:
@@ -232,6 +237,16 @@ class _Client:
                 ray.wait(ends, num_returns=len(ends), timeout=AGENTS_END_SECONDS + 1)
             remove_placement_group(self._group)
             ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """Connect to the cluster. Raises one of `FAILURES`, with what to do where this machine is a node of none."""
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        if address != "auto" or os.environ.get("RAY_ADDRESS"):
+            raise
+        raise ConnectionError(NO_CLUSTER_HERE) from error
 
 
 def _reason(error: RayActorError) -> str:

@@ -70,7 +70,7 @@ def test_the_nodes_of_an_allocation_are_looked_at_without_a_run(cluster):
     def looked(*more, code):
         command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--launcher", "slurm", "--json", *more]
         before = [*cluster.before, "salloc", "--quiet", "--nodes", str(NODES), "--immediate=30"]
-        environment = {**os.environ, **cluster.environment}
+        environment = {**os.environ, **cluster.environment, "TRAINER_HOSTS": "nowhere"}  # for other runs
         done = subprocess.run([*before, *command], env=environment, capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == code, done.stderr
         document = json.loads(done.stdout)
@@ -82,6 +82,8 @@ def test_the_nodes_of_an_allocation_are_looked_at_without_a_run(cluster):
     assert [found[f"node{node}", "network"]["found"].split()[0] for node in range(NODES)] == list(cluster.hosts.addresses)
     found = looked("--python", "/no/such/python", code=1)
     assert {(one["what"], one["state"]) for one in found.values()} == {("srun", "bad")}
+    assert "there is no /no/such/python" in found["node2", "srun"]["found"]
+    assert "--python PATH names the interpreter" in found["node2", "srun"]["found"]
     assert not on_nodes(cluster)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from processes import MarkedRun, wait_until
-from ssh_hosts import GREETING, ssh_hosts
+from ssh_hosts import BANNER, GREETING, ssh_hosts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -48,6 +48,7 @@ def test_the_same_result_as_here(hosts, tmp_path):
     with run(hosts, tmp_path, *job) as there:
         assert there.wait(120) == 0, there.stderr()
         assert GREETING not in there.stdout() + there.stderr()
+        assert BANNER not in there.stderr()
     command = [sys.executable, "-m", "crosstrain.cli.main", "run", *job, "--eval-every", "end", "--nodes", str(NODES), "--name", "run"]
     subprocess.run([*command, "--out", str(tmp_path / "local"), "--quiet"], check=True, stdout=subprocess.DEVNULL)
     assert losses(tmp_path) == losses(tmp_path / "local")
@@ -65,17 +66,23 @@ def test_the_same_result_as_here(hosts, tmp_path):
         ),
         (
             ["--python", "/no/such/python"],
-            r"3 of 3 .*\nLACK  node0  ssh  could not be started: there is no such program.*/no/such.*--python",
+            r"3 of 3 .*\nLACK  node0  ssh  could not be started: there is no /no/such/python: .*; --python PATH names",
         ),
-        (["--python", "/usr/bin/python3"], r"ended with exit code 1: /usr/bin/python3: .*ModuleNotFoundError"),
+        (
+            ["--python", "/usr/bin/python3"],
+            r"ended with exit code 1, as crosstrain is not installed for /usr/bin/python3: .*ModuleNotFoundError.*; type "
+            r"`/usr/bin/python3 -m pip install crosstrain==\S+` there, or name another interpreter by --python PATH",
+        ),
+        (["--hosts", "node1,stranger"], r"1 of 2 hosts .*\nLACK  stranger  ssh  is out of reach: .*Permission denied \(publickey\)\."),
     ],
-    ids=["unknown", "no-interpreter", "no-crosstrain"],
+    ids=["unknown", "no-interpreter", "no-crosstrain", "not-let-in"],
 )
 def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, more, message):
     with run(hosts, tmp_path, "--backend", "torch", "--steps", "2", *more) as failed:
         assert failed.wait(60) == 1
         assert re.search(message, failed.stderr()), failed.stderr()
         assert "Traceback" not in failed.stderr()
+        assert BANNER not in failed.stderr()
     wait_until(lambda: not agents(hosts), 10, "the end of every agent")
 
 

@@ -276,3 +276,18 @@ def test_half_a_contract_of_the_environment_is_refused_and_a_local_run_is_not(ca
     assert "not MASTER_ADDR MASTER_PORT;" in errors
     code, _, errors = call(capsys, "run", "--backend", "torch", "--launcher", "local", *SECRET_FILE)
     assert "--secret-file: this run" in errors
+
+
+def test_a_node_by_hand_does_not_train_alone_for_want_of_a_number_of_nodes(capsys):
+    code, _, err = call(capsys, "run", "--backend", "torch", "--rendezvous", "127.0.0.1:29400", "--node-rank", "0")
+    assert code == 2
+    assert err == ("error: --rendezvous: this node would train alone, as nothing says how many there are; give --nodes on each of them\n")
+
+
+def test_node_0_by_hand_has_to_have_the_address_of_the_rendezvous(capsys, monkeypatch):
+    monkeypatch.setenv("TRAINER_SECRET", "x" * 32)
+    asked = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "192.0.2.1:29400", "--node-rank", "0"]
+    code, _, err = call(capsys, *asked)
+    assert code == 2
+    assert "cannot listen for the other nodes on 192.0.2.1, port 29400" in err
+    assert "; node 0 has to have this address" in err

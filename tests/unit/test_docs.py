@@ -64,6 +64,7 @@ OPTIONS_OF_OTHERS = {
     "--nproc-per-node",
     "--no-kill",
     "--no-python",
+    "--tail",
     "--usage",
     "--ruleset",
 }

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from crosstrain.backends.base import Availability
+from crosstrain.cli.group import invoke
 from crosstrain.launch.machine_checks import backend_check, disk_check, gpu_checks, processor_check, virtual_node_checks
 from crosstrain.launch.virtual.network import Possibility
 from crosstrain.monitor.gpu_devices import GpuHardware, nvidia_hardware
@@ -117,3 +118,15 @@ def test_this_machine():
     assert (report["can_train"], done.returncode) == (can_train, 0 if can_train else 1)
     assert {"backend tf", "backend torch", "processor", "memory", "virtual nodes", "run directories", "prepared data"} <= set(checks)
     assert all(check["remedy"] for check in checks.values() if check["state"] == "lack")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("shh", "--launcher: got 'shh'; allowed: auto, ssh, slurm, ray. Did you mean 'ssh'?"),
+        ("local", "--launcher: got 'local'; allowed: auto, ssh, slurm, ray; without --launcher and --hosts this machine is checked."),
+    ],
+)
+def test_a_launcher_that_has_no_hosts_to_look_at_is_refused_with_those_that_have(capsys, name, said):
+    assert invoke(["doctor", "--launcher", name]) == 2
+    assert said in capsys.readouterr().err

@@ -197,6 +197,11 @@ def test_rendezvous_that_makes_no_sense(rendezvous, rank):
         detect({}, rendezvous, rank, 3)
 
 
+def test_a_node_that_is_not_told_how_many_there_are_is_told_to_say_so():
+    with pytest.raises(UsageError, match=r"--node-rank: got '1'; allowed: 0, as the run has one node; give --nodes on each of them"):
+        detect({}, "h:1", 1, 1)
+
+
 def test_ports_of_two_blocks_never_overlap():
     first, second = PortBlock(), PortBlock()
     try:

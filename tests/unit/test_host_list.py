@@ -66,6 +66,8 @@ def test_a_file_of_either_mpi(tmp_path):
         ("a:0", "number of processes"),
         ("a:b", "number of processes"),
         ("me@-x", "names or addresses"),
+        ("[::1]:2", "IPv6 addresses are written without brackets, such as fe80::1"),
+        ("a,me@[fe80::1]", "IPv6 addresses are written without brackets"),
     ],
 )
 def test_what_is_no_list(text, named):
@@ -80,7 +82,6 @@ def test_what_is_no_list(text, named):
         (b"a slots=x\n", "line 1: got 'slots=x'"),
         (b"a\nb sockets=2\n", "line 2: got 'sockets=2'"),
         (b"# nobody\n", "names no host"),
-        (b"a\na\n", "twice"),
         (b"\xff\xfe", "is no text"),
         (b"a" * (1 << 21), "larger than 1 MiB"),
     ],
@@ -91,6 +92,21 @@ def test_what_is_no_file_of_hosts(tmp_path, text, named):
     with pytest.raises(UsageError, match="--hostfile") as caught:
         read_hostfile(path)
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node0\nnode0\nnode1\nnode1\n", [Host("node0", 2), Host("node1", 2)]),
+        ("node1\nnode0\nnode1\n", [Host("node1", 2), Host("node0")]),
+        ("node0 slots=2\nnode1\nnode0:3\nnode0\n", [Host("node0", 6), Host("node1")]),
+    ],
+    ids=["PBS", "any-order", "with-numbers"],
+)
+def test_a_host_that_a_file_repeats_has_so_many_processes(tmp_path, text, expected):
+    path = tmp_path / "nodes"
+    path.write_text(text)
+    assert read_hostfile(path) == expected
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -129,7 +145,7 @@ def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        (",".join(["n[0000-4095]"] * 80_000), "names 'n0000' twice"),
+        (",".join(["n[0000-4095]"] * 80_000), "names hosts more than 131,072 times"),
         ("n[0000-4095],m[0000-4095]\n" * 40_000, "names more than 4,096 hosts"),
         (",".join(f"{place}n[0000-4095]" for place in range(50_000)), "names more than 4,096 hosts"),
         ("[0-4095]" * 130_000, "16,777,216 hosts or more"),

@@ -210,6 +210,37 @@ def test_the_secret_is_named_and_never_there(monkeypatch):
     assert "kind: Secret" not in done.stdout
 
 
+def test_whom_a_run_tells_may_stand_in_the_same_secret(monkeypatch):
+    monkeypatch.setenv("TRAINER_NOTIFY", "https://me:pass@hooks.example/SECRET")
+    monkeypatch.setenv("TRAINER_ON_FAILURE", "mail me@example.org")
+    done = shown(*ASKED, "--secret", "shared")
+    variables = {entry["name"]: entry for entry in container_of(list(yaml.safe_load_all(done.stdout)))["env"]}
+    reference = {"name": "shared", "key": "TRAINER_NOTIFY", "optional": True}
+    assert variables["TRAINER_NOTIFY"]["valueFrom"] == {"secretKeyRef": reference}
+    assert "notify (from environment TRAINER_NOTIFY) is set here, and is not in the pods, which take it from the key" in done.stderr
+    assert "on_failure (from environment TRAINER_ON_FAILURE) is set here, and no pod runs it" in done.stderr
+    assert "hooks.example" not in done.output
+    assert "me@example.org" not in done.output
+
+
+def test_what_the_pods_wait_for_is_told_where_the_manifest_goes_elsewhere():
+    done = shown(*ASKED, "--namespace", "ml")
+    made = "openssl rand -hex 16 | kubectl create secret generic quickstart --namespace ml --from-file=TRAINER_SECRET=/dev/stdin"
+    assert f"#   {made}\n" in done.stdout
+    assert f"once, before the manifest is applied: {made}\n" in done.stderr
+
+
+def test_gpus_are_insisted_on_and_those_that_nothing_uses_are_told():
+    assert container_of(printed("--gpus", "1"))["command"][-2:] == ["--device", "gpu"]
+    assert "--device" not in container_of(printed())["command"]
+    done = shown(*ASKED, "--gpus", "4", "--procs-per-node", "2")
+    assert "--gpus 4: a pod has 2 processes, one GPU each; --procs-per-node 4 uses them all" in done.stderr
+    done = shown(*ASKED, "--gpus", "1", "--device", "cpu")
+    assert "computes on CPUs (--device cpu), so each pod has GPUs that nothing uses" in done.stderr
+    (command,) = [container_of(list(yaml.safe_load_all(done.stdout)))["command"]]
+    assert command.count("--device") == 1
+
+
 def test_variables_of_this_machine_that_the_pods_lack_are_told(monkeypatch):
     monkeypatch.setenv("TRAINER_LR", "0.5")
     done = shown(*ASKED)
@@ -221,6 +252,9 @@ def test_variables_of_this_machine_that_the_pods_lack_are_told(monkeypatch):
     ("arguments", "message"),
     [
         (["--restarts", "2"], "a pod loses its disk"),
+        (["--gpus", "1", "--procs-per-node", "2"], "--procs-per-node: got 2, but a pod has 1 GPU (--gpus), and each process takes one"),
+        (["--gpus", "2", "--procs-per-node", "1,3,2"], "--procs-per-node: got 3, but a pod has 2 GPUs (--gpus)"),
+        (["--device", "gpu"], "--device: got 'gpu', but the pods are given none; give --gpus 1"),
         (["--name", "My_Run"], "--name: got 'My_Run'"),
         (["--name", "a" * 41], "--name: got"),
         (["--namespace", "a.b"], "--namespace: got 'a.b'"),

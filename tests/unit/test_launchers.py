@@ -166,7 +166,7 @@ def test_doctor_names_the_flag_as_a_run_does(capsys):
         ({"launcher": "local"}, {"hosts": HOSTS}, "'local' starts all nodes on this machine, and --hosts has them elsewhere"),
         ({"launcher": "ssh"}, {}, "name them by --hosts node0,node1 or --hostfile"),
         ({"launcher": "rendezvous"}, {}, "give --rendezvous and --node-rank on each"),
-        ({"launcher": "shh"}, {}, "got 'shh'.*rendezvous, local, ssh.*ssh"),
+        ({"launcher": "shh"}, {}, "got 'shh'; allowed: auto, rendezvous, local, ssh.*ssh"),
         ({"bandwidth": "100mbit"}, {"hosts": HOSTS}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by ssh"),
     ],
 )

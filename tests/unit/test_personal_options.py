@@ -228,6 +228,29 @@ def test_hosts_of_the_own_file_count_where_nothing_else_places_the_nodes(home, m
     capsys.readouterr()
     monkeypatch.setenv("TRAINER_HOSTS", "d,e")
     assert nodes_of(capsys) == 2
+    assert nodes_of(capsys, "--launcher", "local", "--nodes", "5") == 5
     monkeypatch.delenv("TRAINER_HOSTS")
     monkeypatch.setenv("TRAINER_SECRET", "x" * 32)
     assert nodes_of(capsys, "--rendezvous", "127.0.0.1:29400", "--node-rank", "0", "--nodes", "4") == 4
+
+
+@pytest.mark.parametrize("variable", ["TRAINER_HOSTS", "TRAINER_HOSTFILE"])
+def test_a_launcher_that_is_typed_wins_over_hosts_of_a_variable_and_says_so(monkeypatch, capsys, variable):
+    """As in a job of Slurm, to which sbatch has handed the variables of the shell in which it was typed."""
+    monkeypatch.setenv(variable, "/no/such,file")
+    assert invoke(["run", "--backend", "torch", "--launcher", "slurm"]) == 2
+    said = capsys.readouterr().err
+    assert f"{variable}: --launcher slurm has its nodes elsewhere, and nothing uses it" in said
+    assert "'slurm' starts the nodes of a Slurm job; type it inside of one" in said
+    assert invoke(["run", "--backend", "torch", "--launcher", "slurm", "--hosts", "a,b"]) == 2
+    assert "'slurm' starts the nodes where Slurm has allocated them; leave --hosts and --hostfile out" in capsys.readouterr().err
+    assert invoke(["doctor", "--launcher", "slurm"]) == 2
+    assert "'slurm' starts the nodes of a Slurm job; type it inside of one" in capsys.readouterr().err
+
+
+def test_hosts_of_a_variable_beside_nodes_that_are_there_are_named_with_it(monkeypatch, capsys):
+    monkeypatch.setenv("TRAINER_HOSTS", "a,b")
+    asked = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "127.0.0.1:29400", "--node-rank", "0"]
+    assert invoke(asked) == 2
+    said = "hosts (from environment TRAINER_HOSTS): starts the nodes, but --rendezvous has started them already; unset TRAINER_HOSTS"
+    assert said in capsys.readouterr().err

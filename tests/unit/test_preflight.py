@@ -18,7 +18,7 @@ from crosstrain.launch.launchers.host_checks import refuse
 from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.gpu_findings import AskedGpus
 from crosstrain.launch.preflight.interview import HostReport, Probe, interview, peers_of
-from crosstrain.launch.preflight.model_source import model_source, source_digest
+from crosstrain.launch.preflight.model_source import model_source, package_path, source_digest
 from crosstrain.launch.preflight.probe import answer
 from crosstrain.monitor.host import PACKAGES, installed_versions
 
@@ -64,6 +64,7 @@ def test_sound_hosts_lack_nothing():
         ({"packages": {"torch": "2.6"}}, "torch", "odd"),
         ({"host": {"python": "3.12.1"}}, "Python", "odd"),
         ({"host": {"memory_limit_bytes": 2**29}}, "machine", "odd"),
+        ({"problem": "does not answer within 24 of 30 s", "silent": True}, "srun", "bad"),
         ({"described": {"identity": {"boot": "node0", "network": "n"}}}, "machine", "odd"),
         ({"described": {"identity": {"boot": "node0", "network": "another"}}}, "machine", "odd"),
         ({"ahead_seconds": -7.0}, "clock", "odd"),
@@ -109,6 +110,27 @@ def test_what_is_here_alone_can_be_copied():
     assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(found)
 
 
+@pytest.mark.parametrize("answered", [Message("problem", {"text": "no such module"}), Message("found", {"digest": "x", "package": "own"})])
+def test_a_model_that_is_here_alone_can_be_copied_too(tmp_path, answered):
+    package, module = tmp_path / "own", tmp_path / "own.py"
+    package.mkdir()
+    module.touch()
+    for place, end in ((package, "/"), (module, "")):
+        here = Here({"crosstrain": "1.0"}, "data", "model", None, place)
+        found = findings([report("node1", model=answered)], here, "torch", started_by="ssh")
+        assert f"→ rsync -a --mkpath {place}{end} node1:{place}{end} (and install there what it imports)" in table(found)
+
+
+def test_more_workers_than_cores_are_told_of():
+    """As where a port was meant: node1:22."""
+    found = findings([report("node0"), report("node1")], HERE, None, started_by="ssh", workers=[8, 22])
+    machines = [(one.host, one.state, one.found) for one in found if one.what == "machine"]
+    assert machines == [
+        ("node0", "ok", "8 cores, 16.0 GiB"),
+        ("node1", "odd", "8 cores, 16.0 GiB, which 22 workers share (HOST:22 is a number of processes)"),
+    ]
+
+
 @given(st.integers(1, 200))
 def test_whoever_is_tried_by_somebody_reaches_all(count):
     hosts = [f"n{number}" for number in range(count)]
@@ -147,7 +169,10 @@ def test_hosts_try_each_other_whatever_another_one_takes_to_answer():
     with ExitStack() as files:
         probes = [probe(files, "node0"), probe(files, "node1", 1), probe(files, "node2", answers=False)]
         reports = interview(probes, "torch", None, 6.0)
-        assert [one.problem for one in reports] == [None, None, "does not answer within 4.5 s"]
+        late = "does not answer within 4.5 of 6 s (the rest is for the hosts to try each other)"
+        assert [one.problem for one in reports] == [None, None, late]
+        silent = findings(reports, HERE, "", started_by="ssh")[-1]
+        assert silent.remedy.startswith("see whether `ssh node2 true` ends at once here; if so, give the hosts more time: --timeout of")
         assert [one.unreachable for one in reports] == [{"node1": "Connection refused"}, {}, None]
         found = [one for one in findings(reports, HERE, "", started_by="ssh") if one.what == "network"]
     told = {one.host: (one.state, one.found.partition("; ")[2]) for one in found}
@@ -221,6 +246,7 @@ def test_a_models_source_has_its_siblings(networks, monkeypatch):
     """It may import them; files that nobody can import are none of it."""
     first = model_source("networks_of_a_test.own")
     assert first.package == "networks_of_a_test"
+    assert package_path(first.package) == networks
     (networks / ".#layers.py").symlink_to("nowhere")
     (networks / ".venv").mkdir()
     (networks / ".venv" / "other.py").touch()

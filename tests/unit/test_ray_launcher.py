@@ -62,7 +62,7 @@ def test_what_is_no_address_is_refused(address):
 @pytest.mark.parametrize(
     ("job", "given", "message"),
     [
-        ({}, {"hosts": (Host("node0"),)}, "'ray' starts the nodes where Ray gives them; leave --hosts out"),
+        ({}, {"hosts": (Host("node0"),)}, "'ray' starts the nodes where Ray gives them; leave --hosts and --hostfile out"),
         ({"bandwidth": "100mbit"}, {}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by Ray"),
     ],
 )

@@ -1,9 +1,11 @@
 """The script of a Slurm job: what sbatch reads, and what the shell does, whatever a name holds."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -64,6 +66,14 @@ def test_an_array_has_a_run_a_task():
         (["--partition", "x\n#SBATCH --uid=0"], "--partition: got"),
         (["--sbatch", "comment=$(id)"], "--sbatch: got"),
         (["--array", "0-4;id"], "--array: got"),
+        (["--sbatch", "time=5"], "--sbatch: got 'time=5', but the script says that itself: --time"),
+        (["--sbatch", "--out=x"], "--sbatch: got '--out=x', but the script says that itself: --out is the folder of the log"),
+        (["--sbatch", "nodes=1"], "--sbatch: got 'nodes=1', but the script says that itself: --nodes; nodes=N with a larger number"),
+        (["--sbatch", "no-requeue"], "--sbatch: got 'no-requeue', but the script says that itself: its job goes back into the queue"),
+        (["--sbatch", "-t5"], "--sbatch: got '-t5'; allowed: an option of sbatch by its long name, such as gres=gpu:2"),
+        (["--sbatch", "--"], "--sbatch: got '--'; allowed"),
+        (["--repeats", "3"], "--repeats: decided by the script of `trainer submit slurm`; --array 0-4 is a run for each of five seeds"),
+        (["--config=other.toml"], "--config: decided by the script of `trainer submit slurm`; CONFIG, its first argument, says that"),
         (["--nodes", "3", "--hosts", "a,b"], "--hosts: decided by the script of `trainer submit slurm`"),
         (["--nodes", "3", "--notify=http://me:x@h"], "--notify: is not written into a script, which others may read; set its variable"),
         (["--batch-size", "none"], "--batch-size: got 'none'"),
@@ -101,6 +111,15 @@ def test_a_seed_from_elsewhere_that_an_array_does_not_use_is_told_of(monkeypatch
     assert "not used" not in shown(*asked).output
 
 
+def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('backend = "torch"\n')
+    text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^trainer submit slurm (mine\.toml .*) --dry-run ", text, re.MULTILINE)
+    (block,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    assert shown(*command.split()).stdout.replace(str(tmp_path), "/home/you").replace(sys.executable, "/opt/env/bin/python") == block
+
+
 @pytest.mark.parametrize(
     ("more", "outlives"), [([], False), (["--max-restarts", "3"], False), (["--max-restarts", "3", "--min-nodes", "1"], True)]
 )
@@ -108,6 +127,12 @@ def test_a_node_that_fails_ends_the_job_unless_the_run_goes_on_with_fewer(more, 
     """Slurm puts a job back into the queue that it has ended so, and the next one has all nodes."""
     done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *more)
     assert ("--no-kill" in options(done.output)) == outlives
+
+
+def test_further_options_of_sbatch_may_have_their_dashes():
+    given_options = ("--gres=gpu:2", "mem=4G", "no-kill", "nodes=4", "--time-min=5", "nodelist=a,b")
+    text = script_text(SlurmJob("mine", 3, "10", options=given_options), ["trainer", "run"], "/runs/log")
+    assert options(text)[-6:] == ["--gres=gpu:2", "--mem=4G", "--no-kill", "--nodes=4", "--time-min=5", "--nodelist=a,b"]
 
 
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12), max_size=4))
