@@ -123,10 +123,10 @@ def test_this_machine():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("shh", "--launcher: got 'shh'; allowed: auto, ssh, slurm, ray. Did you mean 'ssh'?"),
-        ("local", "--launcher: got 'local'; allowed: auto, ssh, slurm, ray; without --launcher and --hosts this machine is checked."),
+        ("shh", "--launcher: got 'shh'; allowed: auto, rendezvous, local, ssh, slurm, ray. Did you mean 'ssh'?"),
+        ("local", "--launcher: got 'local', which starts nothing on other hosts; leave it out to have this machine checked"),
     ],
 )
-def test_a_launcher_that_has_no_hosts_to_look_at_is_refused_with_those_that_have(capsys, name, said):
+def test_a_launcher_that_there_is_not_or_that_has_no_hosts_is_refused(capsys, name, said):
     assert invoke(["doctor", "--launcher", name]) == 2
     assert said in capsys.readouterr().err
