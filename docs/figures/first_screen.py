@@ -1,6 +1,6 @@
 """Makes a picture of the first screen of a report: ``python docs/figures/first_screen.py report.html docs/figures/report.png``.
 
-The page is one of `trainer report`, of real runs. Chromium and chromedriver draw its first screen; the picture has few colours, so that it
+The page is one of `trainer report`, of real runs. Chromium and chromedriver draw its first screen, and a little more; the picture has few colours, so that it
 stays small. Needs the extra `dev`.
 """
 
@@ -18,7 +18,7 @@ from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-WIDTH_PIXELS, HEIGHT_PIXELS = 1280, 800
+WIDTH_PIXELS, HEIGHT_PIXELS = 1280, 850
 COLOURS = 64
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
 DRAWN = "const drawn = document.documentElement.dataset; return Boolean(drawn.plots) && drawn.drawn === drawn.plots"

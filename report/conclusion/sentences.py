@@ -139,7 +139,7 @@ def _best(one: Best, unrepeated: str, set_ups: int) -> str:
         what = f"{what}, of the {_counted(one.compared, 'set-up')} that can be compared"
     if one.worst is None or one.over_worst is None:
         return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
-    times = f"{_times(one.over_worst.ratio)} as fast as {one.worst.label}{', the slowest of them' if one.compared > 2 else ''}"
+    times = f"{_times(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}"
     return f"{one.set_up.label} {what}: {times}{_how_sure(one.over_worst, unrepeated)}."
 
 
@@ -160,6 +160,10 @@ def _missed(conclusion: Conclusion) -> list[str]:
         every = len(missed) == len(conclusion.set_ups.all)
         found.append(f"{'No set-up' if every else 'Not every run'} reached {goal}{' in every run' * every}: {', '.join(named)}{more}.")
     return found
+
+
+def _slowest(one: Best) -> str:
+    return "" if one.compared <= 2 else ", the slowest of them" if one.left else ", the slowest"
 
 
 def _does(one: Best) -> str:
@@ -261,14 +265,22 @@ def _next(conclusion: Conclusion) -> list[str]:
 
 
 MOST_PAIRS_TOLD = 2
-"""Of more pairs of runs whose losses are equal, they are counted; those that part are each told."""
+"""More pairs of runs are counted, those whose losses are equal, and those whose losses part."""
 
 
 def _agreements(found: Sequence[LossAgreement]) -> list[str]:
-    alike = [one for one in found if one.parts_at is None]
-    parted = [_agreement(one) for one in found if one.parts_at is not None]
-    if len(alike) <= MOST_PAIRS_TOLD:
+    if len(found) <= MOST_PAIRS_TOLD:
         return [_agreement(one) for one in found]
+    alike = [one for one in found if one.parts_at is None]
+    parts = [one for one in found if one.parts_at is not None]
+    parted = [_agreement(one) for one in parts]
+    if len(parts) > MOST_PAIRS_TOLD:
+        places = sorted(one.parts_at or 0 for one in parts)
+        earliest = min(parts, key=lambda one: one.parts_at or 0)
+        parted = [
+            f"{len(parts)} of {_counted(len(found), 'pair')} of runs part by more than {EQUAL_WITHIN:g}, between update {places[0]:,} "
+            f"({earliest.run} and {earliest.other}) and {places[-1]:,}."
+        ]
     same = [one for one in alike if one.identical]
     near = [one for one in alike if not one.identical]
     told = []

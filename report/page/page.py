@@ -223,7 +223,7 @@ def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]
         "stacked": picture.stacked,
         "whole": picture.stacked or bool(bars),
         "small": len(picture.panels) > _MOST_LARGE,
-        "legend": [] if all((one.name, one.stroke) in known for one in legend) else legend,
+        "legend": [] if picture.place != "first" and all((one.name, one.stroke) in known for one in legend) else legend,
         "marks": kinds(picture.marks),
         "plots": [{"segments": None, **plot} for plot in found],
     }

@@ -36,7 +36,7 @@ def plots(picture: Picture) -> list[dict[str, Any]]:
     if picture.stacked:
         found = [_stack(picture, [panel for panel in picture.panels if isinstance(panel, Panel)])]
     else:
-        pixels = _SMALL_PIXELS if len(picture.panels) >= _SMALL_FROM else _PANEL_PIXELS
+        pixels = _SMALL_PIXELS if len(picture.panels) >= _SMALL_FROM or picture.place == "first" else _PANEL_PIXELS
         dots = [_dots(panel) for panel in picture.panels if isinstance(panel, Dots)]
         pixels = max([pixels, *(plot["layout"]["height"] for plot in dots)])
         found = [
