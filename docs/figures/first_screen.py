@@ -1,7 +1,7 @@
 """Makes a picture of the first screen of a report: ``python docs/figures/first_screen.py report.html docs/figures/report.png``.
 
-The page is one of `trainer report`, of real runs. Chromium and chromedriver draw its first screen, and a little more; the picture has few colours, so that it
-stays small. Needs the extra `dev`.
+The page is one of `trainer report`, of real runs. Chromium and chromedriver draw its first screen, and a little more; the picture has few
+colours, so that it stays small. Needs the extra `dev`.
 """
 
 from __future__ import annotations
