@@ -201,7 +201,7 @@ def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
     if one.ratio is None:
         return AxisLine(one.label, "", "", f"no verdict {by}: {one.why_not}")
     interval = "" if one.ratio.low is None else f" ({_bound(one.ratio.low)}–{_bound(one.ratio.high)})"
-    last = "" if one.over_last is None else f"; {_times(one.over_last.ratio)} {one.last}"
+    last = "" if one.over_last is None else f"; {_times(one.over_last.ratio)} over {one.last}"
     return AxisLine(
         one.label,
         f"{one.winner} over {one.other}",
