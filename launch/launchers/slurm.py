@@ -58,7 +58,7 @@ def make(run: LaunchRequest) -> Launcher:
     return RemoteLauncher(run.job, starter, run.python, run.warn, starter.relocate)
 
 
-LAUNCHER = LauncherPlugin(make, takes=("python",), allocation=allocation, nodes_in_words="the nodes that Slurm has allocated")
+LAUNCHER = LauncherPlugin(make, takes=frozenset({"python"}), allocation=allocation, nodes_in_words="the nodes that Slurm has allocated")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ OTHER_TEXTS = {
     "cli/commands/run_repeats.py": "what a trainer of its own printed",
     "conformance/suite.py": "what a trainer of its own printed",
     "conformance/runs.py": "what a trainer of its own printed",
+    "conformance/launched_nodes.py": "what the suite that starts it has given it",
+    "conformance/launcher_suite.py": "what a process of its own printed",
     "core/untrusted/bounded_json.py": "the reader",
     "engine/protocol/messages.py": "messages of tasks",
     "engine/protocol/nonblocking.py": "messages of agents",
