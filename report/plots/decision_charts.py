@@ -26,10 +26,11 @@ def decision(lines: Lines) -> Picture | None:
     found = [line for line in lines.all if line.set_up is not None]
     if lines.set_ups is None or len(found) < 2:
         return None
-    figure = next((one for one in FIGURES if lines.set_ups.all_comparable(one)), None)
+    by_figure = ((one, lines.set_ups.all_comparable(one)) for one in FIGURES)
+    figure, among = next(((one, members) for one, members in by_figure if members), (None, []))
     if figure is None:
         return None
-    comparable = {id(one) for one in lines.set_ups.all_comparable(figure)}
+    comparable = {id(one) for one in among}
     ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.set_up) in comparable))
     rows = ranked[:MOST_ROWS]
     panels: list[Panel | Dots] = [_dots(rows, figure, len(ranked), comparable)]
