@@ -1,5 +1,6 @@
 """Finding what a run started: every process whose environment carries the run's mark, and the namespaces they live in."""
 
+import contextlib
 import os
 import random
 import socket
@@ -108,6 +109,18 @@ def free_ports(count: int) -> int:
         except OSError:
             continue
         return first
+
+
+def open_descriptors() -> set[tuple[str, str]]:
+    """Return this process's descriptors, each as its number and what it is of.
+
+    A test compares what is there afterwards with what was there before, and not how many: what earlier tests left may be closed meanwhile.
+    """
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the list itself
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
 
 
 def wait_until(condition, seconds: float, what: str):

@@ -41,7 +41,7 @@ def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
     """Return what stands for consecutive samples of one node, the last of which gives the time and whatever is no figure.
 
     Some of them may stand for several already. None of their counters may fall: there `SampleThinner` has a line end before, and one after.
-    Raises IndexError where there are none.
+    Means of bytes are no whole numbers yet, as what is merged may be merged again. Raises IndexError where there are none.
     """
     known = [*samples]
     last = known[-1]
@@ -50,8 +50,7 @@ def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
     merged: dict[str, tuple[int, float]] = {}
     figures: dict[str, Any] = {}
     for name in GAUGES:
-        mean = _merge(merged, name, known, [getattr(sample, name) for sample in known])
-        figures[name] = round(mean) if mean is not None and name not in _OF_TIME else mean
+        figures[name] = _merge(merged, name, known, [getattr(sample, name) for sample in known])
     for name in COUNTERS:
         figures[name] = next((value for sample in reversed(known) if (value := getattr(sample, name)) is not None), None)
     return replace(
@@ -75,8 +74,22 @@ def _merged_gpu(merged: dict[str, tuple[int, float]], index: int, samples: list[
     nothing: GpuSample = {}
     seen = [sample.gpus[index] if sample.gpus is not None and index < len(sample.gpus) else nothing for sample in samples]
     means = {name: _merge(merged, f"gpu{index}.{name}", samples, [gpu.get(name) for gpu in seen]) for name in GPU_GAUGES}
-    memory = means["memory_bytes"]
-    return cast(GpuSample, {**last, **means, "memory_bytes": None if memory is None else round(memory)})
+    return cast(GpuSample, {**last, **means})
+
+
+def _as_line(sample: SystemRecord) -> SystemRecord:
+    """Return it with bytes in whole numbers, as a file has them."""
+    if sample.merged is None:
+        return sample
+    return replace(
+        sample,
+        **{name: _rounded(getattr(sample, name)) for name in GAUGES if name not in _OF_TIME},
+        gpus=None if sample.gpus is None else tuple({**gpu, "memory_bytes": _rounded(gpu.get("memory_bytes"))} for gpu in sample.gpus),
+    )
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
 
 
 def _merge(merged: dict[str, tuple[int, float]], name: str, samples: list[SystemRecord], values: list[float | None]) -> float | None:
@@ -138,7 +151,7 @@ class SampleThinner:
         fell = before is not None and _falls(before, sample)
         self._last[node] = sample
         if waiting and fell:
-            lines.append(merge_samples(waiting))
+            lines.append(_as_line(merge_samples(waiting)))
             waiting.clear()
         waiting.append(sample)
         if len(waiting) == MOST_WAITING:
@@ -146,14 +159,14 @@ class SampleThinner:
         number = self._counts[node] = self._counts.get(node, 0) + 1
         if (number + node) % self.samples_per_line == 0 or fell or node in self._wanted:  # nodes take turns
             self._wanted.discard(node)
-            lines.append(merge_samples(waiting))
+            lines.append(_as_line(merge_samples(waiting)))
             waiting.clear()
         self._lines += len(lines)
         return lines
 
     def flush(self) -> list[SystemRecord]:
         """Return lines for all samples that wait."""
-        lines = [merge_samples(waiting) for waiting in self._waiting.values() if waiting]
+        lines = [_as_line(merge_samples(waiting)) for waiting in self._waiting.values() if waiting]
         self._waiting.clear()
         self._lines += len(lines)
         return lines

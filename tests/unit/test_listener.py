@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import free_ports, wait_until
+from processes import free_ports, open_descriptors, wait_until
 from strangers import Strangers, dripping, listens
 
 from crosstrain.backends.tf.sync.rendezvous import meet
@@ -111,7 +111,7 @@ def test_whoever_drips_is_sent_away_in_time(monkeypatch, prove, join):
 def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
     """A flood: the newest are heard, files and threads are bounded; afterwards all of them are gone, and every one was counted."""
     monkeypatch.setattr(module, "MOST_UNPROVEN", 20)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with opened(as_driver) as (address, admitted, reports), ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(70)]
         for stranger in strangers[:50]:
@@ -119,9 +119,9 @@ def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
             assert len(stranger.recv(100)) <= 32
             assert is_over(stranger)
         assert len(handshake_threads()) <= 21
-        assert len(os.listdir("/proc/self/fd")) <= before + 70 + 20 + 2
+        assert len(open_descriptors() - before) <= 70 + 20 + 2
         assert seconds_to_join(join_driver, address, admitted) < 1.0
-    wait_until(lambda: not handshake_threads() and len(os.listdir("/proc/self/fd")) <= before, 5, "the end of every thread and file")
+    wait_until(lambda: not handshake_threads() and open_descriptors() <= before, 5, "the end of every thread and file")
     assert len(reports) < 10
     assert "since the last one that was named" in reports[-1]
 

@@ -73,6 +73,11 @@ def close(ours, truth, name):
 
 @settings(max_examples=80)
 @example(figures=[{"cpu": 0.0, "rss": 0, "pss": pss, "sent": None, "gpu": None} for pss in (0, 1)], each=2, nodes=1)
+@example(
+    figures=[{"cpu": None, "rss": rss, "pss": None, "sent": None, "gpu": None} for rss in (*[None] * 6, 1, 184, None, None, None, 0)],
+    each=12,
+    nodes=1,
+)
 @given(
     figures=st.lists(FIGURES, min_size=2, max_size=40),
     each=st.integers(1, 16),
@@ -125,7 +130,7 @@ def test_merging_what_is_merged_is_merging_it_all(figures, cut):
     assert in_two.samples == at_once.samples
     assert (in_two.merged or {}).keys() == (at_once.merged or {}).keys()
     for name in ("memory_rss_bytes", "memory_pss_bytes", "network_sent_bytes"):
-        assert (getattr(in_two, name) or 0) == pytest.approx(getattr(at_once, name) or 0, abs=2)
+        assert (getattr(in_two, name) or 0) == pytest.approx(getattr(at_once, name) or 0, rel=1e-12)
     assert at_once.tasks == samples[-1].tasks
 
 
