@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...core.errors import UsageError
 from ..catalog.cpu_starvation import cpu_starvation
+from ..catalog.locate import find_sweep
 from ..catalog.run import Run, labelled
 from ..comparison.comparison import Comparison, compare_runs
 from ..comparison.factors import Factor
@@ -58,7 +60,11 @@ def as_latex(
 
 
 def _label(comparison: Comparison) -> str:
-    """Return what the table is referred to by: what the names of all runs begin with, or else the names of its rows."""
+    """Return what the table is referred to by: the sweep that all runs are of, or what all their names begin with, or the names of its rows."""
+    folders = {run.path.parent for run in comparison.runs}
+    sweep = find_sweep(str(folders.pop()), Path()) if len(folders) == 1 else None
+    if sweep is not None and len(comparison.runs) > 1:
+        return label(sweep.resolve().name)
     names = [str(run.summary["run"]) for run in comparison.runs]
     stem = common_stem(names) if len(names) > 1 else names[0]
     return label(stem if len(stem) >= _SHORTEST_STEM or len(names) == 1 else "-".join(row_names(comparison.entries)))

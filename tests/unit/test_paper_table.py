@@ -69,6 +69,17 @@ def test_the_label_is_what_the_names_have_in_common():
     assert r"\label{tab:runs}" in as_latex([made("中")])
 
 
+def test_the_runs_of_a_sweep_have_its_name_as_label(tmp_path):
+    runs = [made(f"lr={lr},seed=0", lr=lr) for lr in (0.1, 0.2)]
+    for run in runs:
+        run.path = tmp_path / "rates_1" / run.summary["run"]
+    assert "rates" not in as_latex(runs)
+    (tmp_path / "rates_1").mkdir()
+    (tmp_path / "rates_1" / "sweep.json").write_text("{}")
+    assert r"\label{tab:rates-1}" in as_latex(runs)
+    assert r"\label{tab:lr-0-1-seed-0}" in as_latex(runs[:1])
+
+
 def test_one_run_each_has_no_interval():
     latex = as_latex([made("one"), made("two", nodes=2)])
     assert "One run each." in caption_of(latex)
