@@ -81,11 +81,16 @@ def _as_line(sample: SystemRecord) -> SystemRecord:
     """Return it with bytes in whole numbers, as a file has them."""
     if sample.merged is None:
         return sample
+    figures: dict[str, Any] = {name: _rounded(getattr(sample, name)) for name in GAUGES if name not in _OF_TIME}
     return replace(
         sample,
-        **{name: _rounded(getattr(sample, name)) for name in GAUGES if name not in _OF_TIME},
-        gpus=None if sample.gpus is None else tuple({**gpu, "memory_bytes": _rounded(gpu.get("memory_bytes"))} for gpu in sample.gpus),
+        **figures,
+        gpus=None if sample.gpus is None else tuple(_rounded_gpu(gpu) for gpu in sample.gpus),
     )
+
+
+def _rounded_gpu(gpu: GpuSample) -> GpuSample:
+    return {**gpu, "memory_bytes": _rounded(gpu.get("memory_bytes"))}
 
 
 def _rounded(value: float | None) -> int | None:

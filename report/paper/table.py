@@ -60,7 +60,7 @@ def as_latex(
 
 
 def _label(comparison: Comparison) -> str:
-    """Return what the table is referred to by: the sweep that all runs are of, or what all their names begin with, or the names of its rows."""
+    """Return what the table is referred to by: the sweep of all runs, what all their names begin with, or the names of its rows."""
     folders = {run.path.parent for run in comparison.runs}
     sweep = find_sweep(str(folders.pop()), Path()) if len(folders) == 1 else None
     if sweep is not None and len(comparison.runs) > 1:
