@@ -41,7 +41,7 @@ demo: $(VENV)/.all
 
 test: lint
 	@echo '== pytest'
-	@$(BIN)/python -m pytest -n $(or $(JOBS),5) --dist loadscope --no-loadscope-reorder $(PYTEST)
+	@$(BIN)/python -m pytest -n $(or $(JOBS),5) --dist loadscope --no-loadscope-reorder --durations 60 --durations-min 5 $(PYTEST)
 
 check: lint
 	@echo '== pytest (unit tests)'

@@ -208,9 +208,11 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
     if rendezvous or rank or (follows and detect(os.environ, None, None, None)):
         raise UsageError("sweep: starts runs on nodes of its own; it goes neither with torchrun, TF_CONFIG nor a rendezvous")
     for given in resolve_personal(("hosts", "hostfile"), {}, os.environ).values():
-        if not given.of_own_file or any(takes_option(point.job.launcher, given.option.name) for point in points):
-            remedy = "give --launcher local" if given.of_own_file else f"unset {given.option.variable}"
+        if any(takes_option(point.job.launcher, given.option.name) for point in points):
+            remedy = "give --launcher local" if given.of_own_file else f"unset {given.option.variable}, or give --launcher local"
             raise UsageError(f"sweep: starts runs on nodes of this machine, and {given.key} names hosts for them; {remedy}")
+        if not given.of_own_file:
+            note(f"{given.option.variable}: the sweep has its nodes elsewhere, and nothing uses it")
     if follows and (tasks := step_tasks(os.environ)) > 1:
         raise UsageError(
             f"sweep: Slurm started {tasks} of these processes in one step, and each would do all of it; type: srun --ntasks 1 …"

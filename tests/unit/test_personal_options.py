@@ -227,6 +227,10 @@ def test_hosts_of_the_own_file_count_where_nothing_else_places_the_nodes(home, m
     assert invoke(["sweep", "quickstart", "--backend", "torch", "--grid", "lr=0.1,0.2", "--dry-run", "--launcher", "local"]) == 0
     capsys.readouterr()
     monkeypatch.setenv("TRAINER_HOSTS", "d,e")
+    assert invoke(["sweep", "quickstart", "--backend", "torch", "--grid", "lr=0.1,0.2", "--dry-run"]) == 2
+    assert "names hosts for them; unset TRAINER_HOSTS, or give --launcher local" in capsys.readouterr().err
+    assert invoke(["sweep", "quickstart", "--backend", "torch", "--grid", "lr=0.1,0.2", "--dry-run", "--launcher", "local"]) == 0
+    assert "TRAINER_HOSTS: the sweep has its nodes elsewhere, and nothing uses it" in capsys.readouterr().err
     assert nodes_of(capsys) == 2
     assert nodes_of(capsys, "--launcher", "local", "--nodes", "5") == 5
     monkeypatch.delenv("TRAINER_HOSTS")
