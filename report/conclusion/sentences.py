@@ -6,15 +6,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.untrusted.console import one_line
-from ...records.text.numbers import duration_text, number_text, rate_text
+from ...records.text.numbers import duration_text, rate_text
 from ..catalog.run import Run
 from ..comparison.factors import RULES
 from ..comparison.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio
 from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation
 from .axis import AxisVerdict
+from .cautions import cautions
 from .conclusion import Best, Conclusion, Limit
-from .loss_agreement import EQUAL_WITHIN, LossAgreement
+from .loss_sentences import agreements_told
+from .number_words import ratio_text, counted, times_text
 from .set_ups import FIGURES, SetUp, shown, value_text
 
 __all__ = ["AxisLine", "Told", "held_back", "shared_settings", "told"]
@@ -77,8 +79,8 @@ def told(conclusion: Conclusion) -> Told:
         tuple(AxisLine(*map(one_line, (line.axis, line.held, line.ratio, line.sure))) for line in lines),
         _lines(_limit(one) for one in conclusion.limits),
         _lines(_next(conclusion)),
-        _lines(_agreements(conclusion.losses)),
-        _lines(_mind(conclusion)),
+        _lines(agreements_told(conclusion.losses)),
+        _lines(cautions(conclusion)),
     )
 
 
@@ -103,14 +105,10 @@ def _head(conclusion: Conclusion) -> str:
     runs = sum(len(one.runs) for one in every) + len(conclusion.set_ups.disturbed)
     counts = {len(one.runs) for one in every}
     if not counts:
-        return _counted(runs, "run")
+        return counted(runs, "run")
     repeats = f"{min(counts)} repeats each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} repeats each"
-    parts = [_counted(runs, "run"), *shared_settings([one.runs[0] for one in every]), "one run each" if counts == {1} else repeats]
+    parts = [counted(runs, "run"), *shared_settings([one.runs[0] for one in every]), "one run each" if counts == {1} else repeats]
     return " · ".join(parts)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> list[str]:
@@ -136,10 +134,10 @@ def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> li
 def _best(one: Best, unrepeated: str, set_ups: int) -> str:
     what = _does(one)
     if one.left:
-        what = f"{what}, of the {_counted(one.compared, 'set-up')} that can be compared"
+        what = f"{what}, of the {counted(one.compared, 'set-up')} that can be compared"
     if one.worst is None or one.over_worst is None:
         return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
-    times = f"{_times(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}"
+    times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}"
     return f"{one.set_up.label} {what}: {times}{_how_sure(one.over_worst, unrepeated)}."
 
 
@@ -182,11 +180,6 @@ def _rate(value: float) -> str:
     return rate_text(value).removesuffix("/s")
 
 
-def _times(value: float) -> str:
-    """Return a ratio with three digits, and with four where it would look like 1 otherwise."""
-    return f"{_bound(value)} ×"
-
-
 def _how_sure(found: Ratio, unrepeated: str) -> str:
     if not found.known:
         return f", {unrepeated}: not known whether that is more than scatter"
@@ -200,20 +193,14 @@ def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
     by = "to the target" if one.figure == TARGET.key else "by examples/s"
     if one.ratio is None:
         return AxisLine(one.label, "", "", f"no verdict {by}: {one.why_not}")
-    interval = "" if one.ratio.low is None else f" ({_bound(one.ratio.low)}–{_bound(one.ratio.high)})"
-    last = "" if one.over_last is None else f"; {_times(one.over_last.ratio)} over {one.last}"
+    interval = "" if one.ratio.low is None else f" ({ratio_text(one.ratio.low)}–{ratio_text(one.ratio.high)})"
+    last = "" if one.over_last is None else f"; {times_text(one.over_last.ratio)} over {one.last}"
     return AxisLine(
         one.label,
         f"{one.winner} over {one.other}",
-        f"{_times(one.ratio.ratio)}{interval} {by}",
+        f"{times_text(one.ratio.ratio)}{interval} {by}",
         f"{_sure(one.ratio, one.repeats, unrepeated)}{_opposed(one)}{last}",
     )
-
-
-def _bound(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3g}" if value >= 10 else f"{value:.3f}" if 0 < abs(value - 1.0) < 0.005 else f"{value:.2f}"
 
 
 def _sure(found: Ratio, repeats: int | None, unrepeated: str) -> str:
@@ -230,7 +217,7 @@ def _opposed(one: AxisVerdict) -> str:
     """Say where set-ups point both ways."""
     if one.ratio is None or not one.ratio.opposed:
         return ""
-    against = [f"{where} ({_times(ratio)})" for where, ratio in zip(one.where, one.ratio.pairs, strict=True) if ratio < 1.0]
+    against = [f"{where} ({times_text(ratio)})" for where, ratio in zip(one.where, one.ratio.pairs, strict=True) if ratio < 1.0]
     return f"; the other way round with {'; '.join(against)}"
 
 
@@ -260,78 +247,5 @@ def _next(conclusion: Conclusion) -> list[str]:
         return []
     label, found = conclusion.limits[0].set_up.label, []
     for one in conclusion.advice:
-        found.append(f"With {label}: {one.option}, {one.bound} {_times(one.speedup or 1.0)} by its figures ({one.reason}).")
-    return found
-
-
-MOST_PAIRS_TOLD = 2
-"""More pairs of runs are counted, those whose losses are equal, and those whose losses part."""
-
-
-def _agreements(found: Sequence[LossAgreement]) -> list[str]:
-    if len(found) <= MOST_PAIRS_TOLD:
-        return [_agreement(one) for one in found]
-    alike = [one for one in found if one.parts_at is None]
-    parts = [one for one in found if one.parts_at is not None]
-    parted = [_agreement(one) for one in parts]
-    if len(parts) > MOST_PAIRS_TOLD:
-        places = sorted(one.parts_at or 0 for one in parts)
-        earliest = min(parts, key=lambda one: one.parts_at or 0)
-        parted = [
-            f"{len(parts)} of {_counted(len(found), 'pair')} of runs part by more than {EQUAL_WITHIN:g}, between update {places[0]:,} "
-            f"({earliest.run} and {earliest.other}) and {places[-1]:,}."
-        ]
-    same = [one for one in alike if one.identical]
-    near = [one for one in alike if not one.identical]
-    told = []
-    if same:
-        told.append(f"{len(same)} of {_counted(len(found), 'pair')} of runs: identical to the bit over {_updates(same)}.")
-    if near:
-        largest = max(one.largest for one in near)
-        told.append(
-            f"{len(near)} of {_counted(len(found), 'pair')} of runs: equal within {EQUAL_WITHIN:g} over {_updates(near)} "
-            f"(largest difference {largest:.1e})."
-        )
-    return [*told, *parted]
-
-
-def _updates(found: Sequence[LossAgreement]) -> str:
-    """Return over how many updates pairs agree: the number, or the fewest and the most."""
-    counts = sorted(one.updates for one in found)
-    return _counted(counts[0], "update") if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,} updates"
-
-
-def _agreement(one: LossAgreement) -> str:
-    pair = f"{one.run} and {one.other}"
-    over = f"over {_counted(one.updates, 'update')}"
-    if one.identical:
-        return f"{pair}: identical to the bit {over}."
-    if one.parts_at is None or one.losses is None:
-        return f"{pair}: equal within {EQUAL_WITHIN:g} {over} (largest difference {one.largest:.1e})."
-    mine, theirs = one.losses
-    return f"{pair}: they part at update {one.parts_at:,} of {one.updates:,} ({number_text(theirs, 6)} and {number_text(mine, 6)})."
-
-
-MOST_TOO_FAST = 3
-
-
-def _too_fast(more: SetUp, fewer: SetUp, times: Ratio) -> str:
-    ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
-    return (
-        f"{more.label} is {_times(times.ratio)} as fast as {fewer.label}, more than the ideal {ideal:.3g} ×: one of them was measured "
-        "wrong or had another advantage, so that nodes are not judged by the two; measure both again."
-    )
-
-
-def _mind(conclusion: Conclusion) -> list[str]:
-    found = []
-    nodes = max((run.summary.get("nodes_sharing_cores") or 1 for one in conclusion.set_ups.all for run in one.runs), default=1)
-    if nodes > 1:
-        found.append(f"Up to {nodes} nodes shared the same cores: this holds on these shared cores, not of as many machines.")
-    found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
-    for one in conclusion.set_ups.disturbed:
-        taken = percent(one.by.fraction)
-        found.append(f"{one.run.name} is left out: other programs took {taken} of the CPU time that its tasks asked for.")
-    if any(run.summary.get("synthetic") for one in conclusion.set_ups.all for run in one.runs):
-        found.append("The data is synthetic: there is nothing to learn.")
+        found.append(f"With {label}: {one.option}, {one.bound} {times_text(one.speedup or 1.0)} by its figures ({one.reason}).")
     return found
