@@ -70,8 +70,8 @@ def time_shares(
     if calibration is None:
         return None
     measured: Sequence[Mapping[str, Any]] = calibration["workers"]
-    own = {one["worker"]: (one["data_seconds"], one["compute_seconds"]) for one in measured}
     steps = {one["worker"]: times.seconds(one["worker"]) for one in measured}
+    own = {one["worker"]: (one["data_seconds"], _computing(one, steps[one["worker"]], calibration)) for one in measured}
     if mode == "sync":
         slowest = max((sum(each) for each in own.values()), default=0.0)
         alone = len(measured) == 1
@@ -90,6 +90,20 @@ def time_shares(
         "nodes": _nodes(workers),
         "native": {**times.waits(), **calibration.get("native", {})},
     }
+
+
+def _computing(one: Mapping[str, Any], step: float | None, calibration: Mapping[str, Any]) -> float:
+    """Return what a worker computes in a step: as it was calibrated, unless the run and the half batch both contradict that.
+
+    Computing is a fixed cost and one that grows with the batch, so that a batch of twice the examples takes at most twice as long. Where a
+    worker was calibrated at more than that, and at more than the whole step that it made so often, other programs had its core for that
+    moment, and the bound stands for it.
+    """
+    seconds: float = one["compute_seconds"]
+    half: float | None = one.get("half_compute_seconds")
+    if step is None or seconds <= step or not half:
+        return seconds
+    return min(seconds, half * calibration["batch_size"] / calibration["half_batch_size"])
 
 
 def _worker(one: Mapping[str, Any], step: float | None, components: Shares, times: StepTimes) -> Shares:

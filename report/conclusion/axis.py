@@ -29,9 +29,9 @@ class AxisVerdict:
     """What there is to say of an axis by one figure.
 
     `winner` is the best of its values and `other` the second; None where no two can be compared, and `why_not` says why. `ratio` is how
-    many times as good the first is, over the pairs of set-ups of these two that are equal in all else; `where` names what each pair has in
-    common, empty where it is all that there is. `repeats` of each set-up would tell, where the ratio is not sure. `last` and
-    `over_last` are the same for the worst of several values. `missed` are ranked behind, without a ratio.
+    many times as good the first is, over the pairs of set-ups of these two that are equal in all else; `each` has the ratio of each pair by
+    itself, and `where` names what it has in common, empty where it is all that there is. `repeats` of each set-up would tell, where the
+    ratio is not sure. `last` and `over_last` are the same for the worst of several values. `missed` are ranked behind, without a ratio.
     """
 
     axis: str
@@ -40,12 +40,18 @@ class AxisVerdict:
     winner: str | None
     other: str | None
     ratio: Ratio | None
+    each: tuple[Ratio, ...]
     where: tuple[str, ...]
     repeats: int | None
     last: str | None
     over_last: Ratio | None
     missed: tuple[Missed, ...]
     why_not: str | None
+
+    @property
+    def depends(self) -> bool:
+        """Whether some pair surely points the other way, so that there is no winner but for what the pairs have in common."""
+        return any(one.sure and one.ratio < 1.0 for one in self.each)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -56,6 +62,8 @@ class AxisVerdict:
             "second": self.other,
             "ratio": None if self.ratio is None else self.ratio.to_json(),
             "within": list(self.where),
+            "ratio_within": [one.to_json() for one in self.each],
+            "depends": self.depends,
             "repeats_that_would_tell": self.repeats,
             "worst": self.last,
             "ratio_over_worst": None if self.over_last is None else self.over_last.to_json(),
@@ -81,7 +89,7 @@ def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
     )
     if not known:
         why = _why_not(found, groups, figure)
-        return AxisVerdict(axis.key, axis.label, figure.key, None, None, None, (), None, None, None, missed, why)
+        return AxisVerdict(axis.key, axis.label, figure.key, None, None, None, (), (), None, None, None, missed, why)
     ranked = _ranked(values, pairs, figure)
     winner = ranked[0]
     beside = [value for value in ranked[1:] if _between(pairs, winner, value)]  # a value may be comparable with others alone
@@ -99,6 +107,7 @@ def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
         shown(axis, winner),
         shown(axis, other),
         first,
+        tuple(_ratio([pair], figure) for pair in members),
         where if others else (),
         repeats,
         shown(axis, last) if beyond else None,

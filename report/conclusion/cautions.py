@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from ..comparison.ratios import Ratio
+from statistics import fmean
+
+from ...records.text.numbers import duration_text
+from ..catalog.summary_rows import number
+from ..comparison.ratios import Ratio, geometric_mean
 from ..diagnosis.text import percent
 from .conclusion import Conclusion
 from .number_words import times_text
-from .set_ups import SetUp
+from .set_ups import FIGURES, SetUp
+from .target_times import coarse_gaps
 
 __all__ = ["cautions"]
+
+TARGET, _ = FIGURES
 
 MOST_TOO_FAST = 3
 
@@ -21,12 +28,44 @@ def _too_fast(more: SetUp, fewer: SetUp, times: Ratio) -> str:
     )
 
 
+MOST_STARTS = 3
+
+LEAST_START = 0.1
+"""Starting that takes this fraction of the time to the target, or more, may change who is first."""
+
+
+def _target_times(conclusion: Conclusion) -> list[str]:
+    """Say what times to a target leave out, and how finely they are known."""
+    best = next((one for one in conclusion.best if one.figure is TARGET), None)
+    if best is None:
+        return []
+    found = []
+    named = [one for one in (best.set_up, *best.rivals, best.worst) if one is not None]
+    starts = [(one, fmean(known)) for one in named if (known := _starts(one))]
+    if any(seconds >= LEAST_START * geometric_mean(one.figures(TARGET)) for one, seconds in starts):
+        told = ", ".join(f"{duration_text(seconds)} with {one.label}" for one, seconds in starts[:MOST_STARTS])
+        found.append(f"Times to a target begin with training; starting took {told}.")
+    measured = [one for one in conclusion.set_ups.all if one.figures(TARGET)]
+    if gaps := coarse_gaps(measured):
+        apart = duration_text(gaps[0]) if gaps[0] == gaps[-1] else f"{duration_text(gaps[0])} to {duration_text(gaps[-1])}"
+        every = {str(run.job.get("eval_every")) for one in measured for run in one.runs}
+        now = f" (--eval-every {every.pop()})" if len(every) == 1 else ""
+        found.append(f"Targets are looked for at evaluations{now}, {apart} apart here: times to them are no finer; evaluate more often.")
+    return found
+
+
+def _starts(one: SetUp) -> list[float]:
+    """Return how long each run took to start, as far as that is known."""
+    return [seconds for run in one.runs if (seconds := number(run.summary.get("init_seconds"))) is not None]
+
+
 def cautions(conclusion: Conclusion) -> list[str]:
     """Return what to mind, a sentence each."""
     found = []
     nodes = max((run.summary.get("nodes_sharing_cores") or 1 for one in conclusion.set_ups.all for run in one.runs), default=1)
     if nodes > 1:
         found.append(f"Up to {nodes} nodes shared the same cores: this holds on these shared cores, not of as many machines.")
+    found += _target_times(conclusion)
     found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
     for one in conclusion.set_ups.disturbed:
         taken = percent(one.by.fraction)

@@ -9,13 +9,13 @@ from typing import Any
 from ...records.store.jsonl import finite_json
 from ..catalog.run import Run, labelled
 from ..comparison.factors import Factor
-from ..comparison.ratios import Ratio, geometric_mean, interval_of_mean, ratio
+from ..comparison.ratios import Ratio, geometric_mean, interval_of_mean
 from ..diagnosis.advice import advise
 from ..diagnosis.batch_size_advice import Advice
 from ..diagnosis.verdict import Explanation, explain
 from .axis import AxisVerdict, judge_axis
 from .loss_agreement import LossAgreement, loss_agreements
-from .set_ups import FIGURES, Figure, SetUp, SetUps, set_ups
+from .set_ups import FIGURES, Figure, SetUp, SetUps, set_ups, times_as_good
 
 __all__ = ["Best", "Conclusion", "Limit", "conclude"]
 
@@ -27,6 +27,7 @@ class Best:
     """The set-up that is best by a figure: its geometric mean over the repeats, and the interval of 95 %, None for one run alone.
 
     `worst` is the last of the set-ups that it compares with, and `over_worst` how many times as good it is; None where there is no other.
+    `rivals` are those between, best first, of which the scatter leaves open whether they are worse.
     `compared` is how many compare, with it, and `left` how many have the figure too and cannot be compared with them.
     """
 
@@ -38,6 +39,7 @@ class Best:
     over_worst: Ratio | None
     compared: int = 1
     left: int = 0
+    rivals: tuple[SetUp, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -50,6 +52,7 @@ class Best:
             "ratio_over_worst": None if self.over_worst is None else self.over_worst.to_json(),
             "compared": self.compared,
             "not_comparable": self.left,
+            "not_surely_worse": [one.label for one in self.rivals],
         }
 
 
@@ -125,10 +128,12 @@ def _best(found: SetUps, figure: Figure) -> Best | None:
         return None
     ordered = sorted(among, key=lambda one: -figure.better * geometric_mean(one.figures(figure)))
     first, last = ordered[0], ordered[-1]
-    own, values = first.figures(figure), last.figures(figure)
-    over = None if first is last else ratio([(own, values) if figure.better > 0 else (values, own)])
+    own = first.figures(figure)
+    over = None if first is last else times_as_good(first, last, figure)
     left = sum(bool(one.figures(figure)) for one in found.all) - len(among)
-    return Best(first, figure, geometric_mean(own), interval_of_mean(own), None if first is last else last, over, len(among), left)
+    rivals = [one for one in ordered[1:-1] if (times := times_as_good(first, one, figure)).known and not times.sure]
+    worst = None if first is last else last
+    return Best(first, figure, geometric_mean(own), interval_of_mean(own), worst, over, len(among), left, tuple(rivals))
 
 
 def _alone_reached(found: SetUps, one: SetUp, figure: Figure) -> bool:

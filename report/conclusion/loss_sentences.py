@@ -24,9 +24,10 @@ def agreements_told(found: Sequence[LossAgreement]) -> list[str]:
     if len(parts) > MOST_PAIRS_TOLD:
         places = sorted(one.parts_at or 0 for one in parts)
         earliest = min(parts, key=lambda one: one.parts_at or 0)
+        first = f"update {places[0]:,} ({earliest.run} and {earliest.other})"
         parted = [
-            f"{len(parts)} of {counted(len(found), 'pair')} of runs part by more than {EQUAL_WITHIN:g}, between update {places[0]:,} "
-            f"({earliest.run} and {earliest.other}) and {places[-1]:,}."
+            f"{len(parts)} of {counted(len(found), 'pair')} of runs that should train alike do so within {EQUAL_WITHIN:.2%} until they "
+            f"part, {f'each at {first}' if places[0] == places[-1] else f'the first at {first} and the last at update {places[-1]:,}'}."
         ]
     same = [one for one in alike if one.identical]
     near = [one for one in alike if not one.identical]
@@ -36,7 +37,7 @@ def agreements_told(found: Sequence[LossAgreement]) -> list[str]:
     if near:
         largest = max(one.largest for one in near)
         told.append(
-            f"{len(near)} of {counted(len(found), 'pair')} of runs: equal within {EQUAL_WITHIN:g} over {_updates(near)} "
+            f"{len(near)} of {counted(len(found), 'pair')} of runs: equal within {EQUAL_WITHIN:.2%} over {_updates(near)} "
             f"(largest difference {largest:.1e})."
         )
     return [*told, *parted]
@@ -54,6 +55,7 @@ def _agreement_told(one: LossAgreement) -> str:
     if one.identical:
         return f"{pair}: identical to the bit {over}."
     if one.parts_at is None or one.losses is None:
-        return f"{pair}: equal within {EQUAL_WITHIN:g} {over} (largest difference {one.largest:.1e})."
+        return f"{pair}: equal within {EQUAL_WITHIN:.2%} {over} (largest difference {one.largest:.1e})."
     mine, theirs = one.losses
-    return f"{pair}: they part at update {one.parts_at:,} of {one.updates:,} ({number_text(theirs, 6)} and {number_text(mine, 6)})."
+    told = f"({number_text(theirs, 6)} and {number_text(mine, 6)})"
+    return f"{pair}: equal within {EQUAL_WITHIN:.2%} until they part at update {one.parts_at:,} of {one.updates:,} {told}."

@@ -9,15 +9,16 @@ from ...core.untrusted.console import one_line
 from ...records.text.numbers import duration_text, rate_text
 from ..catalog.run import Run
 from ..comparison.factors import RULES
-from ..comparison.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio
+from ..comparison.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
 from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation
 from .axis import AxisVerdict
 from .cautions import cautions
 from .conclusion import Best, Conclusion, Limit
+from .learnt import learnt_told
 from .loss_sentences import agreements_told
-from .number_words import ratio_text, counted, times_text
-from .set_ups import FIGURES, SetUp, shown, value_text
+from .number_words import counted, ratio_text, times_text
+from .set_ups import FIGURES, Figure, SetUp, shown, value_text
 
 __all__ = ["AxisLine", "Told", "held_back", "shared_settings", "told"]
 
@@ -44,11 +45,15 @@ class AxisLine:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The conclusion: `head` says what was compared, `best` which set-up is best, `axes` by how much along each; then why and so on."""
+    """The conclusion: `head` says what was compared, `best` which set-up is best, `axes` by how much along each; then the rest.
+
+    `learnt` is empty where a target says what is good enough.
+    """
 
     head: str
     best: tuple[str, ...]
     axes: tuple[AxisLine, ...]
+    learnt: tuple[str, ...]
     why: tuple[str, ...]
     next: tuple[str, ...]
     losses: tuple[str, ...]
@@ -57,7 +62,7 @@ class Told:
     @property
     def named(self) -> list[tuple[str, tuple[str, ...]]]:
         """What stands below the axes: what each part is called, and its sentences, of those that have any."""
-        parts = (("Why", self.why), ("Next", self.next), ("Losses", self.losses), ("Mind", self.mind))
+        parts = (("Learnt", self.learnt), ("Why", self.why), ("Next", self.next), ("Losses", self.losses), ("Mind", self.mind))
         return [(name, sentences) for name, sentences in parts if sentences]
 
     @property
@@ -77,6 +82,7 @@ def told(conclusion: Conclusion) -> Told:
         one_line(_head(conclusion)),
         _lines(best),
         tuple(AxisLine(*map(one_line, (line.axis, line.held, line.ratio, line.sure))) for line in lines),
+        _lines(learnt_told(conclusion.set_ups)),
         _lines(_limit(one) for one in conclusion.limits),
         _lines(_next(conclusion)),
         _lines(agreements_told(conclusion.losses)),
@@ -137,8 +143,30 @@ def _best(one: Best, unrepeated: str, set_ups: int) -> str:
         what = f"{what}, of the {counted(one.compared, 'set-up')} that can be compared"
     if one.worst is None or one.over_worst is None:
         return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
-    times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}"
-    return f"{one.set_up.label} {what}: {times}{_how_sure(one.over_worst, unrepeated)}."
+    times = f"{_times_with_interval(one.over_worst)} as fast as {one.worst.label}{_slowest(one)}"
+    return f"{one.set_up.label} {what}{_rivals(one)}: {times}{_how_sure(one.over_worst, unrepeated)}."
+
+
+MOST_RIVALS = 2
+"""Set-ups that are named among those which may be as good as the best."""
+
+
+def _rivals(one: Best) -> str:
+    """Say which set-ups the scatter leaves beside the best."""
+    if not one.rivals:
+        return ""
+    named = [f"{other.label} ({_value(one.figure, geometric_mean(other.figures(one.figure)))})" for other in one.rivals[:MOST_RIVALS]]
+    more = [f"{len(one.rivals) - MOST_RIVALS} more"] if len(one.rivals) > MOST_RIVALS else []
+    return f", not surely {'before' if one.figure is TARGET else 'more than'} {' and '.join([*named, *more])}"
+
+
+def _value(figure: Figure, value: float) -> str:
+    return duration_text(value) if figure is TARGET else rate_text(value)
+
+
+def _times_with_interval(found: Ratio) -> str:
+    interval = "" if found.low is None else f" ({ratio_text(found.low)}–{ratio_text(found.high)})"
+    return f"{times_text(found.ratio)}{interval}"
 
 
 MOST_MISSED = 4
@@ -193,13 +221,13 @@ def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
     by = "to the target" if one.figure == TARGET.key else "by examples/s"
     if one.ratio is None:
         return AxisLine(one.label, "", "", f"no verdict {by}: {one.why_not}")
-    interval = "" if one.ratio.low is None else f" ({ratio_text(one.ratio.low)}–{ratio_text(one.ratio.high)})"
-    last = "" if one.over_last is None else f"; {times_text(one.over_last.ratio)} over {one.last}"
+    last = "" if one.over_last is None else f"; {one.winner} over {one.last}: {times_text(one.over_last.ratio)}"
+    sure = "it depends" if one.depends else _sure(one.ratio, one.repeats, unrepeated)
     return AxisLine(
         one.label,
         f"{one.winner} over {one.other}",
-        f"{times_text(one.ratio.ratio)}{interval} {by}",
-        f"{_sure(one.ratio, one.repeats, unrepeated)}{_opposed(one)}{last}",
+        f"{_times_with_interval(one.ratio)} {by}",
+        f"{sure}{_opposed(one)}{last}",
     )
 
 
@@ -209,16 +237,20 @@ def _sure(found: Ratio, repeats: int | None, unrepeated: str) -> str:
         return f"not known, {unrepeated}{usual}; --repeats 3 would tell"
     if found.sure:
         return "sure"
-    needed = f"{repeats} repeats would tell" if repeats else f"more than {MOST_REPEATS_TOLD} repeats would be needed to tell"
+    needed = f"{repeats} repeats each would tell" if repeats else f"more than {MOST_REPEATS_TOLD} repeats each would be needed to tell"
     return f"not sure, within the scatter; {needed}"
 
 
 def _opposed(one: AxisVerdict) -> str:
-    """Say where set-ups point both ways."""
+    """Say where set-ups point both ways: beyond their scatter, within it, or where that is not known."""
     if one.ratio is None or not one.ratio.opposed:
         return ""
-    against = [f"{where} ({times_text(ratio)})" for where, ratio in zip(one.where, one.ratio.pairs, strict=True) if ratio < 1.0]
-    return f"; the other way round with {'; '.join(against)}"
+    against, alike = [], []
+    for where, found in zip(one.where, one.each, strict=True):
+        if found.ratio < 1.0:
+            (alike if found.known and not found.sure else against).append(f"{where} ({times_text(found.ratio)})")
+    said = {"the other way round with": against, "no sure difference with": alike if one.ratio.sure else []}
+    return "".join(f"; {words} {', '.join(named)}" for words, named in said.items() if named)
 
 
 # Why, what next, what to mind -----------------------------------------------------------------------------------------
@@ -247,5 +279,7 @@ def _next(conclusion: Conclusion) -> list[str]:
         return []
     label, found = conclusion.limits[0].set_up.label, []
     for one in conclusion.advice:
-        found.append(f"With {label}: {one.option}, {one.bound} {times_text(one.speedup or 1.0)} by its figures ({one.reason}).")
+        caution = f"; {one.caution}" if one.caution else ""
+        gain = f"{one.bound} {times_text(one.speedup or 1.0)} as fast by its calibration"
+        found.append(f"With {label}: {one.option}, {gain} ({one.reason}{caution}).")
     return found

@@ -19,7 +19,7 @@ from ..comparison.names import setting_text
 from ..comparison.ratios import Ratio, ratio
 from ..comparison.rows import Row, make_entries, tells_apart
 
-__all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "axes_of", "called", "set_ups", "shown", "value_text"]
+__all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "axes_of", "called", "set_ups", "shown", "times_as_good", "value_text"]
 
 FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
 """What comes of other settings, such as the number of nodes on one machine, unless set-ups differ in it by itself: then it is an axis."""
@@ -145,6 +145,12 @@ class SetUps:
 
     def _place(self, one: SetUp) -> int:
         return next(index for index, known in enumerate(self.all) if known is one)
+
+
+def times_as_good(one: SetUp, other: SetUp, figure: Figure) -> Ratio:
+    """Return how many times as good the first is by a figure that both have."""
+    mine, theirs = one.figures(figure), other.figures(figure)
+    return ratio([(mine, theirs) if figure.better > 0 else (theirs, mine)])
 
 
 def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:

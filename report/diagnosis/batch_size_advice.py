@@ -14,6 +14,10 @@ __all__ = ["Advice", "batch_dependent_seconds", "larger_batch"]
 _LEARNS_OTHERWISE = "each update then sees twice the {}, so that the learning rate and what is learnt need another look"
 
 
+DISTURBED = 1.5
+"""Half a batch cannot take longer than a whole one; what scatters takes so many times as long at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
     """One setting: the option as it would be typed, and why.
@@ -38,11 +42,14 @@ def _step_seconds(explanation: Explanation) -> float:
 def batch_dependent_seconds(explanation: Explanation, worker: Worker) -> float | None:
     """Return the seconds of a worker's step that grow in proportion to its batch: reading data, and computing less its fixed cost.
 
-    The fixed cost follows from the calibrated times of a whole and of half a batch. None where half a batch was not measured.
+    The fixed cost follows from the calibrated times of a whole and of half a batch. None where half a batch was not measured, or took so
+    much longer than a whole one that other programs had the core for one of the two.
     """
     entries = (explanation.evidence.calibration or {}).get("workers", ())
     entry = next((entry for entry in entries if entry["worker"] == worker.worker), None)
     if entry is None or not entry["half_compute_seconds"] or not entry["compute_seconds"]:
+        return None
+    if entry["half_compute_seconds"] > DISTURBED * entry["compute_seconds"]:
         return None
     calibration: Mapping[str, Any] = explanation.evidence.calibration or {}
     left_out = 1.0 - float(calibration["half_batch_size"]) / float(calibration["batch_size"])
@@ -59,7 +66,7 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
     sync = evidence.summary["mode"] == "sync"
     grown = [batch_dependent_seconds(explanation, worker) for worker in ([slowest] if sync else evidence.workers)]
     known = [value for value in grown if value is not None]
-    if len(known) < len(grown) or not known:
+    if not known:
         return
     before, idle = _step_seconds(explanation), idle_fraction(evidence.summary)
     steps = 2 * before / (before + sum(known) / len(known))

@@ -5,8 +5,10 @@ from comparison_samples import made, starved_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosstrain.records.schema import EvalRecord
 from crosstrain.report.conclusion.conclusion import conclude
 from crosstrain.report.conclusion.sentences import told
+from crosstrain.report.conclusion.set_ups import times_as_good
 
 
 def repeated(name, speeds, *, times=None, until=None, reached=None, **job):
@@ -38,7 +40,7 @@ def test_one_axis():
     assert (best.set_up.label, best.worst.label) == ("torch", "tf")
     words = told(found)
     assert words.head == "6 runs · logreg on digits · 1 node · sync · global batch 32 · 3 repeats each"
-    assert words.best == ("torch trains most examples, 1,000/s (95 %: 975–1,025): 2.00 × as fast as tf.",)
+    assert words.best == ("torch trains most examples, 1,000/s (95 %: 975–1,025): 2.00 × (1.96–2.05) as fast as tf.",)
     assert words.axes[0].sentence.startswith("backend: torch over tf 2.00 × (1.96–2.05) by examples/s: sure")
 
 
@@ -80,8 +82,78 @@ def test_where_they_point_both_ways_it_is_said():
     ]
     verdict = verdicts(runs)["backend", "examples_per_second"]
     assert verdict.ratio.opposed
+    assert verdict.depends
     line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
-    assert "the other way round with global batch 64 (0.83 ×)" in line.sure
+    assert line.sure == "it depends; the other way round with global batch 64 (0.83 ×)"
+    assert not any(one.sure.startswith("sure") for one in told(conclude(runs)).axes if one.axis == "backend")
+
+
+def test_a_pair_within_its_scatter_points_no_way():
+    runs = [
+        *repeated("a", FAST, backend="torch", global_batch_size=32),
+        *repeated("b", SLOW, backend="tf", global_batch_size=32),
+        *repeated("c", (600.0, 630.0, 570.0), backend="torch", global_batch_size=64),
+        *repeated("d", (610.0, 640.0, 580.0), backend="tf", global_batch_size=64),
+    ]
+    verdict = verdicts(runs)["backend", "examples_per_second"]
+    assert (verdict.ratio.opposed, verdict.depends) == (True, False)
+    line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
+    assert line.sure == "sure; no sure difference with global batch 64 (0.98 ×)"
+
+
+def test_who_may_be_as_good_as_the_best_is_named():
+    runs = [
+        *repeated("a", FAST, lr=0.1),
+        *repeated("b", (980.0, 1030.0, 930.0), lr=0.2),
+        *repeated("c", (800.0, 808.0, 792.0), lr=0.3),
+        *repeated("d", SLOW, lr=0.4),
+    ]
+    (best,) = conclude(runs).best
+    assert [one.label for one in best.rivals] == ["learning rate 0.2"]
+    (sentence,) = told(conclude(runs)).best
+    assert "(95 %: 975–1,025), not surely more than learning rate 0.2 (979/s): 2.00 × (1.96–2.05) as fast as learning rate 0.4" in sentence
+
+
+def evaluated(run, *seconds):
+    """The run with evaluations at these seconds of its clock."""
+    run.evals = [
+        EvalRecord(10 * number, 1.0, second, 0.1, "test", 360, 1.0, {"loss": 1.0}, None) for number, second in enumerate(seconds, start=1)
+    ]
+    return run
+
+
+def test_what_times_to_a_target_leave_out_is_said():
+    runs = [
+        *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
+        *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
+    ]
+    assert not any("Targets are looked for" in text for text in told(conclude(runs)).mind)  # there are no records of evaluations
+    for run in runs:
+        evaluated(run, run.summary["time_to_target_seconds"] / 2, run.summary["time_to_target_seconds"])
+    mind = told(conclude(runs)).mind
+    assert "Times to a target begin with training; starting took 3.00 s with tf, 3.00 s with torch." in mind
+    (said,) = (text for text in mind if "Targets are looked for" in text)
+    assert "at evaluations (--eval-every 1epoch), 1.95 s to 4.05 s apart here" in said
+    for run in runs:
+        evaluated(run, *(run.summary["time_to_target_seconds"] * part / 20 for part in range(1, 21)))
+    assert not any("Targets are looked for" in text for text in told(conclude(runs)).mind)
+
+
+def learnt(*accuracies, **more):
+    runs = [
+        made(f"r{lr}", lr=lr, summary={"eval": {"accuracy": accuracy, "loss": 1.0}}, **more)
+        for lr, accuracy in zip((0.1, 0.2, 0.3), accuracies, strict=False)
+    ]
+    return told(conclude(runs)).learnt
+
+
+def test_what_was_learnt_is_said_where_no_target_is():
+    both = "0.8190 with learning rate 0.2, the best, and 0.8090 with learning rate 0.3, the worst"
+    assert learnt(0.815, 0.819, 0.809) == (f"Test accuracy at the end: {both}. --until 'accuracy>=0.8' tells which is there first.",)
+    assert learnt(0.5, 0.5) == ("All end with the same test accuracy, 0.5000.",)
+    assert learnt(0.815, 0.819, until="accuracy>=0.9") == ()
+    assert learnt(0.815, None) == ()
+    assert "--until 'accuracy>=0.0012'" in learnt(0.5, 0.00129)[0]
 
 
 def test_what_is_within_the_scatter_is_not_sure():
@@ -196,6 +268,11 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
     found = conclude(runs)
     for one in found.verdicts:
         assert (one.ratio is None) == (one.why_not is not None)
+        assert len(one.each) == (0 if one.ratio is None else len(one.ratio.pairs))
+    for best in found.best:
+        behind = [times_as_good(best.set_up, one, best.figure) for one in found.set_ups.all_comparable(best.figure)]
+        assert all(times.ratio >= 1.0 - 1e-9 for times in behind)
+        assert {one.label for one in best.rivals} <= {one.label for one in found.set_ups.all}
     words = told(found)
     assert all(words.sentences)
     assert found.to_json(words.sentences)["sentences"] == words.sentences

@@ -47,6 +47,20 @@ def test_the_quick_worker_waits_for_the_slow_one_and_both_for_the_exchange():
     assert shares["run"] == pytest.approx({**RUN, "train_seconds": 1.6, "eval_seconds": 0.3, "other_seconds": 0.1})
 
 
+def test_computing_that_the_run_and_half_a_batch_contradict_is_taken_from_half_a_batch():
+    """Other programs had the second worker's core while it was calibrated; it is no slow node. A slow one takes as long in steps."""
+    sizes = {"batch_size": 16, "half_batch_size": 8}
+    workers = calibration((0, 1.0, 2.0, 5.0), (1, 1.0, 50.0, 3.0), **sizes)
+    for worker, half in zip(workers["workers"], (1.2, 1.5), strict=True):
+        worker["half_compute_seconds"] = half
+    shares = sync(workers, 10.0)
+    assert parts(shares, 0) == [1.0, 2.0, 1.0, 6.0]
+    assert parts(shares, 1) == [1.0, 3.0, 0.0, 6.0]
+    assert parts(sync(workers, 60.0), 1) == [1.0, 50.0, 0.0, 9.0]
+    workers["workers"][1]["half_compute_seconds"] = 25.0
+    assert parts(sync(workers, 10.0), 1) == pytest.approx([10 / 51, 500 / 51, 0.0, 0.0])
+
+
 def test_an_exchange_that_hides_behind_computing_takes_nothing():
     shares = sync(calibration((0, 1.0, 6.0, 5.0), (1, 1.0, 9.0, 5.0)), 10.0)
     assert parts(shares, 0) == [1.0, 6.0, 3.0, 0.0]
