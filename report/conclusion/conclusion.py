@@ -157,4 +157,4 @@ def _limits(best: Sequence[Best]) -> list[Limit]:
 
 def _explained(one: SetUp) -> Explanation | None:
     """Return what holds back a set-up; None where its run was not calibrated, so that hardly anything is known of it."""
-    return None if one.middle_run.calibration is None else explain(one.middle_run)
+    return None if one.typical_run.calibration is None else explain(one.typical_run)

@@ -75,7 +75,7 @@ class SetUp:
         return tuple(known) if len(known) == len(found) else ()
 
     @cached_property
-    def middle_run(self) -> Run:
+    def typical_run(self) -> Run:
         """The run of middle speed, which stands for the others where one is looked at."""
         ordered = sorted(self.runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
         return ordered[(len(ordered) - 1) // 2]

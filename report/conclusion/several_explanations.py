@@ -115,7 +115,7 @@ def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp], explained: Map
     if len({one.values[axis.key] for one in ordered}) < 2:
         return
     first, last = ordered[0], ordered[-1]
-    ends = [explained[id(one.middle_run)] for one in (first, last)]
+    ends = [explained[id(one.typical_run)] for one in (first, last)]
     steps = [one.step_fractions for one in ends]
     shares = {name: (steps[0][name], steps[1][name]) for name in steps[0] if name in steps[1]}
     largest = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_COMPONENTS]

@@ -95,7 +95,7 @@ def time_shares(lines: Lines) -> Picture:
 
 def _middle(line: Line) -> Run:
     """Return the run that stands for a line: of repeats the one of middle speed."""
-    return line.runs[0] if line.set_up is None else line.set_up.middle_run
+    return line.runs[0] if line.set_up is None else line.set_up.typical_run
 
 
 def _mean(nodes: Iterable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
