@@ -58,7 +58,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What holds a set-up back, by the calibration of its run of middle speed."""
+    """What holds a set-up back, by the calibration of its typical run."""
 
     set_up: SetUp
     explanation: Explanation

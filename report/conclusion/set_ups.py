@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from statistics import fmean, median
 from typing import Any
 
 from ...core.untrusted.console import one_line
@@ -18,8 +19,22 @@ from ..comparison.factors import RULES, SPEED, TARGET, Factor
 from ..comparison.names import setting_text
 from ..comparison.ratios import Ratio, ratio
 from ..comparison.rows import Row, make_entries, tells_apart
+from ..diagnosis.time_shares import STEP_COMPONENTS, read_workers
 
-__all__ = ["FIGURES", "Disturbed", "Figure", "SetUp", "SetUps", "axes_of", "called", "set_ups", "shown", "times_as_good", "value_text"]
+__all__ = [
+    "FIGURES",
+    "SPEED_FIGURE",
+    "Disturbed",
+    "Figure",
+    "SetUp",
+    "SetUps",
+    "axes_of",
+    "called",
+    "set_ups",
+    "shown",
+    "times_as_good",
+    "value_text",
+]
 
 FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
 """What comes of other settings, such as the number of nodes on one machine, unless set-ups differ in it by itself: then it is an axis."""
@@ -76,9 +91,26 @@ class SetUp:
 
     @cached_property
     def typical_run(self) -> Run:
-        """The run of middle speed, which stands for the others where one is looked at."""
+        """The run that stands for the others where one is looked at: that whose steps are most like the median of all, in their parts.
+
+        So one repeat that was calibrated in a bad moment does not speak for the others. Of fewer than three that were calibrated it is the
+        run of middle speed.
+        """
         ordered = sorted(self.runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
-        return ordered[(len(ordered) - 1) // 2]
+        middle = (len(ordered) - 1) // 2
+        parts = [(run, found) for run in ordered if (found := _parts_of_a_step(run)) is not None]
+        if len(parts) < 3:
+            return ordered[middle]
+        medians = {name: median(found[name] for _, found in parts) for name in STEP_COMPONENTS}
+        return min(parts, key=lambda pair: math.fsum(abs(pair[1][name] - medians[name]) for name in STEP_COMPONENTS))[0]
+
+
+def _parts_of_a_step(run: Run) -> Mapping[str, float] | None:
+    """Return the fractions of a run's steps, the mean over its workers; None where it was not calibrated."""
+    workers = read_workers(run.summary) if run.summary.get("time_shares") else []
+    if not workers:
+        return None
+    return {name: fmean(worker.fractions[name] for worker in workers) for name in STEP_COMPONENTS}
 
 
 @dataclass(frozen=True)

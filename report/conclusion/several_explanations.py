@@ -16,10 +16,11 @@ from ...records.text.numbers import rate_text
 from ..catalog.run import Run, labelled
 from ..catalog.unfinished import as_recorded
 from ..comparison.factors import Factor
+from ..comparison.ratios import geometric_mean
 from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation, explain
 from .sentences import held_back
-from .set_ups import SetUp, SetUps, called, set_ups, shown
+from .set_ups import SPEED_FIGURE, SetUp, SetUps, called, set_ups, shown
 
 __all__ = ["HEADER", "Change", "SeveralExplanations", "explain_several"]
 
@@ -37,7 +38,7 @@ class Change:
     """What changes from the first to the last value of an axis, among set-ups that are equal in all else.
 
     `where` says what these have in common, empty where it is all. `shares` has for each part of a step its share at both ends, where it
-    changes; `examples_per_second` at both ends, None where one is not known.
+    changes, of the typical run; `examples_per_second` the geometric mean of the repeats at both ends, None where one is not known.
     """
 
     axis: str
@@ -105,7 +106,17 @@ def explain_several(runs: Sequence[Run]) -> SeveralExplanations:
     explained = {id(run): explain(run) for run in every}
     found = set_ups(every)
     changes = [change for axis in found.axes for group in found.strata(axis) for change in _changes(found, axis, group, explained)]
-    return SeveralExplanations(tuple((run, explained[id(run)]) for run in every), tuple(changes))
+    return SeveralExplanations(tuple((run, explained[id(run)]) for run in _along_the_axes(found)), tuple(changes))
+
+
+def _along_the_axes(found: SetUps) -> list[Run]:
+    """Return all runs, those of a set-up one after the other and set-ups by their values; what other programs disturbed comes last."""
+
+    def place(one: SetUp) -> list[tuple[bool, Any]]:
+        values = [(axis, one.values[axis.key]) for axis in found.axes]
+        return [(value is None, () if value is None else axis.order(value)) for axis, value in values]
+
+    return [*(run for one in sorted(found.all, key=place) for run in one.runs), *(one.run for one in found.disturbed)]
 
 
 def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp], explained: Mapping[int, Explanation]) -> Iterable[Change]:
@@ -120,12 +131,12 @@ def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp], explained: Map
     shares = {name: (steps[0][name], steps[1][name]) for name in steps[0] if name in steps[1]}
     largest = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_COMPONENTS]
     told = {name: pair for name, pair in largest if abs(pair[1] - pair[0]) >= LEAST_CHANGE}
-    before, after = (one.evidence.summary.get("examples_per_second") for one in ends)
+    speeds = [geometric_mean(figures) if (figures := one.figures(SPEED_FIGURE)) else None for one in (first, last)]
     yield Change(
         axis.label,
         called(found.others(axis), first.values),
         shown(axis, first.values[axis.key]),
         shown(axis, last.values[axis.key]),
         told,
-        None if before is None or after is None else (before, after),
+        None if speeds[0] is None or speeds[1] is None else (speeds[0], speeds[1]),
     )

@@ -43,14 +43,14 @@ _NOTE = (
 
 _SOME = " Of many nodes those are shown that wait least for their peers, and those that wait most."
 _MEAN = " Of several nodes the mean."
-_MIDDLE = " Of repeats the run of middle speed."
+_TYPICAL = " Of repeats the run whose steps are most like those of all."
 _MOST_NODES = 12
 """Of more nodes of all set-ups together a bar is of all nodes of one."""
 
 
 def time_shares(lines: Lines) -> Picture:
     """Return bars for each set-up that has figures, and for each of its nodes where these are not too many."""
-    ended = [(line, run) for line in lines.all if (run := _middle(line)).has_summary]
+    ended = [(line, run) for line in lines.all if (run := _typical(line)).has_summary]
     clocks = [_clock(run.summary) for _, run in ended]
     each = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MOST_NODES
     nodes: list[tuple[str, Mapping[str, Any] | None]] = []
@@ -62,7 +62,7 @@ def time_shares(lines: Lines) -> Picture:
             nodes += [(_row(line, node, figures, alone=len(ended) == 1), figures) for node, figures in shown]
         else:
             nodes.append((line.label, _mean(figures for _, figures in _nodes(run))))
-    note = _NOTE + _SOME * some + _MEAN * (not each) + _MIDDLE * lines.repeated
+    note = _NOTE + _SOME * some + _MEAN * (not each) + _TYPICAL * lines.repeated
     note = f"{note} {lines.left_out_note}".strip()
     panels = (
         Bars(
@@ -93,8 +93,8 @@ def time_shares(lines: Lines) -> Picture:
     return Picture("time-shares", "Where the time went", note, words, tuple(panel for panel in panels if panel.rows))
 
 
-def _middle(line: Line) -> Run:
-    """Return the run that stands for a line: of repeats the one of middle speed."""
+def _typical(line: Line) -> Run:
+    """Return the run that stands for a line: of repeats the one whose steps are most like those of all."""
     return line.runs[0] if line.set_up is None else line.set_up.typical_run
 
 
