@@ -50,15 +50,25 @@ def _compute(explanation: Explanation) -> Iterator[Advice]:
         yield Advice("--precision bf16", reason, None, None, "convolutions and products are then rounded to 8 bits")
 
 
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
+"""As Linux names instructions for products in bfloat16: of x86 the first two, of Arm the last."""
+
+
 def _bf16_needs(explanation: Explanation) -> str:
-    """Say what the effect of bf16 depends on. Records name the processors, and not their instructions."""
+    """Say what the effect of bf16 depends on: the GPU, or whether all processors have instructions for it, where that is recorded."""
     evidence = explanation.evidence
     if evidence.summary["device_used"] == "gpu":
         return "by how much, depends on the GPU"
+    recorded = [frozenset(node.get("cpu_flags") or ()) for node in evidence.env]
+    if recorded and all(recorded):
+        known = [flag for flag in _BF16_FLAGS if all(flag in flags for flags in recorded)]
+        return (
+            f"the processors have instructions for it ({', '.join(known)})" if known else "without instructions for it it would be slower"
+        )
     models = sorted({str(node["cpu_model"]) for node in evidence.env if node.get("cpu_model")})
     named = f" of {' and '.join(models)}" if models else ""
     return (
-        "quicker only on a processor with instructions for it (AVX-512 BF16, AMX: avx512_bf16 or amx_bf16 in /proc/cpuinfo); "
+        f"quicker only on a processor with instructions for it ({' or '.join(_BF16_FLAGS)} in /proc/cpuinfo); "
         f"the run's records do not tell those{named}"
     )
 

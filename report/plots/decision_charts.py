@@ -36,7 +36,7 @@ def decision(lines: Lines) -> Picture | None:
     panels: list[Panel | Dots] = [_dots(rows, figure, len(ranked), comparable)]
     if (learnt := _learnt(lines, ranked)) is not None:
         panels.append(learnt)
-    note = "A dot is a run, a bar the interval of 95 % of the mean. " if lines.repeated else "A dot is a run. "
+    note = "A dot is a run, a tick the geometric mean, a bar its 95 % confidence interval. " if lines.repeated else "A dot is a run. "
     words = "; ".join(_said(line, figure, comparable) for line in rows)
     return Picture("decision", "Best on top", (note + lines.note).strip(), words, tuple(panels), place="first")
 

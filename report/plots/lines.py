@@ -14,7 +14,10 @@ from .figure import COLOURS, DASHES, Stroke, stroke
 __all__ = ["REPEATS", "Line", "Lines", "counts_something", "lines_of", "values_of"]
 
 
-REPEATS = "Of repeats the mean as far as all of them go; pale: from the lowest to the highest, and what goes on longer."
+REPEATS = (
+    "Each line is the mean of the repeats, up to the end of the shortest. The pale band goes from the lowest to the highest; a pale line "
+    "is a repeat that trained longer."
+)
 
 
 @dataclass(frozen=True, slots=True)

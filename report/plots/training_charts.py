@@ -26,8 +26,8 @@ _SMOOTHED = "Averaged exponentially over a hundredth of the run's updates (at le
 _RAW = " Pale: each update."
 _SPEED_WINDOWS = 60
 _SPEED = (
-    f"Each point is a {_SPEED_WINDOWS}th of the time in training, without evaluations and pauses for checkpoints; heights that are reached "
-    "in less than a fiftieth of the points are left out of the range. A step is an update of the global batch in sync mode, and of one "
+    f"Each point is a {_SPEED_WINDOWS}th of the time in training, without evaluations and pauses for checkpoints; the axis ends above "
+    "what 98 % of the points reach, so that short spikes run off its top. A step is an update of the global batch in sync mode, and of one "
     "worker's batch in async mode: across modes, compare examples per second."
 )
 _MOST_OF_THE_POINTS = 98.0

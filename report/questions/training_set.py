@@ -46,7 +46,8 @@ def _text(dataset: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     what = "tokens" if _is_text(dataset) else "elements"
     parts += [f"{count_text(number)} {what} of {column}" for column, number in figures["elements"].items()]
     if figures["epochs_trained"] is not None:
-        parts.append(f"seen {digits3(figures['epochs_trained'])} times")
+        times = digits3(figures["epochs_trained"])
+        parts.append("seen once" if times == "1" else f"seen {times} times")
     if figures["test_examples"]:
         parts.append(f"{count_text(figures['test_examples'])} to test with")
     return ", ".join(parts)

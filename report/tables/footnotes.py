@@ -17,7 +17,7 @@ _MOST_VALUES = 5
 
 _USUAL = frozenset(rule.key for rule in RULES if rule.independent)
 
-_SAME = "data, seed, precision, threads, machine, releases, optimizer and schedule, augmentation, budget, evaluations and network"
+_SAME = "data, seeds, precision, threads, machine, releases, optimizer and schedule, augmentation, budget, evaluations and network"
 
 
 _SAID_BY = {"workers": ("nodes",), "update_examples": ("global_batch_size", "batch_size")}
@@ -67,8 +67,8 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
         lines.append(
-            "Several runs of one job stand in one row (×N, or the column runs): mean ± standard deviation "
-            "(trainer compare --no-fold keeps them apart)."
+            "Several runs of one job stand in one row (×N, or the column runs): mean ± standard deviation (trainer compare --no-fold keeps "
+            "them apart). The conclusion has geometric means, and intervals of 95 %."
         )
     for entry in folded:
         if entry.left_out:

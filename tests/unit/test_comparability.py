@@ -341,7 +341,7 @@ def test_what_was_not_recorded_is_told_and_taken_as_alike():
 
 def test_equal_runs_are_said_to_be_equal():
     (line,) = above(compare_runs([made(), made("two", summary={"run_seconds": 16.0})], fold=False))
-    assert line.startswith("Nothing differs: data, seed, precision,")
+    assert line.startswith("Nothing differs: data, seeds, precision,")
 
 
 def test_differences_are_told_in_sentences():
