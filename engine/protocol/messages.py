@@ -41,7 +41,7 @@ __all__ = [
     "header_of",
 ]
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
 
 MOST_STACK_CHARACTERS = 32 * 1024

@@ -17,6 +17,9 @@ __all__ = ["wrong_with_answer"]
 
 MOST_PEERS = 4096
 
+MOST_PORTS = 4
+"""Of a probe."""
+
 _Digest = Annotated[str, msgspec.Meta(max_length=255)]
 
 
@@ -41,7 +44,7 @@ class _Model(Said):
 
 
 class _Listens(Said):
-    port: Port
+    ports: Annotated[list[Port], msgspec.Meta(min_length=1, max_length=MOST_PORTS)]
 
 
 class _Connected(Said):

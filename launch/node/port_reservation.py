@@ -1,8 +1,9 @@
 """Ports for the tasks of a node, reserved without a race between runs.
 
-Frameworks want a number, not a socket, so that a port cannot be held for them. Instead the range 21000–29999, outside of Linux's ephemeral
-range, is handed out in blocks: whoever has bound a block's first port owns the block, and the kernel gives it back with the process. A
-port that another program holds is skipped; one taken in between makes the start fail and be tried with other ports.
+Frameworks want a number, not a socket, so that a port cannot be held for them. Instead the range from `FIRST_PORT` to `LAST_PORT`,
+outside of Linux's ephemeral range, is handed out in blocks: whoever has bound a block's first port owns the block, and the kernel gives it
+back with the process. A port that another program holds is skipped; one taken in between makes the start fail and be tried with other
+ports.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import socket
 
 from ...core.errors import RunFailedError
 
-__all__ = ["PortBlock"]
+__all__ = ["FIRST_PORT", "LAST_PORT", "PortBlock"]
 
 FIRST_PORT = 21000
 BLOCK_PORTS = 50
 BLOCKS = 180
+LAST_PORT = FIRST_PORT + BLOCKS * BLOCK_PORTS - 1
 
 
 class PortBlock:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...engine.protocol.messages import PROTOCOL
+from ..node.port_reservation import FIRST_PORT, LAST_PORT
 from .gpu_findings import AskedGpus, gpu_rows
 from .interview import HostReport
 
@@ -22,7 +23,8 @@ LEAST_MEMORY_BYTES = 2**30
 """A worker that has loaded its framework takes half of it or more."""
 
 OPEN_PORTS = (
-    "open the hosts' ports for each other (tasks take free ones of the system's range), or name addresses of a network that they share"
+    f"open the hosts' ports for each other ({FIRST_PORT} to {LAST_PORT}, and the system's range of free ones), or name addresses of a "
+    "network that they share"
 )
 MORE_TIME = "give the hosts more time: --timeout of `trainer doctor`, --start-timeout of a run"
 

@@ -60,7 +60,7 @@ class HostReport:
     error_seconds: float = 0.0
     data: Message | None = None
     model: Message | None = None
-    port: int | None = None
+    ports: tuple[int, ...] = ()
     tried: int = 0
     unreachable: dict[str, str] | None = None
     silent: bool = False
@@ -85,8 +85,8 @@ def interview(
     pairs = list(zip(probes, reports, strict=True))
     _side_by_side([partial(_ask, probe, report, backend, job) for probe, report in pairs], deadline - kept_seconds, interrupted)
     there = [(probe, report) for probe, report in pairs if report.problem is None]
-    ports = {report.host: (report.described["address"], report.port) for _, report in there if report.described.get("address")}
-    _side_by_side([partial(_reach, probe, report, ports) for probe, report in there], deadline, interrupted)
+    places = {report.host: (report.described["address"], report.ports) for _, report in there if report.described.get("address")}
+    _side_by_side([partial(_reach, probe, report, places) for probe, report in there], deadline, interrupted)
     return reports
 
 
@@ -117,7 +117,7 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
             report.problem, report.silent = None, False  # what it is asked further it may understand in another way
             return
         report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=lambda each: each[0])
-        report.port = _found(probe, "listen")["port"]
+        report.ports = tuple(_found(probe, "listen")["ports"])
         if job is not None:
             report.model = _answer(probe, "model", model=job.model, backend=backend)
             report.data = _answer(probe, "data", data=job.data, data_dir=None if job.data_dir is None else str(job.data_dir))
@@ -143,17 +143,30 @@ def _compare_clocks(probe: Probe) -> tuple[float, float]:
     return seconds / 2, there - (asked + seconds / 2)
 
 
-def _reach(probe: Probe, report: HostReport, ports: Mapping[str, tuple[str, int | None]]) -> None:
-    if report.host not in ports:
+def _reach(probe: Probe, report: HostReport, places: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Have a host try the ports of others. `places` has the address and the ports of each that says where it is."""
+    if report.host not in places:
         return  # it does not say its address, or is of another release: nobody is tried from there
-    peers = peers_of(report.host, list(ports))
+    peers = peers_of(report.host, list(places))
+    tried = [(peer, port) for peer in peers for port in places[peer][1]]
     try:
-        problems = _found(probe, "connect", peers=[ports[peer] for peer in peers])["problems"]
+        problems = _found(probe, "connect", peers=[(places[peer][0], port) for peer, port in tried])["problems"]
     except _ProbeEndedError as error:
         report.problem = str(error)
         return
-    report.tried = len(ports) - 1 if peers else 0
-    report.unreachable = {peer: problem for peer, problem in zip(peers, problems, strict=True) if problem is not None}
+    report.tried = len(places) - 1 if peers else 0
+    found: dict[str, dict[int, str | None]] = {}
+    for (peer, port), problem in zip(tried, problems, strict=True):
+        found.setdefault(peer, {})[port] = problem
+    report.unreachable = {peer: told for peer, by_port in found.items() if (told := _unreached(by_port))}
+
+
+def _unreached(by_port: Mapping[int, str | None]) -> str:
+    """Return why a peer's ports cannot be reached, empty where all can; where only some cannot, which."""
+    problems = {port: problem for port, problem in by_port.items() if problem is not None}
+    if len(problems) == len(by_port):
+        return ", ".join(dict.fromkeys(problems.values()))
+    return ", ".join(f"port {port}: {problem}" for port, problem in problems.items())
 
 
 def _found(probe: Probe, question: str, **fields: Any) -> Mapping[str, Any]:

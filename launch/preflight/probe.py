@@ -23,6 +23,7 @@ from ...core.process import ignore_interrupts, wake_when_parent_ends
 from ...engine.protocol.messages import MOST_ERROR_CHARACTERS, PROTOCOL, Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
 from ..node.identity import address_for_others, node_identity
+from ..node.port_reservation import PortBlock
 
 __all__ = ["answer", "main"]
 
@@ -33,7 +34,8 @@ MOST_CONNECTIONS = 16
 """Tried side by side."""
 
 _ports: list[socket.socket] = []
-"""What this process listens on, until it ends."""
+_blocks: list[PortBlock] = []
+"""What this process listens on and holds, until it ends."""
 
 
 def main() -> None:
@@ -99,12 +101,20 @@ def _import_model(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"digest": None, "package": None} if source is None else asdict(source)
 
 
-def _open_port(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Listen on a free port of every address; what connects is closed again."""
-    server = socket.create_server(("", 0), backlog=128)
-    _ports.append(server)
-    threading.Thread(target=_greet_all, args=(server,), name="port", daemon=True).start()
-    return {"port": server.getsockname()[1]}
+def _open_ports(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Listen on every address: on a port of those that tasks are given, and on one that the system chooses, as gloo has it do.
+
+    What connects is closed again. Raises RunFailedError where no port is left for tasks.
+    """
+    block = PortBlock()
+    _blocks.append(block)
+    ports = []
+    for wanted in (*block.take(1), 0):
+        server = socket.create_server(("", wanted), backlog=128)
+        _ports.append(server)
+        threading.Thread(target=_greet_all, args=(server,), name="port", daemon=True).start()
+        ports.append(server.getsockname()[1])
+    return {"ports": ports}
 
 
 def _greet_all(server: socket.socket) -> None:
@@ -137,7 +147,7 @@ _ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "time": _tell_time,
     "data": _open_data,
     "model": _import_model,
-    "listen": _open_port,
+    "listen": _open_ports,
     "connect": _connect,
 }
 

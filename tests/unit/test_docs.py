@@ -27,6 +27,7 @@ from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.data.store.resolve import written_out
 from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.launch.node.port_reservation import FIRST_PORT, LAST_PORT
 from crosstrain.models.build import build_model
 from crosstrain.models.decoding.quality import TranslationQuality
 from crosstrain.models.decoding.translation import refuse_unscorable
@@ -149,6 +150,12 @@ def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed)
         with run.make_context("run", list(arguments)) as context:
             resumed = ResumedRun({}, "run", 100, 1, lambda fields: None) if context.params["resume"] else None
             resolve(given_options(context), {}, context.params["config"], resumed)
+
+
+def test_the_ports_that_a_firewall_closes_are_those_of_tasks(repository):
+    text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
+    assert f"| {FIRST_PORT} to {LAST_PORT}: each node gives its tasks" in text
+    assert f"tcp dport {{ {FIRST_PORT}-{LAST_PORT}, 32768-60999 }} drop" in text
 
 
 def test_the_readme_shows_runs(repository):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.launchers.host_checks import refuse
+from crosstrain.launch.node.port_reservation import FIRST_PORT, LAST_PORT
 from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.gpu_findings import AskedGpus
 from crosstrain.launch.preflight.interview import HostReport, Probe, interview, peers_of
@@ -34,7 +35,7 @@ def report(name="node0", **changes):
     described = {"protocol": PROTOCOL, "identity": {"boot": name, "network": "n"}, "host": host, "address": "10.0.0.1"}
     described |= changes.pop("described", {})
     model = Message("found", {"digest": "model", "package": "networks"})
-    found = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), model, 1, 2, {})
+    found = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), model, (1, 2), 2, {})
     for key, value in changes.items():
         setattr(found, key, value)
     return found
@@ -143,11 +144,11 @@ def test_whoever_is_tried_by_somebody_reaches_all(count):
     assert reached == set(hosts)
 
 
-def probe(files, name, port=None, *, answers=True):
-    """A probe behind a socket, all in this process; it may say that it listens on another port, or nothing at all."""
+def probe(files, name, ports=None, *, answers=True):
+    """A probe behind a socket, all in this process; it may say that it listens on other ports, or nothing at all."""
     ends = [files.enter_context(end) for end in socket.socketpair()]
     ours, theirs = (Stream(end.makefile("rb"), end.makefile("wb")) for end in ends)
-    instead = {"describe": {"address": "127.0.0.1"}, "listen": {} if port is None else {"port": port}}
+    instead = {"describe": {"address": "127.0.0.1"}, "listen": {} if ports is None else {"ports": ports}}
 
     def serve():
         while (question := theirs.receive()) is not None:
@@ -167,7 +168,7 @@ def probe(files, name, port=None, *, answers=True):
 def test_hosts_try_each_other_whatever_another_one_takes_to_answer():
     """One says nothing, and one has a port on which nobody listens."""
     with ExitStack() as files:
-        probes = [probe(files, "node0"), probe(files, "node1", 1), probe(files, "node2", answers=False)]
+        probes = [probe(files, "node0"), probe(files, "node1", [1, 2]), probe(files, "node2", answers=False)]
         reports = interview(probes, "torch", None, 6.0)
         late = "does not answer within 4.5 of 6 s (the rest is for the hosts to try each other)"
         assert [one.problem for one in reports] == [None, None, late]
@@ -198,10 +199,23 @@ def test_a_probe_says_what_is_there_or_why_not():
     assert refused.kind == "problem"
     assert "/no/such/folder" in refused["text"]
     assert answer(Message("model", {"model": "no.such_model"})).kind == "problem"
-    port = answer(Message("listen"))["port"]
-    problems = answer(Message("connect", {"peers": [["127.0.0.1", port], ["127.0.0.1", 1]]}))["problems"]
-    assert problems[0] is None
-    assert "refused" in problems[1]
+    ports = answer(Message("listen"))["ports"]
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert FIRST_PORT <= ports[0] <= LAST_PORT  # tasks are given such ports, and gloo takes others besides
+    assert first <= ports[1] <= last
+    problems = answer(Message("connect", {"peers": [["127.0.0.1", port] for port in (*ports, 1)]}))["problems"]
+    assert problems[:2] == [None, None]
+    assert "refused" in problems[2]
+
+
+def test_a_port_that_alone_cannot_be_reached_is_named():
+    with ExitStack() as files:
+        free, open_port = socket.create_server(("127.0.0.1", 0)), files.enter_context(socket.create_server(("127.0.0.1", 0)))
+        closed = free.getsockname()[1]
+        free.close()
+        probes = [probe(files, "node0"), probe(files, "node1", ports=[closed, open_port.getsockname()[1]])]
+        reports = interview(probes, "torch", None, 6.0)
+        assert [one.unreachable for one in reports] == [{"node1": f"port {closed}: Connection refused"}, {}]
 
 
 @pytest.fixture
