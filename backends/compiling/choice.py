@@ -101,7 +101,8 @@ def timed(
     """Time a step as it is and compiled.
 
     `plain` and `compiled` return the seconds of one. `compile_step` runs in a thread of its own, changes nothing that training uses, and
-    may go on there after it was given up, which `give_up` is told; an error that it raises is the reason.
+    may go on there after it was given up, which `give_up` is told. An error that it or `compiled` raises is the reason; what `compiled` has
+    set for compiled steps the caller takes back, as for whatever does not pay.
     """
     plain_seconds = plain()
     failures: list[Exception] = []
@@ -119,8 +120,15 @@ def timed(
         give_up()
         return Timing(plain_seconds, None, f"it was not compiled within {limit_seconds:g} s")
     if failures:
-        return Timing(plain_seconds, None, f"{type(failures[0]).__name__}: {failures[0]}"[:MOST_REASON_CHARACTERS])
-    return Timing(plain_seconds, compiled())
+        return Timing(plain_seconds, None, _reason(failures[0]))
+    try:
+        return Timing(plain_seconds, compiled())
+    except Exception as error:  # noqa: BLE001 — as above: what cannot be compiled does not end a run that only asked whether it pays
+        return Timing(plain_seconds, None, _reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MOST_REASON_CHARACTERS]
 
 
 def compiled_sizes(size: int, *parts: int) -> frozenset[int]:

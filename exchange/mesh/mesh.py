@@ -20,6 +20,13 @@ from .sums import RankSum
 __all__ = ["Mesh"]
 
 
+MOST_SUMS = 64
+"""Vectors of so many lengths keep their memory: a step has fewer buckets, and losses of a plan may be of any number."""
+
+SPREAD_ELEMENTS = 1 << 18
+"""Values for all ranks go in pieces of so many, which need no memory of the size of a model."""
+
+
 class Mesh:
     """One rank's part of the mesh. Every rank calls the same methods in the same order, from one thread at a time.
 
@@ -46,11 +53,13 @@ class Mesh:
             raise
 
     def sum_of(self, elements: int, kind: Any = np.float32) -> RankSum:
-        """Return what adds up vectors of so many elements, with memory that is kept for it."""
+        """Return what adds up vectors of so many elements, with memory that is kept for it until many others have been used since."""
         key = elements, np.dtype(kind)
-        if key not in self._sums:
-            self._sums[key] = RankSum(self._links, *key)
-        return self._sums[key]
+        found = self._sums.pop(key, None) or RankSum(self._links, *key)
+        self._sums[key] = found  # which makes it the one used last
+        if len(self._sums) > MOST_SUMS:
+            del self._sums[next(iter(self._sums))]
+        return found
 
     def add_up(self, vector: NDArray[Any]) -> None:
         """Replace a contiguous vector by its sum over all ranks, the same to the bit on each."""
@@ -71,7 +80,9 @@ class Mesh:
     def spread(self, array: NDArray[Any] | None, shape: tuple[int, ...], kind: Any = np.float32) -> NDArray[Any]:
         """Return the first rank's array on every rank; the others give None. Adding −0 changes no number, not even a −0."""
         vector = np.full(shape, -0.0, kind) if array is None else np.array(array, kind).reshape(shape)
-        self.add_up(vector.reshape(-1))
+        flat = vector.reshape(-1)
+        for first in range(0, flat.size, SPREAD_ELEMENTS):
+            self.add_up(flat[first : first + SPREAD_ELEMENTS])
         return vector
 
     def barrier(self) -> None:

@@ -103,7 +103,8 @@ def _computing(one: Mapping[str, Any], step: float | None, calibration: Mapping[
     half: float | None = one.get("half_compute_seconds")
     if step is None or seconds <= step or not half:
         return seconds
-    return min(seconds, half * calibration["batch_size"] / calibration["half_batch_size"])
+    bound: float = half * calibration["batch_size"] / calibration["half_batch_size"]
+    return min(seconds, bound)
 
 
 def _worker(one: Mapping[str, Any], step: float | None, components: Shares, times: StepTimes) -> Shares:

@@ -245,7 +245,8 @@ def _opposed(one: AxisVerdict) -> str:
     """Say where set-ups point both ways: beyond their scatter, within it, or where that is not known."""
     if one.ratio is None or not one.ratio.opposed:
         return ""
-    against, alike = [], []
+    against: list[str] = []
+    alike: list[str] = []
     for where, found in zip(one.where, one.each, strict=True):
         if found.ratio < 1.0:
             (alike if found.known and not found.sure else against).append(f"{where} ({times_text(found.ratio)})")

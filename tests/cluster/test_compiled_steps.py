@@ -164,12 +164,26 @@ def test_what_auto_has_chosen_is_kept_on_a_restart(backend, tmp_path):
     assert found.summary["compiled"] is choice["compiled"]
 
 
+@slow
+def test_ranks_with_slices_of_other_sizes_compile_before_the_clock(tmp_path):
+    """Of 10 examples three ranks have 4, 3 and 3: each warms up with the sizes of its own."""
+    job = {**LOGREG, "global_batch_size": 10, "nodes": 3}
+    plain, compiled = (run(tmp_path / on, "torch", on, **job) for on in ("off", "on"))
+    assert relative_difference(compiled.losses, plain.losses) <= 1e-5
+    assert compiled.summary["run_seconds"] < compiled.summary["init_seconds"]
+    slowest = max(record.seconds for record in RunReader(compiled.path).steps())
+    assert slowest < 2.0  # what a compilation takes longer than
+
+
 def test_without_a_compiler_torch_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     asked = {"compile": "on", "steps": 5}
     refused = trainer("run", "--backend", "torch", "--out", str(tmp_path / "on"), "--quiet", *options_of(asked))
     assert refused.returncode == 2, refused.stderr
-    assert "--compile: got 'on', but torch.compile needs a C++ compiler" in refused.stderr
+    assert (
+        "--compile: got 'on', as typed or as 'auto' has chosen for this run before, but torch.compile needs a C++ compiler"
+        in refused.stderr
+    )
     assert "apt install g++" in refused.stderr
     found = run(tmp_path / "auto", "torch", "auto", **LOGREG)
     (choice,) = choices(found.path)

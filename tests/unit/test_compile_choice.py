@@ -61,6 +61,16 @@ def test_an_error_of_the_compiler_is_the_reason():
     assert found == Timing(0.5, None, "ValueError: cannot compile that")
 
 
+def test_an_error_of_the_compiled_step_is_the_reason_too():
+    """What only shows in a whole step: an update that the compiler refuses, a batch of another size."""
+
+    def broken():
+        raise ValueError("no such kernel")
+
+    found = timed(lambda: 1.0, lambda: None, broken)
+    assert (found.plain_seconds, found.compiled_seconds, found.reason) == (1.0, None, "ValueError: no such kernel")
+
+
 def test_both_kinds_are_timed():
     assert timed(lambda: 0.5, lambda: None, lambda: 0.25) == Timing(0.5, 0.25)
 

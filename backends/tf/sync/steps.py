@@ -47,6 +47,7 @@ class Steps:
         self._model = self._op_by_op = model
         self._first, self._size, self._micro_batches = first, int(first.offsets[-1]), micro_batches
         self._changing = data.layout.changing
+        self._by_xla: TfModel | None = None
         self._loop: CompiledLoop | None = None
         self._train = ranks.traced(
             self._steps,
@@ -88,7 +89,10 @@ class Steps:
         return self._loop is not None
 
     def _compiled_model(self) -> TfModel:
-        return compiled(self._op_by_op, compiled_sizes(self._size, self._job.accumulate, self._micro_batches))
+        """Return the model whose gradients XLA compiles; the same each time, so that what it has compiled already is not compiled again."""
+        if self._by_xla is None:
+            self._by_xla = compiled(self._op_by_op, compiled_sizes(self._size, self._job.accumulate, self._micro_batches))
+        return self._by_xla
 
     def to_compile_gradient(self) -> Callable[[], object]:
         """Return what compiles the gradient of a batch, or micro-batch, and computes it. It only reads, and so it may end late."""
