@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +12,7 @@ from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.learning_rate import base_learning_rate, warms_up_itself
 
-__all__ = ["base_learning_rate", "learning_rates", "refuse_without_width"]
+__all__ = ["SCHEDULES", "base_learning_rate", "learning_rates", "refuse_without_width"]
 
 
 def refuse_without_width(job: Job, width: int | None) -> None:
@@ -17,7 +20,7 @@ def refuse_without_width(job: Job, width: int | None) -> None:
     if job.schedule == "noam" and width is None:
         raise UsageError(
             f"schedule: got 'noam', whose rate depends on the width of the model, and {job.model!r} has none; "
-            "allowed there: constant, step, cosine. A model says its width in ModelSpec.width."
+            f"allowed there: {', '.join(name for name in SCHEDULES if name != 'noam')}. A model says its width in ModelSpec.width."
         )
 
 
@@ -49,16 +52,48 @@ def learning_rates(
     steps = np.arange(first_step, first_step + count, dtype=np.float64)
     places = steps if positions is None else positions
     rates = np.full(count, base_learning_rate(job))
-    if job.schedule == "step":
-        rates *= job.schedule_gamma ** np.floor(places / steps_per_epoch / job.schedule_step_epochs)
-    elif job.schedule == "cosine":
-        rates *= (1.0 + np.cos(np.pi * np.minimum(places / total_steps, 1.0))) / 2.0
-    elif job.schedule == "noam":
-        if width is None:
-            raise ValueError("schedule noam: the width of the model is needed")
-        updates = steps + 1.0
-        rates *= job.schedule_coefficient * width**-0.5
-        rates *= np.minimum(updates**-0.5, updates * job.warmup_steps**-1.5)
+    rates *= SCHEDULES[job.schedule](job, _Course(steps + 1.0, places, places / steps_per_epoch, total_steps, width))
     if job.warmup_steps and not warms_up_itself(job.schedule):
         rates *= np.minimum((steps + 1.0) / job.warmup_steps, 1.0)
     return rates
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What a schedule's factors follow from: of each update its number from 1, its place in the training in updates and in epochs."""
+
+    updates: NDArray[np.float64]
+    places: NDArray[np.float64]
+    epochs: NDArray[np.float64]
+    total_steps: float
+    width: int | None
+
+
+def _constant(_job: Job, course: _Course) -> NDArray[np.float64]:
+    return np.ones_like(course.updates)
+
+
+def _step(job: Job, course: _Course) -> NDArray[np.float64]:
+    factors: NDArray[np.float64] = job.schedule_gamma ** np.floor(course.epochs / job.schedule_step_epochs)
+    return factors
+
+
+def _cosine(_job: Job, course: _Course) -> NDArray[np.float64]:
+    factors: NDArray[np.float64] = (1.0 + np.cos(np.pi * np.minimum(course.places / course.total_steps, 1.0))) / 2.0
+    return factors
+
+
+def _noam(job: Job, course: _Course) -> NDArray[np.float64]:
+    if course.width is None:
+        raise ValueError("schedule noam: the width of the model is needed")
+    factors: NDArray[np.float64] = np.minimum(course.updates**-0.5, course.updates * job.warmup_steps**-1.5)
+    return job.schedule_coefficient * course.width**-0.5 * factors
+
+
+SCHEDULES: Mapping[str, Callable[[Job, _Course], NDArray[np.float64]]] = {
+    "constant": _constant,
+    "step": _step,
+    "cosine": _cosine,
+    "noam": _noam,
+}
+"""From a schedule to what its updates' rates are multiplied by, float64 [count]; `learning_rates` has the formulas."""

@@ -114,7 +114,7 @@ class ForwardContext(Generic[Tensor]):
     - `training`: whether this pass trains; otherwise dropout is off and batch normalisation uses the running statistics.
     - `buffers`: current values by canonical name. A training pass puts new values of those it changes into `updated`.
     - `compute`: the framework's number format for convolutions and matrix products (None: float32). Normalisation, softmax, losses
-      and reductions stay float32 (docs/architecture.md).
+      and reductions stay float32 (docs/adding-a-model.md).
     - `dropout(x, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
       the model's dropout layers from 0. The identity where `training` is false. `x` is [batch, features], [batch, positions, features]
       or an attention's [batch, heads, queries, keys]. A rate below 1 and above 1 − 2⁻¹⁵ is taken for that (`dropout_masks.LARGEST_RATE`).

@@ -1,6 +1,7 @@
 """Learning rates against torch's own schedulers' published formulas, written out by hand."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,11 +10,19 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.engine.learning_rate import base_learning_rate, learning_rates, refuse_without_width
+from crosstrain.core.learning_rate import explained_schedule
+from crosstrain.engine.learning_rate import SCHEDULES, base_learning_rate, learning_rates, refuse_without_width
 
 
 def rates(first=0, count=100, per_epoch=10, total=100, width=None, **fields):
     return learning_rates(Job(**fields), first, count, per_epoch, total, width=width)
+
+
+def test_every_schedule_has_its_numbers_and_its_words():
+    allowed = set(get_args(Job.model_fields["schedule"].annotation))
+    assert allowed == set(SCHEDULES)
+    for schedule in sorted(allowed):
+        assert explained_schedule(Job(backend="torch", schedule=schedule, warmup_steps=10), 100)
 
 
 def test_constant():
