@@ -52,5 +52,9 @@ OPTIONAL_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
     "deterministic": {"deterministic": True},
     "profile": {"profile": 5},
     "compile": {"compile": "auto"},
+    "accumulate": {"accumulate": 2},
+    "clip_norm": {"clip_norm": 1.0},
+    "ema_decay": {"ema_decay": 0.9},
+    "exchange": {"exchange": "direct"},
 }
 """By option, what a job asks for beyond the least that a backend can."""

@@ -180,8 +180,8 @@ class BackendConformance:
         mode = max(self.capabilities.modes)  # sync, where it has both
         runs = len(OPTIONAL_CAPABILITIES) if os.environ.get("CROSSTRAIN_CONFORMANCE") == "full" else 1
         for field, beyond in OPTIONAL_CAPABILITIES.items():
-            if field == "deterministic" and mode == "async":
-                continue  # no backend repeats the order of asynchronous updates
+            if field in ("deterministic", "exchange") and mode == "async":
+                continue  # no backend repeats the order of asynchronous updates, and these exchange with a parameter server
             asked = {"mode": mode, **beyond}
             job = Job.model_validate({"backend": self.backend, **asked})
             try:
