@@ -247,7 +247,7 @@ class Job(BaseModel):
     calibrate: bool = setting(
         Topic.RECORDS,
         True,
-        "After training, time the parts of a step by themselves (about a second), so that a run can say where its time went.",
+        "After training, time the parts of a step by themselves (some seconds), so that a run can say where its time went.",
     )
     mllog: bool = setting(Topic.RECORDS, False, "Write MLPerf's event log (:::MLLOG) as mllog.txt beside the other records.")
 
