@@ -15,7 +15,7 @@ from ...report.catalog.run import Run
 from ...report.comparison.comparison import compare_runs, setting_rule
 from ...report.conclusion.conclusion import conclude
 from ...report.conclusion.sentences import told
-from ...report.conclusion.text import as_lines
+from ...report.conclusion.text import as_lines, closing_text
 from ...report.conclusion.text import as_text as conclusion_as_text
 from ...report.paper.table import as_latex
 from ...report.tables.columns import column, metric_columns
@@ -104,6 +104,7 @@ def compare(
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         click.echo("" if words is None else conclusion_as_text(words, width), nl=False)
         click.echo(as_text(comparison, columns, layout=layout, width=width), nl=False)
+        click.echo("" if words is None else closing_text(words, width), nl=False)
 
 
 def _listed(option: str, text: str | None, allowed: str) -> list[str]:

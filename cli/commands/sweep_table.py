@@ -13,7 +13,8 @@ from ...report.comparison.factors import NOTHING, Factor
 from ...report.comparison.ordering import BY_FIELD, natural
 from ...report.conclusion.conclusion import conclude
 from ...report.conclusion.sentences import told
-from ...report.conclusion.text import conclusion_text
+from ...report.conclusion.text import as_text as conclusion_as_text
+from ...report.conclusion.text import closing_text
 from ...report.tables.formats import as_text
 
 __all__ = ["points_conclusion", "points_text"]
@@ -38,9 +39,13 @@ def points_text(points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bo
     by = [rule for rule in _swept_settings(settings) if not (repeats and rule.key == "seed")]
     axes = _axes(by)
     comparison = compare_runs([finished_run(path) for path in settings], fold=repeats, by=by, by_confounds=True)
-    text = f"{conclusion_text(comparison.runs, axes, width)}{as_text(comparison, layout='rows', width=width)}"
+    found = conclude(comparison.runs, axes)
+    words = told(found) if found.concludes else None
+    tables = as_text(comparison, layout="rows", width=width)
+    text = tables if words is None else f"{conclusion_as_text(words, width)}{tables}"
+    closing = "" if words is None else closing_text(words, width)
     confounding = [one.key for one in comparison.comparability.faults if one.confounds and one.key in {rule.key for rule in by}]
-    return f"{text}\n{_without_marks(confounding)}" if confounding else text
+    return (f"{text}\n{_without_marks(confounding)}" if confounding else text) + closing
 
 
 def _swept_settings(settings: Mapping[Path, Mapping[str, Any]]) -> list[Factor]:

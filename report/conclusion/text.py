@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
-from ..catalog.run import Run
-from ..comparison.factors import Factor
 from ..tables.alignment import text_width
-from .conclusion import conclude
-from .sentences import Told, told
+from .sentences import Told
 
-__all__ = ["QUESTION", "as_lines", "as_text", "conclusion_text"]
+__all__ = ["QUESTION", "as_lines", "as_text", "closing_text"]
 
 QUESTION = "Which is better?"
 
@@ -19,12 +15,6 @@ _GAP = "  "
 
 _PROSE = 120
 """Lines are as long as this where the terminal is not narrower."""
-
-
-def conclusion_text(runs: Sequence[Run], swept: Sequence[Factor] = (), width: int | None = None) -> str:
-    """Return what runs say together, for a terminal of so many characters if it is one; empty for one run. See `conclude`."""
-    found = conclude(runs, swept)
-    return as_text(told(found), width) if found.concludes else ""
 
 
 def as_text(told: Told, width: int | None) -> str:
@@ -37,6 +27,13 @@ def as_text(told: Told, width: int | None) -> str:
     if told.named:
         parts.append("\n".join(_named(name, sentence, width) for part, found in told.named for name, sentence in _once(part, found)))
     return "\n\n".join(parts) + "\n\n"
+
+
+def closing_text(told: Told, width: int | None) -> str:
+    """Return the answer once more for the last lines of a terminal, where tables have pushed it off the screen; empty where it is none."""
+    if width is None:
+        return ""
+    return "\n" + "\n".join(_wrapped(sentence, min(width, _PROSE), "") for sentence in told.best) + "\n"
 
 
 def _once(name: str, sentences: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -27,9 +27,9 @@ _RAW = " Pale: each update."
 _SPEED_WINDOWS = 60
 _SPEED = (
     f"Each point is a {_SPEED_WINDOWS}th of the time in training, without evaluations and pauses for checkpoints; the axis ends above "
-    "what 98 % of the points reach, so that short spikes run off its top. A step is an update of the global batch in sync mode, and of one "
-    "worker's batch in async mode: across modes, compare examples per second."
+    "what 98 % of the points reach, so that short spikes run off its top."
 )
+_ACROSS_MODES = " An update is of the global batch in sync mode, and of one worker's batch in async mode"
 _MOST_OF_THE_POINTS = 98.0
 _MOST_CROSSES = 100
 
@@ -149,7 +149,7 @@ def _losses(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str)
             if line.number in trained:
                 found[line.number] = _loss_curves(line, [one.loss[axis] for one in trained[line.number]], raw=alone)
     panels = _panels(lines, "Training loss", "mean loss of a batch", drawn)
-    note = _SMOOTHED + (_RAW if alone else "")
+    note = _SMOOTHED + (_RAW if alone else "") + (f"{_ACROSS_MODES}: across modes, compare over seconds." if _both_modes(lines) else "")
     if any(one.kind == "crosses" for panel in panels for one in panel.curves):
         note += " Crosses and gaps: a loss that is NaN or infinite, at the height of the last one that was finite."
     return Picture("loss", "Training loss", note, words, panels)
@@ -186,7 +186,12 @@ def _speed(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) 
     steps = _panels(lines, "Steps per second", "steps per second", (drawn[0], {}), from_zero=True)
     examples = _panels(lines, "Examples per second", "examples per second", ({}, drawn[1]), from_zero=True)
     panels = [replace(panel, top=top) for group, top in ((steps, tops[0]), (examples, tops[1])) for panel in group]
-    return Picture("speed", "Speed", _SPEED, words, tuple(panels))
+    note = _SPEED + (f"{_ACROSS_MODES}: across modes, compare examples per second." if _both_modes(lines) else "")
+    return Picture("speed", "Speed", note, words, tuple(panels))
+
+
+def _both_modes(lines: Lines) -> bool:
+    return len({run.summary["mode"] for line in lines.all for run in line.runs if run.has_summary}) > 1
 
 
 def _top(heights: Sequence[Floats]) -> float | None:

@@ -28,7 +28,7 @@ from crosstrain.report.comparison.factors import GROUPS
 from crosstrain.report.conclusion.conclusion import conclude
 from crosstrain.report.conclusion.sentences import told
 from crosstrain.report.conclusion.set_ups import FIGURES
-from crosstrain.report.conclusion.text import QUESTION, as_text, conclusion_text
+from crosstrain.report.conclusion.text import QUESTION, as_text, closing_text
 from crosstrain.report.page.page import render
 from crosstrain.report.tables.footnotes import above
 
@@ -244,7 +244,7 @@ def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_wit
     text = points_text([(tmp_path / point.name, point.settings) for point in points], repeats=False, width=None)
     compared = CliRunner().invoke(compare, paths, catch_exceptions=False).output
     assert "  precision  bf16 over fp32  1.00 × by examples/s" in text
-    assert conclusion_text(compare_paths(paths).runs) in compared
+    assert as_text(told(conclude(compare_paths(paths).runs)), None) in compared
     assert "† not to be compared with" in text
     assert text.splitlines()[-1] == "`trainer compare --by precision` takes that for what is compared, and marks nothing for it."
 
@@ -280,3 +280,11 @@ def test_the_page_has_the_sentences_of_compare(tmp_path):
         assert said in printed
     document = json.loads(CliRunner().invoke(compare, [*map(str, paths), "--json"], catch_exceptions=False).output)
     assert document["conclusion"]["sentences"] == words.sentences
+
+
+def test_a_terminal_ends_with_the_answer(tmp_path):
+    """Which tables may have pushed off its screen; a file or a pipe has it once."""
+    words = told(conclude(ALIKE))
+    assert closing_text(words, None) == ""
+    assert closing_text(words, 500).split() == " ".join(words.best).split()
+    assert CliRunner().invoke(compare, written(tmp_path, *ALIKE)).output.count(words.best[0][:60]) == 1
