@@ -87,7 +87,8 @@ def _noam(job: Job, course: _Course) -> NDArray[np.float64]:
     if course.width is None:
         raise ValueError("schedule noam: the width of the model is needed")
     factors: NDArray[np.float64] = np.minimum(course.updates**-0.5, course.updates * job.warmup_steps**-1.5)
-    return job.schedule_coefficient * course.width**-0.5 * factors
+    factors *= job.schedule_coefficient * course.width**-0.5
+    return factors
 
 
 SCHEDULES: Mapping[str, Callable[[Job, _Course], NDArray[np.float64]]] = {
