@@ -14,10 +14,7 @@ from .figure import COLOURS, DASHES, Stroke, stroke
 __all__ = ["REPEATS", "Line", "Lines", "counts_something", "lines_of", "values_of"]
 
 
-REPEATS = (
-    "Each line is the mean of the repeats, up to the end of the shortest. The pale band goes from the lowest to the highest; a pale line "
-    "is a repeat that trained longer."
-)
+REPEATS = "A line is the mean of its repeats as far as all go, a pale band their lowest to highest, a pale line one that trained longer."
 
 
 @dataclass(frozen=True, slots=True)
