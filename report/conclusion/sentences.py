@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.untrusted.console import one_line
-from ...records.text.numbers import duration_text, rate_text
+from ...records.text.numbers import duration_text, rate_text, seconds_text
 from ..catalog.run import Run
 from ..comparison.factors import RULES
 from ..comparison.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
@@ -18,7 +18,7 @@ from .conclusion import Best, Conclusion, Limit
 from .learnt import learnt_told
 from .loss_sentences import agreements_told
 from .number_words import counted, ratio_text, times_text
-from .set_ups import FIGURES, Figure, SetUp, shown, value_text
+from .set_ups import FIGURES, SPEED_FIGURE, Figure, SetUp, shown, value_text
 
 __all__ = ["AxisLine", "Told", "held_back", "shared_settings", "told"]
 
@@ -83,7 +83,7 @@ def told(conclusion: Conclusion) -> Told:
         _lines(best),
         tuple(AxisLine(*map(one_line, (line.axis, line.held, line.ratio, line.sure))) for line in lines),
         _lines(learnt_told(conclusion.set_ups)),
-        _lines(_limit(one) for one in conclusion.limits),
+        _lines(_limits(conclusion.limits)),
         _lines(_next(conclusion)),
         _lines(agreements_told(conclusion.losses)),
         _lines(cautions(conclusion)),
@@ -257,8 +257,16 @@ def _opposed(one: AxisVerdict) -> str:
 # Why, what next, what to mind -----------------------------------------------------------------------------------------
 
 
-def _limit(limit: Limit) -> str:
-    return f"{limit.set_up.label}: {held_back(limit.explanation)}."
+def _limits(limits: Sequence[Limit]) -> list[str]:
+    """Say what holds each back, and what the same number of examples takes with each: fractions of different times do not compare."""
+    batches = [limit.set_up.typical_run.summary.get("global_batch_size") for limit in limits]
+    examples = batches[0] if batches and all(batches) else None
+    found = []
+    for limit in limits:
+        speeds = limit.set_up.figures(SPEED_FIGURE)
+        takes = f"; {examples:,} examples take {seconds_text(examples / geometric_mean(speeds))}" if examples and speeds else ""
+        found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{takes}.")
+    return found
 
 
 def held_back(found: Explanation) -> str:
