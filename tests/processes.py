@@ -123,6 +123,14 @@ def open_descriptors() -> set[tuple[str, str]]:
     return found
 
 
+def is_over(connection: socket.socket) -> bool:
+    """Whether the other side closes or resets a connection, sending nothing more; one that was never taken in is reset."""
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
 def wait_until(condition, seconds: float, what: str):
     """Wait until `condition()` is true and return its value."""
     deadline = time.monotonic() + seconds

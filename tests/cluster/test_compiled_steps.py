@@ -101,7 +101,7 @@ def test_deterministic_runs_repeat_to_the_bit(backend, job, tmp_path):
 @pytest.mark.parametrize(
     "more",
     [
-        {"deterministic": True, "optimizer": "adam", "lr": 1e-3, "clip_norm": 0.1},
+        pytest.param({"deterministic": True, "optimizer": "adam", "lr": 1e-3, "clip_norm": 0.1}, marks=slow),
         {"optimizer": "sgd", "momentum": 0.9, "schedule": "cosine", "ema_decay": 0.9},
     ],
     ids=lambda more: more["optimizer"],

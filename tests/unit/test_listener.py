@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import free_ports, open_descriptors, wait_until
+from processes import free_ports, is_over, open_descriptors, wait_until
 from strangers import Strangers, dripping, listens
 
 from crosstrain.backends.tf.sync.rendezvous import meet
@@ -75,14 +75,6 @@ def seconds_to_join(join, address, admitted):
     close(admitted_peer)
     peer.close()
     return time.monotonic() - began
-
-
-def is_over(connection):
-    """Whether the other side closes or resets, sending nothing more."""
-    try:
-        return connection.recv(100) == b""
-    except ConnectionResetError:
-        return True
 
 
 def handshake_threads():

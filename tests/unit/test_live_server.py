@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import wait_until
+from processes import is_over, wait_until
 from strangers import listens
 
 from crosstrain.report.live_page.requests import MOST_HEAD_BYTES, READ_SECONDS, RefusedRequestError, parse_request
@@ -218,7 +218,7 @@ def test_closing_leaves_neither_port_nor_thread():
             silent = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
             assert listens(server.port)
         assert not listens(server.port)
-        assert silent.recv(1) == b""
+        assert is_over(silent)
         wait_until(lambda: set(threading.enumerate()) <= threads, 60, "the threads to end")
     server.close()
 
