@@ -10,12 +10,11 @@ from ..comparison.ratios import Ratio, geometric_mean
 from ..diagnosis.text import percent
 from .conclusion import Conclusion
 from .number_words import times_text
-from .set_ups import FIGURES, SetUp
+from .set_ups import TARGET_FIGURE as TARGET
+from .set_ups import SetUp
 from .target_times import coarse_gaps
 
 __all__ = ["cautions"]
-
-TARGET, _ = FIGURES
 
 MOST_TOO_FAST = 3
 

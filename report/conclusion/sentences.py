@@ -18,11 +18,10 @@ from .conclusion import Best, Conclusion, Limit
 from .learnt import learnt_told
 from .loss_sentences import agreements_told
 from .number_words import counted, ratio_text, times_text
-from .set_ups import FIGURES, SPEED_FIGURE, Figure, SetUp, shown, value_text
+from .set_ups import SPEED_FIGURE, Figure, SetUp, shown, value_text
+from .set_ups import TARGET_FIGURE as TARGET
 
 __all__ = ["AxisLine", "Told", "held_back", "shared_settings", "told"]
-
-TARGET, _ = FIGURES
 
 SHARED = ("model", "data", "backend", "mode", "nodes", "global_batch_size")
 """Settings that the head names where all set-ups have the same."""
@@ -193,15 +192,11 @@ def _slowest(one: Best) -> str:
 
 
 def _does(one: Best) -> str:
-    interval = "" if one.interval is None else " (95 %: {}–{})".format(*map(_plain if one.figure is TARGET else _rate, one.interval))
+    interval = "" if one.interval is None else " (95 %: {}–{})".format(*map(duration_text if one.figure is TARGET else _rate, one.interval))
     if one.figure is TARGET:
         goal = one_line(str(one.set_up.row.figures["target"]))
         return f"reaches {goal} first, after {duration_text(one.value)}{interval}"
     return f"trains most examples, {rate_text(one.value)}{interval}"
-
-
-def _plain(seconds: float) -> str:
-    return duration_text(seconds)
 
 
 def _rate(value: float) -> str:

@@ -24,6 +24,7 @@ from ..diagnosis.time_shares import STEP_COMPONENTS, read_workers
 __all__ = [
     "FIGURES",
     "SPEED_FIGURE",
+    "TARGET_FIGURE",
     "Disturbed",
     "Figure",
     "SetUp",
@@ -51,7 +52,9 @@ class Figure:
 
 SPEED_FIGURE = Figure("examples_per_second", SPEED, 1)
 
-FIGURES = (Figure("time_to_target_seconds", TARGET, -1), SPEED_FIGURE)
+TARGET_FIGURE = Figure("time_to_target_seconds", TARGET, -1)
+
+FIGURES = (TARGET_FIGURE, SPEED_FIGURE)
 """In the order of what a person wants to know."""
 
 
@@ -162,7 +165,7 @@ class SetUps:
         for group in [] if axis is None else self.strata(axis):
             ordered = sorted((one for one in group if one.figures(SPEED_FIGURE)), key=lambda one: int(one.values["nodes"]))
             for fewer, more in combinations(ordered, 2):
-                times = ratio([(more.figures(SPEED_FIGURE), fewer.figures(SPEED_FIGURE))])
+                times = times_as_good(more, fewer, SPEED_FIGURE)
                 if more.values["nodes"] > fewer.values["nodes"] and times.above(more.values["nodes"] / fewer.values["nodes"]):
                     found.append((more, fewer, times))
         return found
