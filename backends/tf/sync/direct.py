@@ -27,6 +27,7 @@ class DirectRanks(SingleProcess):
     def __init__(self, mesh: Mesh, device: str, *, sequential: bool) -> None:
         super().__init__(device, sequential=sequential)
         self._mesh = mesh
+        self._rooms: dict[tuple[int, tuple[tuple[int, ...], ...], np.dtype[Any]], _Room] = {}
 
     def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
         """XLA holds no Python function."""
@@ -45,7 +46,7 @@ class DirectRanks(SingleProcess):
         )
         if len(buckets) <= 1:
             return _in_ops(self._added_up, tensors, tensors)
-        rooms = [_Room([tuple(tensors[place].shape) for place in bucket], tensors[bucket[0]].dtype.as_numpy_dtype) for bucket in buckets]
+        rooms = [self._room(number, [tensors[place] for place in bucket]) for number, bucket in enumerate(buckets)]
         for bucket, room in zip(buckets, rooms, strict=True):
             _in_ops(partial(self._submit, room), [tensors[place] for place in bucket], [])
         sums: list[tf.Tensor] = [None] * len(tensors)
@@ -54,6 +55,14 @@ class DirectRanks(SingleProcess):
             for place, total in zip(bucket, _in_ops(partial(self._await, room), [], like), strict=True):
                 sums[place] = total
         return sums
+
+    def _room(self, number: int, tensors: Sequence[tf.Tensor]) -> _Room:
+        """Return a bucket's memory: the same for all traced functions that add up such gradients, of which only one runs at a time."""
+        shapes, kind = tuple(tuple(tensor.shape) for tensor in tensors), np.dtype(tensors[0].dtype.as_numpy_dtype)
+        key = number, shapes, kind
+        if key not in self._rooms:
+            self._rooms[key] = _Room(shapes, kind)
+        return self._rooms[key]
 
     def _added_up(self, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
         vector = np.concatenate([array.ravel() for array in arrays])
