@@ -1,0 +1,19 @@
+"""TensorFlow's graphs add up gradients by the direct exchange as the mesh does: in the order of the ranks, to the bit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SEED = os.environ["CROSSTRAIN_TEST_SEED"]
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.long
+def test_sums_in_graphs_are_those_in_the_order_of_the_ranks():
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    script = Path(__file__).parent / "direct_ranks_tf.py"
+    done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, f"seed {SEED}: {done.stderr[-4000:]}"
