@@ -17,7 +17,8 @@ from ...report.catalog.run import Run
 from ...report.catalog.unfinished import as_recorded
 from ...report.conclusion.several_explanations import explain_several
 from ...report.diagnosis.advice import advise
-from ...report.diagnosis.text import headline, notes, page
+from ...report.diagnosis.headline import headline
+from ...report.diagnosis.text import notes, page
 from ...report.diagnosis.verdict import explain as explain_run
 from ...report.questions.answers import answers, answers_json, answers_page
 from ...report.questions.duration import Wanted

@@ -7,7 +7,7 @@ from statistics import fmean
 from ...records.text.numbers import duration_text
 from ..catalog.summary_rows import number
 from ..comparison.ratios import Ratio, geometric_mean
-from ..diagnosis.text import percent
+from ..diagnosis.words import percent
 from .conclusion import Conclusion
 from .number_words import times_text
 from .set_ups import TARGET_FIGURE as TARGET

@@ -10,8 +10,8 @@ from ...records.text.numbers import duration_text, rate_text, seconds_text
 from ..catalog.run import Run
 from ..comparison.factors import RULES
 from ..comparison.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
-from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation
+from ..diagnosis.words import NAMES, percent
 from .axis import AxisVerdict
 from .cautions import cautions
 from .conclusion import Best, Conclusion, Limit

@@ -17,8 +17,8 @@ from ..catalog.run import Run, labelled
 from ..catalog.unfinished import as_recorded
 from ..comparison.factors import Factor
 from ..comparison.ratios import geometric_mean
-from ..diagnosis.text import NAMES, percent
 from ..diagnosis.verdict import Explanation, explain
+from ..diagnosis.words import NAMES, percent
 from .sentences import held_back
 from .set_ups import SPEED_FIGURE, SetUp, SetUps, called, set_ups, shown
 

@@ -18,7 +18,8 @@ from ..catalog.run import Run
 from ..catalog.unfinished import as_recorded
 from ..diagnosis.advice import advise
 from ..diagnosis.batch_size_advice import Advice
-from ..diagnosis.text import headline, notes
+from ..diagnosis.headline import headline
+from ..diagnosis.text import notes
 from ..diagnosis.verdict import explain
 from ..questions.answers import answers
 

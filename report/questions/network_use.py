@@ -7,8 +7,8 @@ from typing import Any
 
 from ..catalog.run import Run
 from ..diagnosis.links import busiest
-from ..diagnosis.text import bits_text
 from ..diagnosis.verdict import NEARLY_ALL, Explanation
+from ..diagnosis.words import bits_text
 from ..series.arrays import NodeSeries
 from .answer import Answer, digits3, percent
 from .common_grid import LEAST_POINTS, correlation, grid_of, on_grid

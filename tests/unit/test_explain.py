@@ -17,7 +17,8 @@ from crosstrain.core.errors import UsageError
 from crosstrain.records.store.jsonl import DamagedRunError, write_document
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.diagnosis.advice import advise
-from crosstrain.report.diagnosis.text import headline, notes, page
+from crosstrain.report.diagnosis.headline import headline
+from crosstrain.report.diagnosis.text import notes, page
 from crosstrain.report.diagnosis.time_shares import read_shares, read_workers
 from crosstrain.report.diagnosis.verdict import explain, judge, read_evidence
 from crosstrain.report.tables.run_tables import to_text

@@ -7,7 +7,8 @@ from explained_runs import explained_run, using
 from crosstrain.cli.commands.run import run as run_command
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.diagnosis.advice import advise
-from crosstrain.report.diagnosis.text import headline, notes
+from crosstrain.report.diagnosis.headline import headline
+from crosstrain.report.diagnosis.text import notes
 from crosstrain.report.diagnosis.verdict import explain
 
 MS = 1e-3

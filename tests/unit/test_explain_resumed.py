@@ -13,7 +13,8 @@ from crosstrain.records.store.run_directory import RunReader
 from crosstrain.records.summary.summary import summarise
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.comparison.caveats import changed_on_resume
-from crosstrain.report.diagnosis.text import headline, notes, page
+from crosstrain.report.diagnosis.headline import headline
+from crosstrain.report.diagnosis.text import notes, page
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.plots.time_share_charts import _clock
 from crosstrain.report.tables.run_tables import one_run, to_text

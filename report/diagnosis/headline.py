@@ -1,0 +1,169 @@
+"""The verdict of an explanation in one sentence, with the figures that it rests on."""
+
+from __future__ import annotations
+
+from ...records.text.numbers import bytes_text, number_text
+from .links import Link, busiest
+from .verdict import NEARLY_ALL, NOTABLE, Explanation, NodeView
+from .words import NAMES, bits_text, percent
+
+__all__ = ["headline"]
+
+
+def headline(explanation: Explanation) -> str:
+    """Return the verdict in one sentence, with the figures that it rests on."""
+    writer = {
+        "starved": _starved,
+        "network": _network,
+        "compute": _compute,
+        "data": _data,
+        "peers": _peers,
+        "evaluating": _evaluating,
+        "translating": _translating,
+        "saving": _saving,
+        "other": _other,
+        "mixed": _mixed,
+        "unclear": _unclear,
+        "unknown": _unknown,
+    }[explanation.verdict]
+    return writer(explanation)
+
+
+def _starved(explanation: Explanation) -> str:
+    found = explanation.starved
+    if found is None:
+        raise ValueError("nobody took this run's cores")
+    cores = f"{number_text(found.foreign_cores, 2)} of the {number_text(found.cores_available, 2)} cores that node {found.node} may use"
+    return (
+        f"starved of CPU: other programs had {cores}, and so {percent(found.fraction)} of the processor time that its tasks asked for. "
+        "The figures below are those of a busy machine: nothing is advised from them. Run it again on a quiet one."
+    )
+
+
+def _exchange(explanation: Explanation) -> str:
+    return "all-reduce" if explanation.evidence.summary["mode"] == "sync" else "exchange with the parameter server"
+
+
+def _network(explanation: Explanation) -> str:
+    hidden = ", beyond what computing hides" if explanation.evidence.summary["mode"] == "sync" else ""
+    share = f"network-bound: {percent(explanation.step_fractions['network'])} of each step is {_exchange(explanation)}{hidden}"
+    link = busiest(explanation.evidence.links)
+    full = f"node {link.node}'s link runs at {percent(link.fraction)} of {_speed(link)} while it trains" if link is not None else None
+    if explanation.network_cause == "link":
+        return f"{share}, and {full}."
+    though = f" at a link that is not full ({full})" if full else ""
+    if explanation.network_cause == "messages":
+        few = percent(explanation.message_fraction)
+        return f"{share}, and its cost is that of the messages, not of their size{though}: an exchange of a few bytes takes {few} as long."
+    return f"{share}, and moving and adding up {_payload(explanation)} a step takes it{though}."
+
+
+def _speed(link: Link) -> str:
+    return bits_text(link.limit_bytes_per_second or 0.0)
+
+
+def _payload(explanation: Explanation) -> str:
+    calibration = explanation.evidence.calibration
+    return bytes_text(calibration["payload_bytes"]) if calibration else "the gradients"
+
+
+def _compute(explanation: Explanation) -> str:
+    text = f"compute-bound: {percent(explanation.step_fractions['compute'])} of each step is forward, backward and update"
+    busy = [view for view in explanation.nodes if view.gpu_utilization is not None and view.limit == "GPU"]
+    if busy:
+        return f"{text}; GPUs are busy for {percent(max(view.gpu_utilization or 0.0 for view in busy))} of the time."
+    known = [view for view in explanation.nodes if view.cpu_cores_used is not None and view.cores_available is not None]
+    if not known:
+        return f"{text}."
+    most = max(known, key=lambda view: view.cpu_fraction or 0.0)
+    return f"{text}; node {most.node} uses {_cores(most)}."
+
+
+def _cores(view: NodeView) -> str:
+    return f"{number_text(view.cpu_cores_used, 2)} of the {number_text(view.cores_available, 2)} cores it may use"
+
+
+def _data(explanation: Explanation) -> str:
+    return f"data-bound: {percent(explanation.step_fractions['data'])} of each step is gathering, changing and normalising the batch."
+
+
+def _peers(explanation: Explanation) -> str:
+    times = f"{number_text(explanation.slowness, 1)} times as long as that of an ordinary one"
+    slow = f"node {explanation.slow_node}"
+    limit = next(view for view in explanation.nodes if view.node == explanation.slow_node).cores_available
+    cores = "" if limit is None else f" (it may use {number_text(limit, 2)} cores)"
+    if explanation.evidence.summary["mode"] == "sync":
+        waits = percent(explanation.step_fractions["peers"])
+        text = f"held back by a slow node: for {waits} of each step others wait for {slow}, whose own work takes {times}{cores}"
+        return f"{text}{_exchange_of_the_slow(explanation)}."
+    share = percent(next(view for view in explanation.nodes if view.node == explanation.slow_node).updates_fraction)
+    return f"a slow node: the own work of {slow} takes {times}{cores}. It makes {share} of the updates; nobody waits for it."
+
+
+def _exchange_of_the_slow(explanation: Explanation) -> str:
+    """What is to be said of an exchange in which all wait for a node that has no core to spare."""
+    view = next(view for view in explanation.nodes if view.node == explanation.slow_node)
+    share = explanation.step_fractions["network"]
+    if share < NOTABLE or explanation.network_cause == "link" or (view.cpu_fraction or 0.0) < NEARLY_ALL:
+        return ""
+    used = percent(view.cpu_fraction)
+    return f"; the {_exchange(explanation)}, {percent(share)} of the step, waits for it too, as it uses {used} of what it may"
+
+
+def _evaluating(explanation: Explanation) -> str:
+    evidence = explanation.evidence
+    each = evidence.summary["eval_seconds"] / max(1, evidence.evaluations)
+    how = f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''} of {number_text(each, 3)} s"
+    return f"evaluating holds it back: it takes {percent(explanation.run_fractions['evaluating'])} of the run's time ({how})."
+
+
+def _translating(explanation: Explanation) -> str:
+    evidence = explanation.evidence
+    share, seconds = percent(explanation.run_fractions["translating"]), number_text(evidence.summary["translate_seconds"], 1)
+    finished = "" if evidence.summary["translated"] else ", and was not finished"
+    return (
+        f"translating all test sentences at the end holds it back: it takes {share} of the run's time ({seconds} s{finished}). "
+        "It takes place once; a longer run has less of it."
+    )
+
+
+def _saving(explanation: Explanation) -> str:
+    share = percent(explanation.run_fractions["saving"])
+    saved = explanation.evidence.saved
+    return f"saving holds it back: training stands still for checkpoints for {share} of the run's time ({saved} saved)."
+
+
+def _other(explanation: Explanation) -> str:
+    seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
+    share = percent(explanation.run_fractions["other"])
+    if explanation.evidence.summary["mode"] == "async" and explanation.calibrated:
+        size = number_text((explanation.evidence.summary["step_seconds"] or {}).get("group_size"), 0)
+        waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
+        return f"nothing to do: {waits}; they get {size} at a time."
+    return f"neither training nor evaluating: {share} of the run's {seconds} s pass between commands; a longer run would say more."
+
+
+def _mixed(explanation: Explanation) -> str:
+    return f"nothing dominates: {_list(explanation, ' and ')} of the run's time."
+
+
+def _unclear(explanation: Explanation) -> str:
+    return f"not clear: {_list(explanation, ' or ')} of the run's time; they differ by too little for what is known of them."
+
+
+def _list(explanation: Explanation, joint: str) -> str:
+    words = []
+    for component in explanation.candidates:
+        name, fraction = NAMES[component], explanation.run_fractions[component]
+        if component == "peers" and explanation.evidence.summary["mode"] == "async":  # nobody waits: a slow node shows in its own work
+            name, fraction = "the work of a slow node", sum(explanation.run_fractions[own] for own in ("compute", "data"))
+        spread = explanation.run_uncertainty.get(component, 0.0)
+        more = f" ± {percent(spread)}" if spread >= 0.01 else ""
+        words.append(f"{name} {percent(fraction)}{more}")
+    return joint.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _unknown(explanation: Explanation) -> str:
+    if explanation.evidence.steps_mixed:
+        return "no verdict: the run changed when it was resumed, and only its last part was calibrated."
+    return "no verdict: the run was not calibrated."
