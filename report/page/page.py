@@ -23,7 +23,7 @@ from ..conclusion.sentences import told as sentences
 from ..conclusion.several_explanations import HEADER as EXPLAINED
 from ..conclusion.several_explanations import explain_several
 from ..conclusion.text import QUESTION
-from ..plots.figure import Bars, Picture, Stroke, colour, dash, keys, kinds
+from ..plots.figure import Bars, Picture, Stroke, colour, dash, keys, kinds, marker
 from ..plots.lines import Lines, lines_of
 from ..plots.pictures import pictures
 from ..plots.plotly_renderer import plots
@@ -87,7 +87,7 @@ def render(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(colour=colour, dash=dash)
+    environment.globals.update(colour=colour, dash=dash, marker=marker)
     told = [described(run) for run in runs]
     environment_right = _right([row for run in told for row in run["environment"]] or [ENVIRONMENT])
     environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)

@@ -15,6 +15,7 @@ __all__ = [
     "COLOURS",
     "DASHES",
     "INK",
+    "MARKERS",
     "NEUTRAL",
     "Band",
     "Bars",
@@ -34,6 +35,7 @@ __all__ = [
     "dash",
     "keys",
     "kinds",
+    "marker",
     "stroke",
 ]
 
@@ -45,6 +47,9 @@ INK = "#808080"
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 2), (6, 2, 2, 2), (10, 3))
 """Lengths in points of line and gap; the first is a whole line. Five dashes and six colours give thirty different curves."""
+
+MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon")
+"""Shapes of points: a single evaluation has no line whose dash could be seen, and colour alone tells some eyes and printers nothing."""
 
 Kind = Literal["line", "faint", "points", "crosses"]
 Unit = Literal["", "B", "B/s", "%", "s"]
@@ -70,6 +75,11 @@ class Stroke:
 
     colour: int
     dash: int
+
+
+def marker(drawn: Stroke) -> str:
+    """Return the shape of a curve's points. Strokes of neighbouring colours, or dashes, have different ones."""
+    return MARKERS[(drawn.colour + 2 * drawn.dash) % len(MARKERS)]
 
 
 NEUTRAL = Stroke(-1, 2)

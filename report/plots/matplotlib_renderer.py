@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from ...core.errors import UsageError
 from ...core.untrusted.console import note, shown
-from .figure import INK, Bars, Curve, Dots, Mark, Panel, Picture, colour, dash, keys, kinds
+from .figure import INK, Bars, Curve, Dots, Mark, Panel, Picture, colour, dash, keys, kinds, marker
 from .fonts import families_for, lacking, lacking_text, usual_families
 
 __all__ = ["FORMATS", "NARROWEST_INCHES", "Format", "Look", "write_figures"]
@@ -50,6 +50,7 @@ _LABEL_CHARACTERS, _LINE_INCHES = 36, 0.16  # a run's usual name and its node ta
 _CHARACTER_INCHES, _HANDLE_INCHES = 0.075, 0.7  # of an entry in a key: a wide character, and line and gaps
 NARROWEST_INCHES = 2.0
 _HATCHES = ("", "//", "..", "xx")
+_MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v", "pentagon": "p"}
 _LONGEST_NAME = 100
 
 
@@ -223,8 +224,11 @@ def _look(drawn: Curve) -> dict[str, Any]:
         return {"color": paint, "linewidth": 0.7, "alpha": 0.25, "zorder": 1.5}
     if drawn.kind == "crosses":
         return {"color": paint, "linestyle": "none", "marker": "x", "markersize": 5}
-    marker = {"marker": "o", "markersize": 3} if drawn.kind == "points" else {}
-    return {"color": paint, "linewidth": 1.6, "linestyle": _pattern(dash(drawn.stroke.dash)), **marker}
+    return {"color": paint, "linewidth": 1.6, "linestyle": _pattern(dash(drawn.stroke.dash)), **_points(drawn)}
+
+
+def _points(drawn: Curve) -> dict[str, Any]:
+    return {"marker": _MARKERS[marker(drawn.stroke)], "markersize": 3.5} if drawn.kind == "points" else {}
 
 
 def _pattern(lengths: Sequence[float]) -> Any:
@@ -234,10 +238,9 @@ def _pattern(lengths: Sequence[float]) -> Any:
 def _key(picture: Picture, look: Look) -> list[Line2D]:
     curves = []
     for drawn in keys(picture):
-        marker: dict[str, Any] = {"marker": "o", "markersize": 3} if drawn.kind == "points" else {}
         label = _plain(textwrap.fill(drawn.name, look.longest_line))
         look_of: dict[str, Any] = {"color": colour(drawn.stroke.colour), "linestyle": _pattern(dash(drawn.stroke.dash)), "linewidth": 1.6}
-        curves.append(Line2D([], [], label=label, **look_of, **marker))
+        curves.append(Line2D([], [], label=label, **look_of, **_points(drawn)))
     return curves + [_mark_handle(mark) for mark in kinds(picture.marks)]
 
 

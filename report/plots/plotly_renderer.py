@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.untrusted.console import shown
 from ..series.arrays import Floats
-from .figure import INK, Band, Bars, Curve, Dots, Panel, Picture, colour, dash
+from .figure import INK, Band, Bars, Curve, Dots, Panel, Picture, colour, dash, marker
 
 __all__ = ["plots"]
 
@@ -253,8 +253,8 @@ def _trace(drawn: Curve, panel: Panel) -> dict[str, Any]:
     if drawn.kind in ("points", "crosses"):
         trace["marker"] = {
             "color": paint,
-            "size": 5 if drawn.kind == "points" else 8,
-            "symbol": "x" if drawn.kind == "crosses" else "circle",
+            "size": 6 if drawn.kind == "points" else 8,
+            "symbol": "x" if drawn.kind == "crosses" else marker(drawn.stroke),
         }
     return trace
 

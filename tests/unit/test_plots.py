@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,10 @@ from report_runs import make_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.plots.figure import COLOURS, DASHES, Panel, colour, dash, stroke
+from crosstrain.report.plots.figure import COLOURS, DASHES, Panel, Stroke, colour, dash, marker, stroke
 from crosstrain.report.plots.matplotlib_renderer import write_figures
 from crosstrain.report.plots.pictures import pictures
+from crosstrain.report.plots.plotly_renderer import plots as drawn_by_plotly
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +163,18 @@ def test_runs_whose_names_make_one_file_name_have_two_files(drawn, tmp_path):
 def test_thirty_runs_look_different():
     assert len({stroke(number) for number in range(len(COLOURS) * len(DASHES))}) == 30
     assert all(colour(number) != colour(number + 1) and dash(number) != dash(number + 1) for number in range(29))
+
+
+def test_points_of_neighbouring_colours_and_dashes_differ_in_shape():
+    for number, other in product(range(len(COLOURS)), range(len(DASHES))):
+        shapes = [marker(one) for one in (Stroke(number, other), Stroke(number + 1, other), Stroke(number, other + 1))]
+        assert len(set(shapes)) == 3
+
+
+def test_runs_with_one_evaluation_have_points_of_different_shapes(tmp_path):
+    paths = [make_run(tmp_path, name, lr=rate) for name, rate in (("one", 0.1), ("other", 0.2))]
+    (accuracy,) = (picture for picture in pictures(started_runs(map(Run, paths))) if picture.name == "accuracy")
+    assert len({trace["marker"]["symbol"] for plot in drawn_by_plotly(accuracy) for trace in plot["data"] if "marker" in trace}) == 2
 
 
 def test_resources_of_all_runs_have_the_same_heights(tmp_path):
