@@ -49,6 +49,10 @@ class Checkpoint:
         """The buffers by canonical name."""
         return self._of("buffers/")
 
+    def slot(self, name: str) -> dict[str, NDArray[Any]]:
+        """What the update rule keeps under a slot's name beside each parameter, by the parameter's canonical name; empty without it."""
+        return self._of(f"slots/{name}/")
+
     def _of(self, prefix: str) -> dict[str, NDArray[Any]]:
         return {key.removeprefix(prefix): array for key, array in self.arrays.items() if key.startswith(prefix)}
 

@@ -1,4 +1,4 @@
-"""An independent judge: logistic regression with every optimiser, written from the formulas in float64 numpy.
+"""An independent judge: logistic regression with every optimiser, clipped and averaged, written from the formulas in float64 numpy.
 
 It shares the data order, the initial values and the learning rates with the product, and nothing else.
 """
@@ -21,17 +21,19 @@ from ..engine.learning_rate import learning_rates
 from ..engine.triggers import total_steps
 from ..models.logreg import build
 
-__all__ = ["Trained", "train_logistic_regression"]
+__all__ = ["Trained", "evaluation_loss", "train_logistic_regression"]
 
 Values = dict[str, NDArray[np.float64]]
+Weights = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Losses float64 [updates], each before its update, and the final weights by canonical name."""
+    """Losses float64 [updates], each before its update, and by canonical name the final weights and, with ``ema_decay``, their average."""
 
     losses: NDArray[np.float64]
     weights: Mapping[str, NDArray[np.float64]]
+    average: Mapping[str, NDArray[np.float64]]
 
 
 def train_logistic_regression(job: Job, data: Dataset) -> Trained:
@@ -44,14 +46,31 @@ def train_logistic_regression(job: Job, data: Dataset) -> Trained:
     labels = data.labels("train")
     weights: Values = {name: value.astype(np.float64) for name, value in build(data.info).initial(job.seed).items()}
     update = _Optimizer(job, weights)
+    average = {name: value.copy() for name, value in weights.items()} if job.ema_decay else {}
     losses = np.empty(total)
     for step in range(total):
         epoch, in_epoch = divmod(step, sampler.steps_per_epoch)
         batch = sampler.whole(epoch, in_epoch, 1)
         x_bi = _inputs(data.info, images_nchw[batch.indices], batch.changes)
         losses[step], gradients = _loss_and_gradients(weights, x_bi, labels[batch.indices])
-        update.apply(gradients, rates[step])
-    return Trained(losses, weights)
+        update.apply(_clipped(gradients, job.clip_norm), rates[step])
+        for name, value in average.items():  # as docs/training.md has it
+            decay = min(job.ema_decay, (2.0 + step) / (11.0 + step))
+            average[name] = decay * value + (1.0 - decay) * weights[name]
+    return Trained(losses, weights, average)
+
+
+def evaluation_loss(weights: Weights, data: Dataset) -> float:
+    """Return the mean loss over all test images."""
+    return _loss_and_gradients(weights, _inputs(data.info, data.images("test"), None), data.labels("test"))[0]
+
+
+def _clipped(gradients: Values, limit: float) -> Values:
+    """Scale gradients whose norm over all parameters is above a limit down to it, as torch.nn.utils.clip_grad_norm_ does; 0 is no limit."""
+    if not limit:
+        return gradients
+    norm = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
+    return {name: gradient * min(1.0, limit / (norm + 1e-6)) for name, gradient in gradients.items()}
 
 
 def _inputs(info: DataInfo, images_bchw: NDArray[np.uint8], changes: Changes | None) -> NDArray[np.float64]:
@@ -68,7 +87,7 @@ def _inputs(info: DataInfo, images_bchw: NDArray[np.uint8], changes: Changes | N
     return ((pixels_bchw / 255.0 - mean_c) / std_c).reshape(len(images_bchw), -1)
 
 
-def _loss_and_gradients(weights: Values, x_bi: NDArray[np.float64], labels_b: NDArray[np.int64]) -> tuple[float, Values]:
+def _loss_and_gradients(weights: Weights, x_bi: NDArray[np.float64], labels_b: NDArray[np.int64]) -> tuple[float, Values]:
     """Mean cross entropy of softmax(W x + b) and its gradients."""
     logits_bk = x_bi @ weights["dense.weight"].T + weights["dense.bias"]
     shifted_bk = logits_bk - logits_bk.max(axis=1, keepdims=True)

@@ -29,6 +29,7 @@ from ..checkpoint import find_checkpoint
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.plugins import forward_backends
+from ..core.update_rules import EMA
 from ..data.store.stored_dataset import open_dataset
 from ..launch.node.fork_server_client import ForkServerProcess
 from ..launch.node.fork_server_connection import ForkServerConnection
@@ -38,7 +39,7 @@ from ..models.build import build_model
 from ..records.store.run_directory import RunReader
 from .cases import OPTIMIZERS, OPTIONAL_CAPABILITIES, UNEVEN_BATCHES, every_optimizer
 from .faults import kill_task_once
-from .reference import Trained, train_logistic_regression
+from .reference import Trained, evaluation_loss, train_logistic_regression
 from .runs import FinishedRun, norm_wise_difference, options_of, read_run, relative_difference, run_job, trainer
 
 __all__ = ["OPTIMIZERS", "BackendConformance"]
@@ -56,14 +57,17 @@ LOW_PRECISION_TOLERANCE = 0.05
 DROPOUT_LOSS_TOLERANCE = 1e-4
 """Of two steps. Other masks move the loss by more."""
 
+CLIP_NORM, EMA_DECAY = 0.5, 0.98
+"""Of gradients of logistic regression on the digits many are longer, and some not; the average is far from the weights at the end."""
+
 WARM_SECONDS, WARM_SHARE = 0.1, 0.05
 """Within which the first step is over: seconds, or as part of the initialisation, whichever is longer."""
 
 
 @cache
-def reference(optimizer: str, global_batch: int, augment: str = "none") -> Trained:
-    """Train the reference once per process."""
-    asked = {"steps": STEPS, "global_batch_size": global_batch, "augment": augment, **OPTIMIZERS[optimizer]}
+def reference(optimizer: str, global_batch: int, **further: Any) -> Trained:
+    """Train the reference once per process; `further` are fields of its job."""
+    asked = {"steps": STEPS, "global_batch_size": global_batch, **OPTIMIZERS[optimizer], **further}
     job = Job.model_validate({"backend": "reference", **asked})
     return train_logistic_regression(job, open_dataset(job.data))
 
@@ -96,12 +100,8 @@ class BackendConformance:
     def test_sync_equals_the_reference(self, optimizer: str, global_batch: int, workers: int, tmp_path: Path) -> None:
         """Losses, weights, counts and the evaluation agree with the float64 reference."""
         run = self.train(tmp_path, nodes=workers, global_batch_size=global_batch, steps=STEPS, **OPTIMIZERS[optimizer])
-        expected = reference(optimizer, global_batch)
-        assert len(run.losses) == STEPS
         tolerance = PLAIN_SGD_LOSS_TOLERANCE if optimizer in ("sgd", "weight-decay") else LOSS_TOLERANCE
-        assert relative_difference(run.losses, expected.losses) <= tolerance
-        assert norm_wise_difference(run.weights, expected.weights) <= WEIGHT_TOLERANCE
-        self.check_counts(run)
+        self.check_equal(run, reference(optimizer, global_batch), tolerance)
 
     def check_counts(self, run: FinishedRun) -> None:
         """Each planned update was applied once, each example counted once."""
@@ -240,12 +240,67 @@ class BackendConformance:
     @pytest.mark.parametrize("workers", [1, 2])
     def test_augmentation_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
         """The images of each batch are changed as its sampler says."""
-        if not self.capabilities.augmentation:
-            pytest.skip(f"backend {self.backend} declares no augmentation")
+        self.require(augmentation=self.capabilities.augmentation)
         run = self.train(tmp_path, nodes=workers, global_batch_size=30, steps=STEPS, augment="crop", **OPTIMIZERS["sgd"])
-        expected = reference("sgd", 30, "crop")
+        expected = reference("sgd", 30, augment="crop")
         assert relative_difference(run.losses, expected.losses) <= PLAIN_SGD_LOSS_TOLERANCE
         assert relative_difference(run.losses, reference("sgd", 30).losses) > LOSS_TOLERANCE
+        self.check_counts(run)
+
+    @pytest.mark.cluster
+    @pytest.mark.slow
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_updates_in_micro_batches_equal_the_reference(self, workers: int, tmp_path: Path) -> None:
+        """An update that is computed in parts, of which the last is smaller, is that of its whole batch."""
+        self.require(accumulation=self.capabilities.accumulation)
+        run = self.train(tmp_path, nodes=workers, global_batch_size=22, accumulate=3, steps=STEPS, **OPTIMIZERS["adamw"])
+        self.check_equal(run, reference("adamw", 22))
+
+    @pytest.mark.cluster
+    @pytest.mark.slow
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_a_limited_norm_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
+        """The norm is that of the whole update's gradient, over all parameters and workers."""
+        self.require(clipping=self.capabilities.clipping)
+        run = self.train(tmp_path, nodes=workers, global_batch_size=30, clip_norm=CLIP_NORM, steps=STEPS, **OPTIMIZERS["sgd"])
+        expected = reference("sgd", 30, clip_norm=CLIP_NORM)
+        self.check_equal(run, expected, PLAIN_SGD_LOSS_TOLERANCE)
+        assert relative_difference(reference("sgd", 30).losses, expected.losses) > LOSS_TOLERANCE
+
+    @pytest.mark.cluster
+    @pytest.mark.slow
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_the_average_of_the_weights_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
+        """It is in the checkpoint beside the trained weights, and evaluations are of it."""
+        self.require(weight_averaging=self.capabilities.weight_averaging)
+        options = {"global_batch_size": 30, "steps": STEPS, "ema_decay": EMA_DECAY, **OPTIMIZERS["adam"]}
+        run = self.train(tmp_path, nodes=workers, eval_every="end", **options)
+        expected = reference("adam", 30, ema_decay=EMA_DECAY)
+        self.check_equal(run, expected)
+        assert norm_wise_difference(find_checkpoint(run.path)[0].slot(EMA), expected.average) <= WEIGHT_TOLERANCE
+        assert norm_wise_difference(expected.weights, expected.average) > WEIGHT_TOLERANCE
+        assert run.evals[-1].loss == pytest.approx(evaluation_loss(expected.average, open_dataset("digits")), rel=LOSS_TOLERANCE)
+
+    @pytest.mark.cluster
+    @pytest.mark.slow
+    @pytest.mark.parametrize("workers", [2, 3])
+    def test_the_direct_exchange_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
+        """Batches that do not divide, too."""
+        self.require(direct_exchange="direct" in self.capabilities.exchanges and "sync" in self.capabilities.modes)
+        run = self.train(tmp_path, nodes=workers, global_batch_size=10, steps=STEPS, exchange="direct", **OPTIMIZERS["adam"])
+        self.check_equal(run, reference("adam", 10))
+
+    def require(self, **declared: bool) -> None:
+        """Skip the case where the backend does not declare what it is about."""
+        for name, found in declared.items():
+            if not found:
+                pytest.skip(f"backend {self.backend} declares no {name.replace('_', ' ')}")
+
+    def check_equal(self, run: FinishedRun, expected: Trained, loss_tolerance: float = LOSS_TOLERANCE) -> None:
+        """Losses, final weights and counts are those of the reference."""
+        assert len(run.losses) == len(expected.losses)
+        assert relative_difference(run.losses, expected.losses) <= loss_tolerance
+        assert norm_wise_difference(run.weights, expected.weights) <= WEIGHT_TOLERANCE
         self.check_counts(run)
 
     @pytest.mark.cluster
@@ -288,8 +343,7 @@ class BackendConformance:
     def test_dropout_is_the_same_on_any_number_of_workers(self, tmp_path: Path) -> None:
         """With ``--deterministic`` an example's mask does not depend on who trains on it; and elements are dropped."""
         self.require_forward(self.dropout_model)
-        if not self.capabilities.deterministic:
-            pytest.skip(f"backend {self.backend} declares no repeatable training")
+        self.require(repeatable_training=self.capabilities.deterministic)
         options: dict[str, Any] = {"model": self.dropout_model, "data": "synthetic-images:size=64,classes=10,train=64,test=16"}
         options |= {"global_batch_size": 8, "steps": 2, "eval_every": "end", "save_final": False}
         one = self.train(tmp_path, deterministic=True, **options)
@@ -306,8 +360,7 @@ class BackendConformance:
     @pytest.mark.cluster
     def test_async_converges_like_sync(self, tmp_path: Path) -> None:
         """Async applies exactly the planned updates, every worker its share, and reaches the accuracy of the reference's sync training."""
-        if "async" not in self.capabilities.modes:
-            pytest.skip(f"backend {self.backend} declares no async mode")
+        self.require(async_mode="async" in self.capabilities.modes)
         options: dict[str, Any] = {"nodes": 2, "batch_size": 10, "epochs": 16, "lr": 0.02}
         run = self.train(tmp_path, mode="async", **options)
         self.check_counts(run)
@@ -325,8 +378,7 @@ class BackendConformance:
     @pytest.mark.slow
     def test_async_workers_share_alike(self, tmp_path: Path) -> None:
         """Of three workers none is left behind, as one is whose messages wait for an acknowledgement."""
-        if "async" not in self.capabilities.modes:
-            pytest.skip(f"backend {self.backend} declares no async mode")
+        self.require(async_mode="async" in self.capabilities.modes)
         run = self.train(tmp_path, mode="async", nodes=3, batch_size=10, steps=3000)
         self.check_counts(run)
         self.check_shares(run)
