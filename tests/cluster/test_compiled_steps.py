@@ -66,9 +66,16 @@ def test_a_network_is_trained_as_without_compiling(backend, way, tmp_path):
     assert norm_wise_difference(compiled.weights, plain.weights) <= 1e-4
 
 
+RESNET = {"model": "resnet18", "steps": 2, "optimizer": "sgd", "lr": 0.01}
+"""The second loss has gone through one compiled update, and the weights through two. Later losses tell nothing: the last stage normalises
+each channel by twelve values, and a rounding that brings one of them above zero changes a gradient by percents. Without compiling, the
+third losses with one thread and with two are 1e-3 apart.
+"""
+
+
 @slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-@pytest.mark.parametrize("more", [{"accumulate": 2, "clip_norm": 0.5}, {"ema_decay": 0.9}, {"model": "resnet18", "steps": 3}], ids=str)
+@pytest.mark.parametrize("more", [{"accumulate": 2, "clip_norm": 0.5}, {"ema_decay": 0.9}, RESNET], ids=str)
 def test_other_ways_to_train_are_as_without_compiling(backend, more, tmp_path):
     plain, compiled = (run(tmp_path / how, backend, how, **{**CNN, **more}) for how in ("off", "on"))
     assert relative_difference(compiled.losses, plain.losses) <= 1e-3

@@ -119,8 +119,10 @@ class Layers:
 
     def max_pool(self, x_bhwc: tf.Tensor, kernel: int, stride: int, padding: int = 0) -> tf.Tensor:
         """Take the maximum of each window; windows that would reach beyond the padding are left out."""
-        around = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
-        return tf.nn.max_pool2d(x_bhwc, kernel, stride, around if padding else "VALID")
+        if padding:  # by an op before it: the pool's own padding is three times as slow, and XLA has no code for it
+            around = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+            x_bhwc = tf.pad(x_bhwc, around, constant_values=tf.constant(-np.inf, x_bhwc.dtype))
+        return tf.nn.max_pool2d(x_bhwc, kernel, stride, "VALID")
 
     def average_pool(self, x_bhwc: tf.Tensor, side: int) -> tf.Tensor:
         """Average to `side` × `side` pixels; output i of a side of n covers the pixels ⌊i·n/side⌋ … ⌈(i+1)·n/side⌉ − 1."""
