@@ -340,8 +340,22 @@ class BackendConformance:
 
     @pytest.mark.cluster
     @pytest.mark.slow
+    def test_deterministic_runs_repeat_to_the_bit(self, tmp_path: Path) -> None:
+        """Two runs of a network with convolutions and running statistics have the same losses, weights and buffers."""
+        self.require(repeatable_training=self.capabilities.deterministic)
+        self.require_forward(self.buffers_model)
+        options: dict[str, Any] = {"model": self.buffers_model, "nodes": 2, "global_batch_size": 16, "steps": 3, "eval_every": "end"}
+        one, two = (self.train(tmp_path, deterministic=True, **options) for _ in range(2))
+        np.testing.assert_array_equal(one.losses, two.losses)
+        kept, again = (find_checkpoint(run.path)[0].arrays for run in (one, two))
+        assert kept.keys() == again.keys()
+        for name, value in kept.items():
+            np.testing.assert_array_equal(value, again[name])
+
+    @pytest.mark.cluster
+    @pytest.mark.slow
     def test_dropout_is_the_same_on_any_number_of_workers(self, tmp_path: Path) -> None:
-        """With ``--deterministic`` an example's mask does not depend on who trains on it; and elements are dropped."""
+        """With ``--deterministic`` an example's mask does not depend on who trains on it, nor with how many; and elements are dropped."""
         self.require_forward(self.dropout_model)
         self.require(repeatable_training=self.capabilities.deterministic)
         options: dict[str, Any] = {"model": self.dropout_model, "data": "synthetic-images:size=64,classes=10,train=64,test=16"}
@@ -350,6 +364,9 @@ class BackendConformance:
         two = self.train(tmp_path, deterministic=True, nodes=2, **options)
         other = self.train(tmp_path, **options)
         assert relative_difference(two.losses, one.losses) <= DROPOUT_LOSS_TOLERANCE
+        if self.capabilities.accumulation:
+            parts = self.train(tmp_path, deterministic=True, accumulate=3, **options)
+            assert relative_difference(parts.losses, one.losses) <= DROPOUT_LOSS_TOLERANCE
         assert relative_difference(other.losses[:1], one.losses[:1]) > DROPOUT_LOSS_TOLERANCE
 
     def require_forward(self, model: str) -> None:

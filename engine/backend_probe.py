@@ -80,7 +80,8 @@ def main(name: str) -> None:
     try:
         capabilities = declared_capabilities(find("backend", name))
         lacking = missing_packages(capabilities.packages)
-        absent = Availability(name, None, problem=f"the package {', '.join(lacking)} is not installed", hint=capabilities.install or None)
+        packages = f"the packages {', '.join(lacking)} are" if len(lacking) > 1 else f"the package {', '.join(lacking)} is"
+        absent = Availability(name, None, problem=f"{packages} not installed", hint=capabilities.install or None)
         found = absent if lacking else load_backend(name).probe()
     except UsageError as error:
         sys.exit(str(error))

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...core.errors import UsageError
+from ...data.base import IMAGE, LABEL
 from ...models.base import Array, ModelSpec
 from ...models.objectives import CROSS_ENTROPY
 from ..capabilities import Device
 from ..vectors.gathering import ColumnArrays
 
-__all__ = ["ArrayModel", "Batch", "Gradients", "Outputs", "refuse_own_losses"]
+__all__ = ["ArrayModel", "Batch", "Gradients", "Outputs", "refuse_other_columns", "refuse_own_losses"]
 
 Values = Mapping[str, Array]
 
@@ -55,8 +56,8 @@ class Outputs:
     of examples and tokens, and a classifier's ``correct``, need not be among them.
     """
 
-    logits: Array
-    losses: Array
+    logits: ArrayLike
+    losses: ArrayLike
     sums: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
 
 
@@ -72,6 +73,13 @@ class ArrayModel(Protocol):
     def outputs(self, parameters: Values, buffers: Values, batch: Batch) -> Outputs:
         """Return what an evaluation and a prediction need."""
         ...
+
+
+def refuse_other_columns(spec: ModelSpec, backend: str) -> None:
+    """Raise UsageError for a model that reads anything but images and their labels, for a backend that knows these alone."""
+    if (*spec.inputs, spec.target) != (IMAGE, LABEL):
+        read = ", ".join((*spec.inputs, spec.target))
+        raise UsageError(f"model: {spec.name!r} reads {read}; backend {backend} knows images and labels alone.")
 
 
 def refuse_own_losses(spec: ModelSpec, backend: str) -> None:

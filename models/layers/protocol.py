@@ -19,7 +19,7 @@ class NetworkLayers(Protocol):
         ...
 
     def enlarge(self, x: Any, height: int, width: int) -> Any:
-        """Resize bilinearly, with half-pixel centres."""
+        """Resize bilinearly, with half-pixel centres; beyond the edge an image goes on as its edge."""
         ...
 
     def conv(self, x: Any, name: str, stride: int = 1, padding: int = 0) -> Any:
@@ -42,7 +42,7 @@ class NetworkLayers(Protocol):
         ...
 
     def average_pool(self, x: Any, side: int) -> Any:
-        """Average to `side` × `side` pixels by torch's adaptive windows."""
+        """Average to `side` × `side` pixels; output i of a side of n covers the pixels ⌊i·n/side⌋ … ⌈(i+1)·n/side⌉ − 1."""
         ...
 
     def flatten(self, x: Any) -> Any:

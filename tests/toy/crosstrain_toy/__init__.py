@@ -3,7 +3,7 @@
 import numpy as np
 
 from crosstrain.backends.arrays.backend import ArrayBackend
-from crosstrain.backends.arrays.model import Gradients, Outputs, refuse_own_losses
+from crosstrain.backends.arrays.model import Gradients, Outputs, refuse_other_columns, refuse_own_losses
 from crosstrain.backends.base import Availability
 from crosstrain.backends.capabilities import Capabilities
 from crosstrain.core.plugins import forward_plugin, load
@@ -56,6 +56,7 @@ class ToyBackend(ArrayBackend):
         pass  # numpy is all it needs
 
     def model(self, task, job, spec):
+        refuse_other_columns(spec, self.name)
         refuse_own_losses(spec, self.name)
         return ToyModel(load(forward_plugin(job.model, self.name), "forward"))
 
