@@ -107,7 +107,7 @@ class Conclusion:
 
 
 def conclude(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conclusion:
-    """Return what runs that have figures say together. `swept` are the axes where they are known, in their order."""
+    """Return what runs that have figures say together. `swept` is what was varied on purpose, where that is known; see `set_ups`."""
     found = set_ups(labelled(runs), swept)
     best = [one for figure in FIGURES if (one := _best(found, figure)) is not None]
     verdicts = [judge_axis(found, axis, figure) for axis in found.axes for figure in FIGURES if _measured(found, figure)]

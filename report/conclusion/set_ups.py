@@ -189,11 +189,16 @@ def times_as_good(one: SetUp, other: SetUp, figure: Figure) -> Ratio:
 
 
 def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
-    """Return the set-ups of some labelled runs. `swept` are the axes where they are known; others are found."""
+    """Return the set-ups of some labelled runs.
+
+    Their axes are those that the runs themselves show, so that the same runs are called alike by whoever looks at them; and of what was
+    `swept`, where that is known, what tells further ones apart.
+    """
     disturbed = [Disturbed(run, by) for run in runs if (by := cpu_starvation(run.summary)) is not None]
     lost = {id(one.run) for one in disturbed}
     rows = make_entries([run for run in runs if id(run) not in lost], by=swept)
-    axes = axes_of(rows, swept)
+    axes = axes_of(rows)
+    axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
     independent = FOLLOWING.union(*(axis.key.split(_AND) for axis in axes))
     return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))

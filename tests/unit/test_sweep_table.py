@@ -7,13 +7,18 @@ import re
 import pytest
 from comparison_samples import made, written
 
-from crosstrain.cli.commands.sweep_table import points_text
+from crosstrain.cli.commands.sweep_table import points_conclusion, points_text
 from crosstrain.core.settings.sweeps import Grid, plan
+from crosstrain.report.catalog.run import finished_run
+from crosstrain.report.conclusion.conclusion import conclude
+from crosstrain.report.conclusion.sentences import told
+from crosstrain.report.conclusion.text import as_text
 
 
 def swept(folder, grid, **flags):
     """Write a run for each point of a sweep, at 1000, 2000, … examples/s; return what the table is made from."""
-    points = plan(grid, {"backend": "torch", **flags}, {}, None)
+    base = {} if "backend" in grid.axes else {"backend": "torch"}
+    points = plan(grid, {**base, **flags}, {}, None)
     runs = [
         made(point.name, folder=folder, summary={"examples_per_second": 1000.0 * number}, **point.job.model_dump(exclude={"out", "name"}))
         for number, point in enumerate(points, start=1)
@@ -112,3 +117,20 @@ def test_a_series_of_scaling_is_called_by_its_batch_and_not_by_that_of_its_first
         ["strong, global batch 60", "1", "1.00x", "100%"],
         ["2", "1.50x", "75%"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("grid", "flags"),
+    [
+        ({"batch_size": [16, 32]}, {"nodes": 2}),
+        ({"lr": [0.1, 0.2], "mode": ["sync", "async"]}, {"nodes": 2}),
+        ({"mode": ["async", "sync"], "backend": ["torch", "tf"]}, {"nodes": 3}),
+        ({"nodes": [1, 2, 3]}, {}),
+    ],
+    ids=str,
+)
+def test_a_sweep_says_the_same_of_its_runs_as_a_comparison_of_them(tmp_path, grid, flags):
+    given = swept(tmp_path, Grid(grid, (), 2), **flags)
+    found = conclude([finished_run(path) for path, _ in given])
+    assert points_conclusion(given) == found.to_json(told(found).sentences)
+    assert points_text(given, repeats=True, width=None).startswith(as_text(told(found), None))
