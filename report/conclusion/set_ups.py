@@ -200,7 +200,9 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     axes = axes_of(rows)
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
-    independent = FOLLOWING.union(*(axis.key.split(_AND) for axis in axes))
+    keys = frozenset(key for axis in axes for key in axis.key.split(_AND))
+    by_itself = {rule.key for rule in RULES if rule.key in _WHERE_IT_APPLIES and _varies(_known(rows, rule), rule)}
+    independent = (FOLLOWING - by_itself) | keys
     return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))
 
 
@@ -213,6 +215,11 @@ def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
     return _joined(rows, axes, len(swept))
 
 
+def _known(rows: Sequence[Row], axis: Factor) -> list[Row]:
+    """Return the rows that have the setting."""
+    return [row for row in rows if axis.value(row.runs[0]) is not None]
+
+
 def _varies(rows: Sequence[Row], axis: Factor) -> bool:
     return len({axis.value(row.runs[0]) for row in rows}) > 1
 
@@ -220,14 +227,16 @@ def _varies(rows: Sequence[Row], axis: Factor) -> bool:
 def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Factor]:
     """Return the axes, those that were found with what goes along with them, so that nothing is taken for the effect of one alone.
 
-    Where all runs on one backend are async ones, and all on the other sync, the axis is backend and mode. The first `known` were chosen.
+    Where all runs on one backend are async ones, and all on the other sync, the axis is backend and mode; where sync ones have the direct
+    exchange on one backend alone, it is backend and exchange. The first `known` were chosen.
     """
     found = list(axes)
     for rule in RULES:
         keys = {key for axis in found for key in axis.key.split(_AND)}
-        if rule.key not in _CHOSEN_BY_THEMSELVES or rule.key in keys or not _varies(rows, rule):
+        those = _known(rows, rule)
+        if rule.key not in _CHOSEN_BY_THEMSELVES | _WHERE_IT_APPLIES or rule.key in keys or not _varies(those, rule):
             continue
-        place = next((index for index in range(known, len(found)) if not tells_apart(rows, [found[index]], rule)), None)
+        place = next((index for index in range(known, len(found)) if not tells_apart(those, [found[index]], rule)), None)
         if place is not None:
             found[place] = _both(found[place], rule)
     return found
@@ -235,6 +244,9 @@ def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Fac
 
 _CHOSEN_BY_THEMSELVES = frozenset({"backend", "mode", "nodes"})
 """Settings that come of no other one."""
+
+_WHERE_IT_APPLIES = frozenset({"exchange"})
+"""Settings that are chosen too, and that some runs have none of, which comes of another setting: such as the mode."""
 
 _AND = " and "
 
