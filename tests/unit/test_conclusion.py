@@ -276,3 +276,26 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
     words = told(found)
     assert all(words.sentences)
     assert found.to_json(words.sentences)["sentences"] == words.sentences
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "axis"),
+    [
+        ({"backend": "torch"}, {"backend": "tf", "exchange": "direct"}, "backend and exchange"),
+        ({"batch_size": 10}, {"batch_size": 20, "exchange": "direct"}, "global_batch_size and exchange"),
+        ({"backend": "torch"}, {"backend": "tf"}, "backend"),
+        ({}, {"exchange": "direct"}, "exchange"),
+        ({"mode": "async"}, {"exchange": "direct"}, "mode"),
+    ],
+    ids=str,
+)
+def test_what_goes_along_with_the_exchange_is_not_the_effect_of_the_other_setting_alone(first, second, axis):
+    runs = [made(f"{place}-{seed}", nodes=2, seed=seed, **job) for place, job in (("a", first), ("b", second)) for seed in (0, 1)]
+    assert [one.key for one in conclude(runs).set_ups.axes] == [axis]
+
+
+def test_an_exchange_that_goes_along_with_several_settings_makes_pairs_incomparable():
+    jobs = [("torch", 10, "native"), ("torch", 20, "direct"), ("tf", 10, "direct"), ("tf", 20, "native")]
+    runs = [made(f"{b}-{n}", nodes=2, backend=b, batch_size=n, exchange=x) for b, n, x in jobs]
+    found = conclude(runs)
+    assert all(one.winner is None for one in found.verdicts), found.verdicts
