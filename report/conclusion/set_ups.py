@@ -201,8 +201,9 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
     keys = frozenset(key for axis in axes for key in axis.key.split(_AND))
-    by_itself = {rule.key for rule in RULES if rule.key in _WHERE_IT_APPLIES and _varies(_known(rows, rule), rule)}
-    independent = (FOLLOWING - by_itself) | keys
+    chosen = {rule.key for rule in RULES if rule.key in _WHERE_IT_APPLIES and _varies(_known(rows, rule), rule)}
+    chosen |= {name for name in _CHOSEN_WHERE_TYPED if len({repr(run.job.get(name)) for run in firsts}) > 1}
+    independent = (FOLLOWING - chosen) | keys
     return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))
 
 
@@ -213,6 +214,10 @@ def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
         if rule.key not in {axis.key for axis in axes} and rule.key != "seed" and rule.matters and tells_apart(rows, axes, rule):
             axes.append(rule)
     return _joined(rows, axes, len(swept))
+
+
+_CHOSEN_WHERE_TYPED = frozenset({"threads", "network", "distributed"})
+"""Settings that the program chooses, unless a job does."""
 
 
 def _known(rows: Sequence[Row], axis: Factor) -> list[Row]:

@@ -299,3 +299,17 @@ def test_an_exchange_that_goes_along_with_several_settings_makes_pairs_incompara
     runs = [made(f"{b}-{n}", nodes=2, backend=b, batch_size=n, exchange=x) for b, n, x in jobs]
     found = conclude(runs)
     assert all(one.winner is None for one in found.verdicts), found.verdicts
+
+
+def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
+    """Those that the program chooses follow from the set-up."""
+
+    def verdict(**asked):
+        jobs = [("torch", asked.get("torch"), 1), ("tf", asked.get("tf"), 2)]
+        given = [made(b, nodes=2, backend=b, threads=n, described={"threads_per_task": [used] * 2}) for b, n, used in jobs]
+        (found,) = conclude(given).verdicts
+        return found
+
+    assert verdict().winner is not None
+    assert verdict(torch=1, tf=2).winner is None
+    assert "threads" in verdict(torch=1, tf=2).why_not
