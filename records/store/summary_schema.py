@@ -164,6 +164,7 @@ class Summary(JsonObject):
     precision_used: Name | None = None
     device_used: Name | None = None
     compiled: bool | None = None
+    exchange: Name | None = None
     synthetic: bool | None = None
     resumed: Count | None = None
     network_source: Name | list[Name] | None = None

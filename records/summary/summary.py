@@ -176,6 +176,7 @@ def job_fields(job: Job, name: str) -> dict[str, Any]:
         "learning_rate": job.lr,
         "seed": job.seed,
         "precision": job.precision,
+        "exchange": job.exchange if job.mode == "sync" and job.workers > 1 else None,
     }
 
 

@@ -36,6 +36,7 @@ _PLAIN = (
     "precision_used",
     "device_used",
     "compiled",
+    "exchange",
     "network_source",
     "nodes_sharing_cores",
     "updates_by_worker",

@@ -58,6 +58,7 @@ _ASKED: tuple[tuple[str, str, Show], ...] = (
     ("nodes", "nodes", count_text),
     ("workers", "workers", count_text),
     ("parameter servers", "parameter_servers", count_text),
+    ("exchange", "exchange", _text),
     ("global batch", "global_batch_size", _text),
 )
 
@@ -205,7 +206,9 @@ Line = tuple[str, list[str]]
 
 
 def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> list[Line]:
-    lines: list[Line] = [(label, [show(entry.figures[key]) for entry in entries]) for label, key, show in _ASKED]
+    exchanges = {entry.figures["exchange"] for entry in entries} - {None}
+    asked = [one for one in _ASKED if one[1] != "exchange" or len(exchanges) > 1]
+    lines: list[Line] = [(label, [show(entry.figures[key]) for entry in entries]) for label, key, show in asked]
     for one in run_columns(run for entry in entries for run in entry.runs):
         lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
         if one.key == "examples_per_second":

@@ -37,6 +37,7 @@ data                 digits
 precision            fp32
 nodes                2
 workers              2
+exchange             native
 global batch         10
 steps                10
 examples             100
