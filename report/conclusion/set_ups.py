@@ -201,7 +201,7 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
     keys = frozenset(key for axis in axes for key in axis.key.split(_AND))
-    chosen = {rule.key for rule in RULES if rule.key in _WHERE_IT_APPLIES and _varies(_known(rows, rule), rule)}
+    chosen = {rule.key for rule in RULES if rule.key in _CHOSEN_BY_THEMSELVES and _varies(_known(rows, rule), rule)}
     chosen |= {name for name in _CHOSEN_WHERE_TYPED if len({repr(run.job.get(name)) for run in firsts}) > 1}
     independent = (FOLLOWING - chosen) | keys
     return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))
@@ -239,7 +239,7 @@ def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Fac
     for rule in RULES:
         keys = {key for axis in found for key in axis.key.split(_AND)}
         those = _known(rows, rule)
-        if rule.key not in _CHOSEN_BY_THEMSELVES | _WHERE_IT_APPLIES or rule.key in keys or not _varies(those, rule):
+        if rule.key not in _CHOSEN_BY_THEMSELVES or rule.key in keys or not _varies(those, rule):
             continue
         place = next((index for index in range(known, len(found)) if not tells_apart(those, [found[index]], rule)), None)
         if place is not None:
@@ -247,11 +247,8 @@ def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Fac
     return found
 
 
-_CHOSEN_BY_THEMSELVES = frozenset({"backend", "mode", "nodes"})
-"""Settings that come of no other one."""
-
-_WHERE_IT_APPLIES = frozenset({"exchange"})
-"""Settings that are chosen too, and that some runs have none of, which comes of another setting: such as the mode."""
+_CHOSEN_BY_THEMSELVES = frozenset({"backend", "mode", "nodes", "exchange"})
+"""Settings that come of no other one, among the runs that have them: that async ones have no exchange comes of the mode."""
 
 _AND = " and "
 

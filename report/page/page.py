@@ -42,6 +42,16 @@ _MARK_WITHIN = 2000  # characters from the beginning
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
+_MARKER_PATHS = {
+    "circle": "M11 4a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+    "square": "M11 0h8v8h-8z",
+    "diamond": "M15 0l4 4l-4 4l-4 -4z",
+    "triangle-up": "M15 0l4 8h-8z",
+    "triangle-down": "M11 0h8l-4 8z",
+    "pentagon": "M15 0l4 3l-1.5 5h-5l-1.5 -5z",
+}
+"""The shapes of points in a key, whose pictures are 30 wide and 8 high."""
+
 
 def write_page(runs: Sequence[Run], path: Path) -> Path:
     """Write the report of the runs to `path`, in one move; an earlier report is replaced. Returns the path.
@@ -87,7 +97,7 @@ def render(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(colour=colour, dash=dash, marker=marker)
+    environment.globals.update(colour=colour, dash=dash, marker_path=lambda stroke: _MARKER_PATHS[marker(stroke)])
     told = [described(run) for run in runs]
     environment_right = _right([row for run in told for row in run["environment"]] or [ENVIRONMENT])
     environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)

@@ -62,6 +62,9 @@ _ASKED: tuple[tuple[str, str, Show], ...] = (
     ("global batch", "global_batch_size", _text),
 )
 
+_WHERE_THEY_DIFFER = frozenset({"exchange"})
+"""Left out side by side where all runs that have it have the same."""
+
 _ONLY_SIDE_BY_SIDE = frozenset({"eval_error", "node_cpu_fraction_mean"})
 """They follow from figures that the table of one run has."""
 
@@ -206,9 +209,11 @@ Line = tuple[str, list[str]]
 
 
 def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> list[Line]:
-    exchanges = {entry.figures["exchange"] for entry in entries} - {None}
-    asked = [one for one in _ASKED if one[1] != "exchange" or len(exchanges) > 1]
-    lines: list[Line] = [(label, [show(entry.figures[key]) for entry in entries]) for label, key, show in asked]
+    lines: list[Line] = [
+        (label, [show(entry.figures[key]) for entry in entries])
+        for label, key, show in _ASKED
+        if key not in _WHERE_THEY_DIFFER or len({entry.figures[key] for entry in entries} - {None}) > 1
+    ]
     for one in run_columns(run for entry in entries for run in entry.runs):
         lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
         if one.key == "examples_per_second":

@@ -1,7 +1,6 @@
 """``python direct_ranks_tf.py SEED``: sums of random gradients, in graphs, over ranks of a mesh; two functions take turns on each rank."""
 
 import os
-import secrets
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,10 +8,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import numpy as np
 import tensorflow as tf
-from processes import free_ports
+from mesh_ranks import in_rank_order, tasks_of, vectors_of
 
 from crosstrain.backends.tf.sync.direct import DirectRanks
-from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.exchange.mesh.bucket_layout import BUCKET_BYTES, buckets_of
 from crosstrain.exchange.mesh.mesh import Mesh
 
@@ -20,31 +18,18 @@ RANKS = 3
 STEPS = 4
 
 
-def tasks():
-    first = free_ports(RANKS)
-    placed = tuple(TaskSpec("worker", rank, rank, leading=True) for rank in range(RANKS))
-    cluster = Cluster(placed, ("127.0.0.1",) * RANKS, {spec.name: first + spec.index for spec in placed}, secrets.token_hex(32))
-    return [Task(spec, cluster, threads=1) for spec in placed]
-
-
-def gradients(drawn, rank, step, shapes):
-    """Numbers of very different sizes, so that another order of summation gives another sum."""
-    made = [drawn.standard_normal(shape) * 10.0 ** drawn.integers(-6, 6, shape) * (1 + rank) * (1 + step) for shape in shapes]
-    return [array.astype(np.float32) for array in made]
-
-
-def in_rank_order(arrays):
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        total = total + array
-    return total
+def _cut(vector, shapes, elements):
+    pieces = np.split(vector, np.cumsum(elements)[:-1])
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def check(shapes, drawn):
     """Every sum is the same to the bit on every rank, and buckets have memory once, however many functions send from it."""
-    given = [[gradients(drawn, rank, step, shapes) for step in range(STEPS)] for rank in range(RANKS)]
-    sizes = [4 * int(np.prod(shape)) for shape in shapes]
-    several = len(buckets_of(sizes)) if len(buckets_of(sizes)) > 1 else 0
+    elements = [int(np.prod(shape)) for shape in shapes]
+    vectors = vectors_of(RANKS, STEPS * sum(elements), np.float32, int(drawn.integers(2**32)))
+    given = [[_cut(vector, shapes, elements) for vector in np.split(vectors[rank], STEPS)] for rank in range(RANKS)]
+    buckets = len(buckets_of([4 * size for size in elements]))
+    memories = buckets if buckets > 1 else 0
 
     def train(task):
         ranks = DirectRanks(Mesh(task, 20.0, 10.0), "CPU:0", sequential=False)
@@ -52,13 +37,13 @@ def check(shapes, drawn):
             signature = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
             functions = [ranks.traced(lambda *own: tuple(ranks.add_up(own)), *signature) for _ in range(2)]
             found = [[total.numpy() for total in functions[step % 2](*given[task.rank][step])] for step in range(STEPS)]
-            assert len(ranks._rooms) == several, f"{len(ranks._rooms)} memories for {several} buckets"
+            assert len(ranks._rooms) == memories, f"{len(ranks._rooms)} memories for {buckets} buckets"
         finally:
             ranks.leave()
         return found
 
     with ThreadPoolExecutor(RANKS) as pool:
-        everything = list(pool.map(train, tasks()))
+        everything = list(pool.map(train, tasks_of(RANKS)))
     for step in range(STEPS):
         for place in range(len(shapes)):
             expected = in_rank_order([given[rank][step][place] for rank in range(RANKS)])

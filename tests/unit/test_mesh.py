@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import free_ports, open_descriptors, wait_until
+from mesh_ranks import ADDRESS, in_rank_order, tasks_of, vectors_of
+from processes import open_descriptors, wait_until
 
 from crosstrain.core import direct_exchange
-from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.direct_exchange import MOST_RANKS
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.untrusted import listener
@@ -30,16 +30,6 @@ from crosstrain.exchange.limits import refuse_too_many
 from crosstrain.exchange.mesh.beside import open_beside
 from crosstrain.exchange.mesh.mesh import Mesh
 from crosstrain.exchange.mesh.peers import PeerLostError
-
-ADDRESS = "127.0.0.1"
-
-
-def tasks_of(ranks, first_port=None, secret=None):
-    first_port = first_port or free_ports(ranks)
-    placed = tuple(TaskSpec("worker", rank, rank, leading=True) for rank in range(ranks))
-    ports = {spec.name: first_port + spec.index for spec in placed}
-    cluster = Cluster(placed, (ADDRESS,) * ranks, ports, secret or secrets.token_hex(32))
-    return [Task(spec, cluster, threads=1) for spec in placed]
 
 
 @contextlib.contextmanager
@@ -52,19 +42,6 @@ def meshes(tasks, silence_seconds=5.0):
         finally:
             for mesh in made:
                 mesh.close()
-
-
-def in_rank_order(vectors):
-    total = vectors[0].copy()
-    for vector in vectors[1:]:
-        total = total + vector
-    return total
-
-
-def vectors_of(ranks, elements, kind, seed):
-    """Numbers of very different sizes, so that another order of summation gives another sum."""
-    random = np.random.default_rng(seed)
-    return [(random.standard_normal(elements) * 10.0 ** random.integers(-6, 6, elements)).astype(kind) for _ in range(ranks)]
 
 
 @settings(max_examples=25, deadline=None)
