@@ -301,7 +301,7 @@ class TrainingLoop:
         if message.kind == "steps":
             self._on_steps(steps_from_message(message))
         elif message.kind == "evaluated":
-            step = next(command.at_step for command in self._queued if command.message.kind == "evaluate")
+            step = self._command(message).at_step
             self._on_evaluation(self._evaluation.on_evaluated(eval_from_message(message), step))
         elif message.kind == "decoded":
             self._on_evaluation(self._evaluation.on_decoded(leader, message))
@@ -312,8 +312,12 @@ class TrainingLoop:
         else:
             raise ImpossibleAnswerError(f"{message.kind!r}, which the training loop does not know")
 
+    def _command(self, answer: Message) -> _Command:
+        """Return the command that an answer names; several of a kind may be queued, until the slowest leading task has done them."""
+        return next(command for command in self._queued if command.sequence == answer["sequence"])
+
     def _on_done(self, leader: int, message: Message) -> None:
-        command = next(command for command in self._queued if command.sequence == message["sequence"])
+        command = self._command(message)
         if leader == 0 and command.message.kind != "train":
             self._expect_all_before(command)
             self._workers.on_quiescent()

@@ -154,7 +154,7 @@ class CommandLoop:
         if command.kind == "evaluate":
             result = self._session.evaluate(command["split"])
             if self._reports:
-                self._stream.send(eval_to_message(result))
+                self._stream.send(eval_to_message(result, command["sequence"]))
         elif command.kind == "state":
             self._states.wait()  # the session's copy is still on its way otherwise
             state = self._session.state()

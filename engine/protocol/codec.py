@@ -78,9 +78,9 @@ def steps_from_message(message: Message) -> StepResult:
     )
 
 
-def eval_to_message(result: EvalResult) -> Message:
-    """Encode an evaluation's sums."""
-    return Message("evaluated", {name: getattr(result, name) for name in EvalResult.__dataclass_fields__})
+def eval_to_message(result: EvalResult, sequence: int) -> Message:
+    """Encode an evaluation's sums, as the answer to the command of this number."""
+    return Message("evaluated", {**{name: getattr(result, name) for name in EvalResult.__dataclass_fields__}, "sequence": sequence})
 
 
 def eval_from_message(message: Message) -> EvalResult:

@@ -41,7 +41,7 @@ __all__ = [
     "header_of",
 ]
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
 
 MOST_STACK_CHARACTERS = 32 * 1024

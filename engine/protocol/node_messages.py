@@ -176,6 +176,7 @@ class _Steps(_OfTask):
 
 
 class _Evaluated(_OfTask):
+    sequence: Count
     split: Name
     sums: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_SUMS)]
     seconds: Duration

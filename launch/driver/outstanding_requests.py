@@ -38,12 +38,12 @@ _DURING = {"evaluated": "evaluate", "predicted": "predict", "decoded": "decode",
 
 
 _ANSWERS_OF = {
-    "evaluated": ("split", "split"),
-    "predicted": ("start", "start"),
-    "decoded": ("start", "start"),
-    "translated": ("order", "sequence"),
+    "evaluated": (("sequence", "sequence"), ("split", "split")),
+    "predicted": (("start", "start"),),
+    "decoded": (("start", "start"),),
+    "translated": (("order", "sequence"),),
 }
-"""Answers of which a command has exactly one, beside signs of life: the field for what it is about, and the command's of the same value."""
+"""Answers of which a command has exactly one, apart from heartbeats: their fields, each with the command's field of the same value."""
 
 _ANSWERED_BY_ALL = frozenset({"predict", "decode", "translate"})
 
@@ -176,8 +176,7 @@ class OutstandingRequests:
         if kind in _DURING and asked.kind != _DURING[kind]:
             return f"during the command {asked.kind!r}"
         if kind in _ANSWERS_OF:
-            said, in_command = _ANSWERS_OF[kind]
-            if command.answered or message[said] != asked[in_command]:
+            if command.answered or any(message[said] != asked[in_command] for said, in_command in _ANSWERS_OF[kind]):
                 return "that nobody asked for"
             if kind == "decoded" and not message["complete"]:
                 command.signs += 1

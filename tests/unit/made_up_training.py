@@ -28,6 +28,7 @@ class LeadingTask:
 
     def __init__(self):
         self.answers = []
+        self.updates = 0
 
     def __len__(self):
         return 1
@@ -38,10 +39,11 @@ class LeadingTask:
     def work(self, command):
         if command.kind == "train":
             plan = plan_from_message(command)
+            self.updates += plan.count
             yield steps_to_message(self.trained(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)))
         elif command.kind == "evaluate":
             sums = self.sums()
-            yield eval_to_message(EvalResult("test", sums, 0.1, 1))
+            yield eval_to_message(EvalResult("test", sums, 0.1, self.updates), command["sequence"])
 
     def trained(self, result):
         return result

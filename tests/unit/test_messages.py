@@ -134,7 +134,7 @@ def test_plans_results_and_states_survive():
     )
     np.testing.assert_array_equal(back.staleness, [0, 3])
     evaluation = EvalResult("test", {"loss_sum": 12.5, "correct": 300.0, "examples": 360.0}, 0.5, 99)
-    assert codec.eval_from_message(through_pipe(codec.eval_to_message(evaluation))) == evaluation
+    assert codec.eval_from_message(through_pipe(codec.eval_to_message(evaluation, 3))) == evaluation
     state = State({"a/b": np.ones((2, 3), np.float32)}, {"momentum": {"a/b": np.zeros((2, 3), np.float32)}}, 7)
     restored = codec.state_from_message(through_pipe(codec.state_to_message(state)))
     assert restored.updates == 7

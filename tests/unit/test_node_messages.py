@@ -99,7 +99,7 @@ SOUND = {
         ),
         Message(
             "evaluated",
-            {**OWN, "split": "test", "sums": SUMS, "seconds": 0.1, "updates_applied": 2},
+            {**OWN, "sequence": 2, "split": "test", "sums": SUMS, "seconds": 0.1, "updates_applied": 2},
         ),
         Message("predicted", {**OWN, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
         Message("decoded", {**OWN, "start": 0, "sums": {"exact": 1.0}, "without_numbers": 0, "seconds": 0.1, "complete": True}),
@@ -346,7 +346,7 @@ def test_what_tasks_and_agents_really_send_is_let_through():
     sent = [
         codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
         codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None, 1, np.zeros(2, np.int64))),
-        codec.eval_to_message(EvalResult("test", {"loss_sum": float("inf"), "correct": 2.0, "examples": 5.0}, 0.1, 7)),
+        codec.eval_to_message(EvalResult("test", {"loss_sum": float("inf"), "correct": 2.0, "examples": 5.0}, 0.1, 7), 2),
         codec.calibrated_to_message(CalibrationResult(1, 2, 0.3, {"busy": 0.5})),
         *brought(state),
     ]
