@@ -21,7 +21,7 @@ from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
 from ...core.worker_layout import procs_per_node_of
-from ...data.amounts import split_amounts
+from ...data.amounts import commonest_class_fraction, split_amounts
 from ...data.augment import augmentation
 from ...data.bucketing import longer_than
 from ...data.sampler import Sampler, padding_share, run_sampler
@@ -153,6 +153,7 @@ class TrainingJob:
             "global_batch_size_resolved": self.asked.global_batch if self.asked.batch_tokens is None else None,
             "dataset": {
                 **self.data_description,
+                "commonest_class_fraction": commonest_class_fraction(self.data, "test"),
                 "stored": {split: split_amounts(self.data, split) for split in self.data.info.sizes},
             },
             "framework_packages": list(self.packages),

@@ -48,6 +48,7 @@ class _Dataset(JsonObject):
     sizes: dict[Name, Count] = _LACKING
     input_shape: Annotated[list[Count], Field(max_length=8)] = _LACKING
     classes: Count = _LACKING
+    commonest_class_fraction: Annotated[float, Field(ge=0, le=1)] | None = _LACKING
     columns: Annotated[list[dict[str, Any]], Field(max_length=100)] = _LACKING
     vocabulary_sizes: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
     stored: Annotated[dict[Name, _Stored], Field(max_length=100)] = _LACKING

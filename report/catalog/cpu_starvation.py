@@ -1,12 +1,25 @@
-"""Was a run starved of CPU: did other programs take so much of it that the run's speed is not its own?"""
+"""CPU contention: what other programs took of the CPU time that a run asked for, and which of its figures count in spite of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["STARVED", "STARVED_SHARING", "CpuStarvation", "cpu_starvation"]
+if TYPE_CHECKING:
+    from .run import Run
+
+__all__ = [
+    "STARVED",
+    "STARVED_SHARING",
+    "TIMED_FIGURES",
+    "CpuStarvation",
+    "contention_judged",
+    "cpu_starvation",
+    "log_speed_lost",
+    "timed_runs",
+]
 
 STARVED = 0.15
 """From this part on of the CPU time that a node's tasks asked for, taken by others, a run counts as starved.
@@ -22,6 +35,25 @@ Measured likewise, three virtual nodes: beside two busy loops up to 0.57 and no 
 (12% to 19% slower), on TensorFlow, which left them few cores, 0.08 to 0.14 (no slower); beside twenty 0.85 to 0.92 (67% to 80% slower).
 """
 
+TIMED_FIGURES = frozenset(
+    (
+        "examples_per_second",
+        "steps_per_second",
+        "init_seconds",
+        "train_seconds",
+        "run_seconds",
+        "total_seconds",
+        "step_seconds_p50",
+        "step_seconds_p95",
+        "time_to_target_seconds",
+        "node_cpu_cores_used_mean",
+        "node_cpu_fraction_mean",
+        "node_network_sent_bytes_per_second",
+        "node_network_received_bytes_per_second",
+    )
+)
+"""Figures of `summary_rows.row` that depend on who else has the cores; what was learnt, counted or held in memory does not."""
+
 
 @dataclass(frozen=True, slots=True)
 class CpuStarvation:
@@ -34,16 +66,52 @@ class CpuStarvation:
 
 
 def cpu_starvation(summary: Mapping[str, Any]) -> CpuStarvation | None:
-    """Return what other programs did to a run; None where that was not much, or not observed."""
-    nodes = [node for node in summary["per_node"] if node.get("starved_fraction") is not None]
-    tasks = (summary.get("workers") or 0) + (summary.get("parameter_servers") or 0)
-    sharing = (summary.get("nodes_sharing_cores") or 1) > 1 or tasks > (summary.get("nodes") or 0)
+    """Return what other programs did to a run whose speed and times do not count for it; None where that was not much, or not observed."""
+    nodes = _observed(summary)
+    sharing = _shares_cores(summary)
     if not sharing:
         nodes = [node for node in nodes if _held_up(node)]
     worst = max(nodes, key=lambda node: float(node["starved_fraction"]), default=None)
     if worst is None or worst["starved_fraction"] < (STARVED_SHARING if sharing else STARVED):
         return None
     return CpuStarvation(worst["node"], worst["starved_fraction"], worst["foreign_cpu_cores_used"], worst["cores_available"])
+
+
+def contention_judged(summary: Mapping[str, Any]) -> bool:
+    """Return whether it is known of every node what other programs took; it is not of a run under 2 s, or without samples."""
+    nodes = summary.get("per_node") or ()
+    return bool(nodes) and len(_observed(summary)) == len(nodes)
+
+
+def log_speed_lost(summary: Mapping[str, Any]) -> float:
+    """Return the logarithm of the factor, at least 1, by which the run may have been faster without other programs; 0 where not observed.
+
+    No step can have got back more than what the node that lost most did without, nor more than all nodes together waited: with the lost
+    fraction c of a node and the cores ℓ that each lost, the factor is at most 1 / (1 − min(max c, Σ ℓ)).
+    """
+    nodes = _observed(summary)
+    if not nodes:
+        return 0.0
+    lost = [math.inf if (cores := node.get("cpu_cores_lost")) is None else max(0.0, float(cores)) for node in nodes]
+    waited = sum(lost)
+    return -math.log1p(-min(max(float(node["starved_fraction"]) for node in nodes), waited, _LARGEST_FRACTION))
+
+
+_LARGEST_FRACTION = 0.999
+
+
+def timed_runs(runs: Sequence[Run]) -> list[Run]:
+    """Return those of some repeats whose speed and times count, as other programs had too little of their cores to matter."""
+    return [run for run in runs if cpu_starvation(run.summary) is None]
+
+
+def _observed(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [node for node in summary.get("per_node") or () if node.get("starved_fraction") is not None]
+
+
+def _shares_cores(summary: Mapping[str, Any]) -> bool:
+    tasks = (summary.get("workers") or 0) + (summary.get("parameter_servers") or 0)
+    return (summary.get("nodes_sharing_cores") or 1) > 1 or tasks > (summary.get("nodes") or 0)
 
 
 def _held_up(node: Mapping[str, Any]) -> bool:

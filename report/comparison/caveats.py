@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from ...core.units import Cadence
 from ...records.summary.segments import nodes_of_last_segment
 from ...records.text.numbers import duration_text
 from ..catalog.cpu_starvation import cpu_starvation
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
-from .factors import ALL, LEARNING, RESOURCES, RULES, TARGET, TIME, WORK
+from .factor_values import ended_by_patience
+from .factors import ALL, LEARNING, LEARNT, RESOURCES, RULES, TARGET, TIME, WORK
 
 __all__ = ["CAVEATS", "Caveat", "changed_on_resume", "changed_text"]
 
@@ -19,7 +22,9 @@ __all__ = ["CAVEATS", "Caveat", "changed_on_resume", "changed_text"]
 class Caveat:
     """Something about a single run that makes figures of it not comparable with any other's.
 
-    `found` says what, or None; runs of which it says the same are alike. `told` says more of it, where there is more to say.
+    `found` says what, or None; runs of which it says the same are alike. `told` says more of it, where there is more to say. `repeats`
+    says what it makes of repeats: ``alike`` ones alone stand in one row; else runs that it is said of are repeats of those that it is not,
+    and their row has it where it is said of ``all`` or of ``any`` of them.
     """
 
     key: str
@@ -28,10 +33,13 @@ class Caveat:
     confounds: frozenset[str]
     why: str
     told: Callable[[Run], str | None] | None = None
+    repeats: Literal["alike", "all", "any"] = "alike"
 
-    def text(self, run: Run) -> str | None:
-        """Return what is to be said of a run, None where nothing is wrong with it."""
-        return (self.told or self.found)(run)
+    def text(self, repeats: Sequence[Run]) -> str | None:
+        """Return what is to be said of the repeats of a row, at least one; None where nothing is wrong with them."""
+        those = [run for run in repeats if self.found(run) is not None]
+        said = bool(those) and (self.repeats == "any" or len(those) == len(repeats))
+        return (self.told or self.found)(those[0]) if said else None
 
 
 CHANGED = "changed when it was resumed"
@@ -121,6 +129,13 @@ def _starved_by(run: Run) -> str | None:
     return None if found is None else f"{found.fraction:.0%}"
 
 
+def _learnt_by_the_clock(run: Run) -> str | None:
+    """Return whether what a contended run has learnt depends on its pace: async updates, and evaluations by the clock that end a run."""
+    by_clock = Cadence.parse(run.job.get("eval_every") or "1epoch").unit == "seconds"
+    ended_by_evaluation = run.summary.get("target_reached") or ended_by_patience(run)
+    return _starved(run) if run.summary["mode"] == "async" or (by_clock and ended_by_evaluation) else None
+
+
 CAVEATS: tuple[Caveat, ...] = (
     Caveat("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
     Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
@@ -143,7 +158,22 @@ CAVEATS: tuple[Caveat, ...] = (
         _lacked_workers_how,
     ),
     Caveat(
-        "starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by
+        "starved",
+        "CPU contention",
+        _starved,
+        WORK,
+        "other programs took so much of the CPU time that its tasks asked for",
+        _starved_by,
+        repeats="all",
+    ),
+    Caveat(
+        "learnt under contention",
+        "CPU contention where the pace decides what is learnt",
+        _learnt_by_the_clock,
+        LEARNT,
+        "staleness, or the update after which an evaluation ended the run, depends on who else had the cores",
+        _starved_by,
+        repeats="any",
     ),
     Caveat("changed", CHANGED, _changed, ALL, CHANGED_MEANS),
 )

@@ -33,10 +33,13 @@ class Difference:
 class Comparability:
     """What several runs differ in, and which of their figures compare; marks (†) are relative to the first run."""
 
-    def __init__(self, runs: Sequence[Run], values: Sequence[Mapping[str, Any]], rules: Sequence[Factor]) -> None:
-        """`values` has a mapping a run, from the key of a rule to its value."""
+    def __init__(
+        self, runs: Sequence[Run], values: Sequence[Mapping[str, Any]], rules: Sequence[Factor], repeats: Sequence[Sequence[Run]]
+    ) -> None:
+        """`values` has a mapping a run, from the key of a rule to its value; `repeats` the runs that each run stands for."""
         self.names = [run.name for run in runs]
         self._runs = runs
+        self._repeats = repeats
         self._values = values
         self._rules = rules
 
@@ -51,7 +54,7 @@ class Comparability:
         judged = [rule for rule in self._rules if rule.matters and not rule.independent]
         found = [self._difference(rule) for rule in judged if self._differs_anywhere(rule)]
         for fault in CAVEATS:
-            texts = tuple(fault.text(run) for run in self._runs)
+            texts = tuple(map(fault.text, self._repeats))
             if any(texts):
                 found.append(Difference(fault.key, fault.label, texts, _ordered(fault.confounds), fault.why))
         return found
@@ -76,7 +79,7 @@ class Comparability:
         """Return the kinds of figures in which two runs cannot be compared."""
         runs = self._runs[one], self._runs[other]
         pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.spoils(*runs)}
-        own = (fault.confounds for fault in CAVEATS for run in runs if fault.found(run))
+        own = (fault.confounds for fault in CAVEATS for run in (one, other) if fault.text(self._repeats[run]) is not None)
         return frozenset(pair).union(*own)
 
     def marks(self, run: int) -> frozenset[str]:
@@ -169,11 +172,16 @@ def _ordered(groups: Collection[str]) -> tuple[str, ...]:
 
 
 def compare_settings(
-    runs: Sequence[Run], *, seeds: Sequence[tuple[int, ...]] | None = None, independent: Collection[str] = ()
+    runs: Sequence[Run],
+    *,
+    seeds: Sequence[tuple[int, ...]] | None = None,
+    independent: Collection[str] = (),
+    repeats: Sequence[Sequence[Run]] | None = None,
 ) -> Comparability:
     """Return what runs differ in.
 
-    `seeds` are those that a run stands for, where it stands for several that differ in nothing else. `independent` names further settings
+    `repeats` are the runs that each stands for, where it stands for several that differ in nothing else, `seeds` their seeds, where these
+    are told. `independent` names further settings
     (keys of `RULES`) whose difference is wanted: it makes nothing incomparable, save where a factor is independent anyway.
     """
     wanted = {rule.key for rule in RULES if rule.key in independent and not rule.independent}
@@ -181,12 +189,12 @@ def compare_settings(
     values = [{rule.key: rule.value(run) for rule in RULES} for run in runs]
     for known, own in zip(values, seeds or (), strict=bool(seeds)):
         known["seed"] = own
-    return Comparability(runs, values, rules)
+    return Comparability(runs, values, rules, repeats or [[run] for run in runs])
 
 
 def setting_key(run: Run, *, without: Collection[str] = ()) -> tuple[Any, ...]:
     """Return what makes a run alike to another, save the settings `without` (keys of `RULES`): equal keys, equal circumstances."""
-    faults = tuple(fault.found(run) for fault in CAVEATS)
+    faults = tuple(fault.found(run) for fault in CAVEATS if fault.repeats == "alike")
     return (*(rule.value(run) for rule in RULES if rule.key not in without), *faults)
 
 

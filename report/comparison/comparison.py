@@ -76,6 +76,7 @@ class Comparison:
                     "relative_time_to_target": target,
                     "figures": dict(entry.figures),
                     "sigma": dict(entry.sigmas),
+                    "counts": dict(entry.counts),
                 }
                 for entry, settings, speed, target in rows
             ],
@@ -125,7 +126,8 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
 
 
 def _comparability(entries: Sequence[Row], independent: Collection[str]) -> Comparability:
-    found = compare_settings([entry.runs[0] for entry in entries], seeds=[entry.seeds for entry in entries], independent=independent)
+    firsts, repeats = [entry.runs[0] for entry in entries], [entry.runs for entry in entries]
+    found = compare_settings(firsts, seeds=[entry.seeds for entry in entries], independent=independent, repeats=repeats)
     found.names = [entry.label for entry in entries]
     return found
 

@@ -61,6 +61,11 @@ class Factor:
     matters: bool = True
     also: Callable[[Run], frozenset[str]] | None = None
 
+    @property
+    def changes_learning(self) -> bool:
+        """Whether runs that differ in it train differently: other updates, or another order or number of them."""
+        return bool(self.confounds & LEARNT) or self.key in ("mode", "global_batch_size", "batch_size", "update_examples")
+
     def spoils(self, *runs: Run) -> frozenset[str]:
         """Return the kinds of figures of these runs that a difference between them makes not comparable."""
         return self.confounds if self.also is None else self.confounds.union(*map(self.also, runs))

@@ -1,8 +1,12 @@
-"""What settings are called in the names of runs and set-ups."""
+"""What settings are called in the names of runs and set-ups, and how several names are listed."""
 
 from __future__ import annotations
 
-__all__ = ["setting_text"]
+from collections.abc import Sequence
+
+__all__ = ["setting_text", "some_of"]
+
+MOST_NAMED = 4
 
 _SWITCHES = frozenset({"on", "off", "true", "false", "none"})
 
@@ -11,3 +15,9 @@ def setting_text(label: str, text: str) -> str:
     """Return a setting in a name: words speak for themselves, numbers and switches need their label."""
     speaks = text.replace("-", "").isalpha() and text not in _SWITCHES
     return text if speaks else f"{label} {text}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return names in a row, of many the first few and how many more there are."""
+    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return ", ".join([*names[:MOST_NAMED], *more])

@@ -2,6 +2,9 @@
 
 Speeds and times scatter by a factor, not by an amount, so that the logarithm of a ratio is what is normal, and its interval becomes one of
 factors. A comparison may be of several pairs of set-ups that are equal in all else: then it is of the geometric mean of their ratios.
+
+Repeats do not show what other programs took of all of them. So an interval is wider, on either side, by what each side may have been the
+better without that (`Sample.leeway`): no amount of contention below the limit turns a verdict round.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = [
@@ -17,8 +20,12 @@ __all__ = [
     "MOST_REPEATS_TOLD",
     "USUAL_SCATTER",
     "Ratio",
+    "Sample",
+    "better_by",
     "geometric_mean",
+    "interval_of_arithmetic_mean",
     "interval_of_mean",
+    "mean_difference",
     "ratio",
     "repeats_that_would_tell",
     "student_quantile",
@@ -37,26 +44,48 @@ Values = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """One figure of the repeats of a set-up. `leeway`: the logarithm of the factor by which it may have been better without contention.
+
+    `judged`: whether contention was measured in each of the repeats.
+    """
+
+    values: tuple[float, ...]
+    leeway: float = 0.0
+    judged: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """A ratio of geometric means, and its interval of 95 %; the interval is None where a set-up has one run alone.
 
-    `pairs` are the ratios of the single pairs, in order.
+    `pairs` are the ratios of the single pairs, in order. `judged`: whether it was measured in all runs what other programs took. `leeway`
+    has the logarithms by which contention widens the interval at its low and at its high end.
     """
 
     ratio: float
     low: float | None
     high: float | None
     pairs: tuple[float, ...]
+    judged: bool = True
+    leeway: tuple[float, float] = (0.0, 0.0)
 
     @property
     def known(self) -> bool:
-        """Whether there are repeats, so that the scatter is known."""
-        return self.low is not None
+        """Whether there are repeats, so that the scatter is known, and what other programs took is known as well."""
+        return self.low is not None and self.judged
 
     @property
     def sure(self) -> bool:
-        """Whether the ratio differs from 1 by more than the scatter."""
-        return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
+        """Whether the ratio is known to differ from 1 by more than the scatter, and than contention may have made."""
+        return self.known and self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
+
+    @property
+    def open_by_contention(self) -> bool:
+        """Whether it differs from 1 by more than the scatter, and contention may have made the difference all the same."""
+        if not self.known or self.sure or self.low is None or self.high is None:
+            return False
+        return self.low * _exp(self.leeway[0]) > 1.0 or self.high / _exp(self.leeway[1]) < 1.0
 
     @property
     def opposed(self) -> bool:
@@ -70,6 +99,21 @@ class Ratio:
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return {"ratio": self.ratio, "low": self.low, "high": self.high, "sure": self.sure if self.known else None, "pairs": self.pairs}
+
+
+def better_by(pairs: Sequence[tuple[Sample, Sample]], better: int = 1) -> Ratio:
+    """Return how many times as good the first of each pair is as the second; `better` is 1 where more of a figure is better, −1 where less.
+
+    It is `ratio`, with an interval that is wider by what either side may have been the better without contention.
+    """
+    sides = [(one, other) if better > 0 else (other, one) for one, other in pairs]
+    found = ratio([(one.values, other.values) for one, other in sides])
+    judged = all(sample.judged for pair in pairs for sample in pair)
+    if found.low is None or found.high is None:
+        return replace(found, judged=judged)
+    more, less = (math.fsum(pair[place].leeway for pair in pairs) / len(pairs) for place in (0, 1))  # in which the first is better
+    low, high = _exp(math.log(found.low) - less), _exp(math.log(found.high) + more)
+    return replace(found, low=low, high=high, judged=judged, leeway=(less, more))
 
 
 def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
@@ -108,6 +152,32 @@ def _exp(logarithm: float) -> float:
 
 
 _SMALLEST_LOGARITHM, _LARGEST_LOGARITHM = math.log(sys.float_info.min), math.log(sys.float_info.max) - 1e-9
+
+
+def interval_of_arithmetic_mean(values: Values) -> tuple[float, float] | None:
+    """Return the interval of 95 % of a mean (Student's t), of figures that may be 0 or less; None for one value alone."""
+    if len(values) < 2:
+        return None
+    mean, half = _mean_of(values), _half_width([(_variance_of(values), len(values))])
+    return mean - half, mean + half
+
+
+def mean_difference(ours: Values, theirs: Values) -> tuple[float, float | None]:
+    """Return the difference of two means and half the width of its interval of 95 % (Welch); None where a side has one value alone."""
+    means = [_mean_of(values) for values in (ours, theirs)]
+    if min(len(ours), len(theirs)) < 2:
+        return means[0] - means[1], None
+    return means[0] - means[1], _half_width([(_variance_of(values), len(values)) for values in (ours, theirs)])
+
+
+def _variance_of(values: Values) -> float:
+    """Return the variance of the mean of some values, at least two."""
+    mean = _mean_of(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+
+
+def _mean_of(values: Values) -> float:
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)  # a sum of equal values may be rounded
 
 
 def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | None:

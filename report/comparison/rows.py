@@ -9,6 +9,7 @@ from typing import Any
 
 from ...records.store.jsonl import finite_json
 from ..catalog.copies import measurements
+from ..catalog.cpu_starvation import TIMED_FIGURES, cpu_starvation, timed_runs
 from ..catalog.run import Run
 from ..catalog.summary_rows import number, row
 from .comparability import alike
@@ -24,6 +25,8 @@ class Row:
 
     `sigmas` has the sample standard deviation of each figure that is a mean (a list where the figure is one); empty for a single run.
     `left_out` are the names of runs whose figures do not count (see `drop_fastest_and_slowest`), `converged` how many reached the target.
+    `counts` has how many runs each mean is over, where that is fewer than the row's: CPU contention voids the speed and the times of a run
+    that has repeats without it.
     """
 
     label: str
@@ -32,6 +35,12 @@ class Row:
     sigmas: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     converged: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> tuple[Run, ...]:
+        """The runs whose speed and times count: those without CPU contention, or all where there is none."""
+        return tuple(timed_runs(self.runs)) or self.runs
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -91,13 +100,23 @@ def entry_of(runs: Sequence[Run]) -> Row:
         return Row(runs[0].name, tuple(runs), {**row(summaries[0]), "run": runs[0].name}, converged=converged)
     staying, dropped = drop_fastest_and_slowest(summaries)
     names = {id(run.summary): run.name for run in runs}
-    rows = [row(summary) for summary in staying]
-    together = {name: _alike_or_none(found) if name in _SETTINGS else _together(found) for name, found in _columns(rows).items()}
+    rows = _without_contention(staying)
+    columns = _columns(rows)
+    together = {name: _alike_or_none(found) if name in _SETTINGS else _together(found) for name, found in columns.items()}
     figures = {name: value for name, (value, _) in together.items()}
     sigmas = {name: sigma for name, (_, sigma) in together.items() if sigma is not None}
     label = common_name([str(run.summary["run"]) for run in runs])
     figures |= {"run": label, "target_reached": None if converged is None else converged == len(runs)}
-    return Row(label, tuple(runs), figures, sigmas, tuple(names[id(summary)] for summary in dropped), converged)
+    known = {name: sum(value is not None for value in columns[name]) for name in TIMED_FIGURES if figures.get(name) is not None}
+    counts = {name: count for name, count in known.items() if count < len(staying)}
+    return Row(label, tuple(runs), figures, sigmas, tuple(names[id(summary)] for summary in dropped), converged, counts)
+
+
+def _without_contention(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a flat row for each run of a job; those with CPU contention have no speed and no times where others have none of it."""
+    contended = [cpu_starvation(summary) is not None for summary in summaries]
+    void = dict.fromkeys(TIMED_FIGURES) if not all(contended) else {}
+    return [{**row(summary), **(void if disturbed else {})} for summary, disturbed in zip(summaries, contended, strict=True)]
 
 
 _SETTINGS = frozenset(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..catalog.cpu_starvation import TIMED_FIGURES, cpu_starvation
 from ..catalog.summary_rows import metrics_at_the_end, metrics_of, number
 
 __all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "common_stem", "drop_fastest_and_slowest", "spread"]
@@ -33,10 +34,12 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     - ``runs``: how many; ``converged``: how many reached the target, null where there is none
     - ``dropped``: names of the runs left out (see `drop_fastest_and_slowest`)
     - ``figures``: for each of `FIGURES` and each metric that was evaluated, also at the end (``end_<metric>``), ``mean``, ``sigma`` (sample
-      standard deviation, n − 1; null for a single value) and ``values``, over how many runs; null where none has it. So a time to target is
+      standard deviation, n − 1; null for a single value) and ``values``, over how many runs; null where none has it. Speeds and times are
+      of the runs without CPU contention from other programs, where there are such. So a time to target is
       the mean over those that reached it and stay, and a figure that is not finite in one run has no finite mean and no sigma
     """
     staying, dropped = drop_fastest_and_slowest(summaries)
+    timed = [summary for summary in staying if cpu_starvation(summary) is None] or staying
     with_target = summaries[0]["target"] is not None
     evaluated = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.get("eval")))
     metrics = {name: ("eval", name) for name in evaluated if name not in FIGURES}
@@ -48,7 +51,10 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "runs": len(summaries),
         "converged": sum(bool(summary["target_reached"]) for summary in summaries) if with_target else None,
         "dropped": [summary["run"] for summary in dropped],
-        "figures": {name: spread([_reach(summary, path) for summary in staying]) for name, path in found.items()},
+        "figures": {
+            name: spread([_reach(summary, path) for summary in (timed if name in TIMED_FIGURES else staying)])
+            for name, path in found.items()
+        },
     }
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from ..catalog.cpu_starvation import timed_runs
 from ..comparison.factors import Factor
-from ..comparison.ratios import Ratio, ratio, repeats_that_would_tell
+from ..comparison.names import some_of
+from ..comparison.ratios import Ratio, better_by, repeats_that_would_tell
 from .set_ups import Figure, SetUp, SetUps, called, shown
 
 __all__ = ["AxisVerdict", "Missed", "judge_axis"]
@@ -98,7 +100,7 @@ def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
     first = _ratio(members, figure)
     others = found.others(axis)
     where = tuple(called(others, one.values) for one, _ in members)
-    repeats = None if first.sure else repeats_that_would_tell(_figures(members, figure))
+    repeats = None if first.sure or first.open_by_contention else repeats_that_would_tell(_figures(members, figure))
     beyond = _between(pairs, winner, last) if last != other else []
     return AxisVerdict(
         axis.key,
@@ -118,10 +120,10 @@ def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
 
 
 def _pairs(found: SetUps, groups: Sequence[Sequence[SetUp]], key: str, figure: Figure, value: Any, other: Any) -> Pairs:
-    """Return the set-ups with one value and with the other that are equal in all else, have the figure, and can be compared in it."""
+    """Return the set-ups with one value and with the other that are equal in all else, are ranked, and can be compared in the figure."""
     pairs = []
     for group in groups:
-        sides = [[one for one in group if one.values[key] == wanted and one.figures(figure)] for wanted in (value, other)]
+        sides = [[one for one in group if one.values[key] == wanted and _ranked_by(found, one, figure)] for wanted in (value, other)]
         pairs += [
             (one, two)
             for one in sides[0]
@@ -143,7 +145,11 @@ def _figures(members: Pairs, figure: Figure) -> list[tuple[tuple[float, ...], tu
 
 
 def _ratio(members: Pairs, figure: Figure) -> Ratio:
-    return ratio(_figures(members, figure))
+    return better_by([(one.sample(figure), other.sample(figure)) for one, other in members], figure.better)
+
+
+def _ranked_by(found: SetUps, one: SetUp, figure: Figure) -> bool:
+    return bool(one.figures(figure)) and found.ranks(one)
 
 
 def _ranked(values: Sequence[Any], pairs: Mapping[tuple[Any, Any], Pairs], figure: Figure) -> list[Any]:
@@ -164,8 +170,28 @@ def _why_not(found: SetUps, groups: Sequence[Sequence[SetUp]], figure: Figure) -
         return "no two set-ups are equal in all else"
     measured = [pair for pair in pairs if all(one.figures(figure) for one in pair)]
     if not measured:
-        return "no two that are equal in all else reached the target in every run" if figure.better < 0 else "speeds are not known"
+        return _why_not_measured(pairs, figure)
+    if not any(found.ranks(one) and found.ranks(other) for one, other in measured):
+        return _why_not_ranked(found, measured)
     if all(found.too_fast(*pair) for pair in measured):
         return "more nodes are faster than their ratio allows, so that one was measured wrong"
     reasons = [fault.label for one, other in measured for fault in found.faults(one, other, figure.group)]
     return f"other things differ too: {', '.join(dict.fromkeys(reasons))}"
+
+
+def _why_not_measured(pairs: Sequence[tuple[SetUp, SetUp]], figure: Figure) -> str:
+    """Say why no two set-ups that are equal in all else have a figure."""
+    every = {id(one): one for pair in pairs for one in pair}.values()
+    contended = [run.name for one in every if not timed_runs(one.runs) for run in one.runs]
+    if contended and (figure.better > 0 or all(one.all_reached for one in every)):
+        return f"CPU contention from other programs; repeat {some_of(contended)}"
+    return "no two that are equal in all else reached the target in every run" if figure.better < 0 else "speeds are not known"
+
+
+def _why_not_ranked(found: SetUps, pairs: Sequence[tuple[SetUp, SetUp]]) -> str:
+    """Say why of set-ups that are equal in all else one has no place in a ranking by speed."""
+    places = {found.place(one) for pair in pairs for one in pair}
+    if places & found.quality.diverged.keys():
+        return "one of the two diverged"
+    assert found.quality.info is not None
+    return f"test {found.quality.info.label} differs significantly"

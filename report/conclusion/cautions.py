@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 
 from ...records.text.numbers import duration_text
+from ..catalog.cpu_starvation import contention_judged
 from ..catalog.summary_rows import number
-from ..comparison.ratios import Ratio, geometric_mean
+from ..comparison.names import MOST_NAMED, some_of
+from ..comparison.ratios import USUAL_SCATTER, Ratio, geometric_mean
 from ..diagnosis.words import percent
 from .conclusion import Conclusion
-from .number_words import times_text
+from .number_words import counted, times_text
+from .set_ups import SPEED_FIGURE, SetUp, SetUps
 from .set_ups import TARGET_FIGURE as TARGET
-from .set_ups import SetUp
 from .target_times import coarse_gaps
 
 __all__ = ["cautions"]
@@ -58,6 +61,27 @@ def _starts(one: SetUp) -> list[float]:
     return [seconds for run in one.runs if (seconds := number(run.summary.get("init_seconds"))) is not None]
 
 
+def _contention(found: SetUps) -> list[str]:
+    """Say what CPU contention from other programs did to figures: which it voids, and where it widens intervals or was not measured."""
+    lines = [
+        f"CPU contention: other programs took {percent(one.by.fraction)} of the CPU time that the tasks of {one.run.name} asked for, so "
+        "its speed and its times are not used."
+        for one in found.disturbed[:MOST_NAMED]
+    ]
+    if (more := len(found.disturbed) - MOST_NAMED) > 0:
+        lines.append(f"Nor are those of {counted(more, 'further run')} with CPU contention.")
+    widened = [(one, lost) for one in found.all if (lost := math.expm1(one.sample(SPEED_FIGURE).leeway)) >= USUAL_SCATTER]
+    if widened:
+        named = some_of([f"{one.label} (by at most {percent(lost)})" for one, lost in widened])
+        lines.append(f"Without other programs some may have been faster, which their intervals allow for: {named}.")
+    unjudged = [run.name for one in found.all for run in one.runs if not contention_judged(run.summary)]
+    if unjudged:
+        lines.append(f"CPU contention was not measured, as a run was too short for it (under 2 s) or had no samples: {some_of(unjudged)}.")
+    if any(one.run.summary["mode"] == "async" for one in found.disturbed):
+        lines.append("Contention changes the staleness of async updates, and so what such runs have learnt.")
+    return lines
+
+
 def cautions(conclusion: Conclusion) -> list[str]:
     """Return what to mind, a sentence each."""
     found = []
@@ -66,9 +90,7 @@ def cautions(conclusion: Conclusion) -> list[str]:
         found.append(f"Up to {nodes} nodes shared the same cores: this holds on these shared cores, not of as many machines.")
     found += _target_times(conclusion)
     found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
-    for one in conclusion.set_ups.disturbed:
-        taken = percent(one.by.fraction)
-        found.append(f"{one.run.name} is left out: other programs took {taken} of the CPU time that its tasks asked for.")
+    found += _contention(conclusion.set_ups)
     if any(run.summary.get("synthetic") for one in conclusion.set_ups.all for run in one.runs):
         found.append("The data is synthetic: there is nothing to learn.")
     return found

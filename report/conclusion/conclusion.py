@@ -9,7 +9,7 @@ from typing import Any
 from ...records.store.jsonl import finite_json
 from ..catalog.run import Run, labelled
 from ..comparison.factors import Factor
-from ..comparison.ratios import Ratio, geometric_mean, interval_of_mean
+from ..comparison.ratios import Ratio, geometric_mean
 from ..diagnosis.advice import advise
 from ..diagnosis.batch_size_advice import Advice
 from ..diagnosis.verdict import Explanation, explain
@@ -82,7 +82,7 @@ class Conclusion:
     @property
     def concludes(self) -> bool:
         """Whether there is more than one run to conclude from."""
-        return sum(len(one.runs) for one in self.set_ups.all) + len(self.set_ups.disturbed) > 1
+        return sum(len(one.runs) for one in self.set_ups.all) > 1
 
     def to_json(self, sentences: Sequence[str] = ()) -> dict[str, Any]:
         """Return it as a JSON object, with the sentences that say it."""
@@ -97,6 +97,7 @@ class Conclusion:
             ],
             "next": [{"option": one.option, "speedup": one.speedup, "bound": one.bound, "reason": one.reason} for one in self.advice],
             "losses": [one.to_json() for one in self.losses],
+            "quality": self.set_ups.quality.to_json([one.label for one in self.set_ups.all]),
             "left_out": [
                 {"run": one.run.name, "starved_fraction": one.by.fraction, "foreign_cores": one.by.foreign_cores}
                 for one in self.set_ups.disturbed
@@ -111,8 +112,9 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conclusion:
     found = set_ups(labelled(runs), swept)
     best = [one for figure in FIGURES if (one := _best(found, figure)) is not None]
     verdicts = [judge_axis(found, axis, figure) for axis in found.axes for figure in FIGURES if _measured(found, figure)]
-    limits = _limits(best) if sum(len(one.runs) for one in found.all) > 1 else []
-    advice = [one for one in advise(limits[0].explanation) if one.speedup is not None] if limits else []
+    limits = _limits(found, best) if sum(len(one.runs) for one in found.all) > 1 else []
+    decided = not found.quality.unknown
+    advice = [one for one in advise(limits[0].explanation) if one.speedup is not None] if limits and decided else []
     every = [run for one in found.all for run in one.runs]
     return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice[:MOST_ADVICE]), tuple(loss_agreements(every)))
 
@@ -123,17 +125,18 @@ def _measured(found: SetUps, figure: Figure) -> bool:
 
 
 def _best(found: SetUps, figure: Figure) -> Best | None:
+    """Return the best set-up by a figure; None where no other one can be held against it, save others that missed the target."""
     among = found.all_comparable(figure)
-    if not among or (len(among) == 1 and len(found.all) > 1 and not _alone_reached(found, among[0], figure)):
+    if not among or (len(among) == 1 and not (len(found.all) > 1 and _alone_reached(found, among[0], figure))):
         return None
     ordered = sorted(among, key=lambda one: -figure.better * geometric_mean(one.figures(figure)))
     first, last = ordered[0], ordered[-1]
     own = first.figures(figure)
     over = None if first is last else times_as_good(first, last, figure)
-    left = sum(bool(one.figures(figure)) for one in found.all) - len(among)
+    left = sum(bool(one.figures(figure)) and found.ranks(one) for one in found.all) - len(among)
     rivals = [one for one in ordered[1:-1] if (times := times_as_good(first, one, figure)).known and not times.sure]
     worst = None if first is last else last
-    return Best(first, figure, geometric_mean(own), interval_of_mean(own), worst, over, len(among), left, tuple(rivals))
+    return Best(first, figure, geometric_mean(own), first.interval(figure), worst, over, len(among), left, tuple(rivals))
 
 
 def _alone_reached(found: SetUps, one: SetUp, figure: Figure) -> bool:
@@ -144,15 +147,14 @@ def _alone_reached(found: SetUps, one: SetUp, figure: Figure) -> bool:
     )
 
 
-def _limits(best: Sequence[Best]) -> list[Limit]:
-    """Return what holds back the best set-up and the worst that it compares with, by the first figure; none where that is not known."""
-    if not best:
-        return []
-    return [
-        Limit(one, explanation)
-        for one in (best[0].set_up, best[0].worst)
-        if one is not None and (explanation := _explained(one)) is not None
-    ]
+def _limits(found: SetUps, best: Sequence[Best]) -> list[Limit]:
+    """Return what holds back the best set-up and the worst that it compares with, by the first figure; none where that is not known.
+
+    Without a best one by a figure it is that of the best quality, or the only one.
+    """
+    place = found.quality.best if found.quality.best is not None else 0 if len(found.all) == 1 else None
+    looked_at = (best[0].set_up, best[0].worst) if best else () if place is None else (found.all[place],)
+    return [Limit(one, explanation) for one in looked_at if one is not None and (explanation := _explained(one)) is not None]
 
 
 def _explained(one: SetUp) -> Explanation | None:

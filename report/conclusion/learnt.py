@@ -1,55 +1,80 @@
-"""What set-ups have learnt, where no target says which of them is good enough: the best and the worst by the headline metric."""
+"""Sentences about what configurations have learnt: which is best in quality, which diverged, and a target that would compare them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Callable
+from functools import partial
 
 from ...core.untrusted.console import one_line
 from ...metrics.base import MetricInfo
-from ...records.text.numbers import number_text
-from ..catalog.run import Run
-from ..catalog.summary_rows import number
-from ..comparison.factors import METRICS
-from .set_ups import SetUp, SetUps
+from ...records.text.numbers import figure_text
+from ..comparison.names import some_of
+from .number_words import counted
+from .set_ups import SetUps
 
-__all__ = ["learnt_told"]
+__all__ = ["learnt_told", "quality_told"]
+
+
+def quality_told(found: SetUps) -> list[str]:
+    """Return what is to be said of quality before any speed: the best where quality leads, and what has diverged or learnt nothing."""
+    quality, every = found.quality, found.all
+    lines = []
+    if quality.leads and quality.best is not None:
+        name = one_line(quality.info.label) if quality.info is not None else ""
+        interval = quality.interval(quality.best)
+        within = "" if interval is None else f" (95 %: {'–'.join(map(_figure(quality.info), interval))})"
+        places = [place for place in range(len(every)) if place not in quality.diverged and place != quality.best and quality.values[place]]
+        kinds = (
+            ("significantly worse", [place for place in places if place in quality.worse]),
+            ("not significantly worse", [place for place in places if place not in quality.worse | quality.unknown]),
+            ("significance unknown", [place for place in places if place in quality.unknown]),
+        )
+        rest = [f"{kind}: {some_of([f'{every[one].label}, {quality.text(one)}' for one in those])}" for kind, those in kinds if those]
+        best = f"{every[quality.best].label} has the best test {name}, {quality.text(quality.best)}{within}"
+        lines.append(f"{'; '.join([best, *rest])}.")
+    if quality.diverged:
+        named = [f"{every[place].label} ({why})" for place, why in quality.diverged.items()]
+        lines.append(f"Diverged, so not ranked: {some_of(named)}.")
+    if not quality.learnt:
+        worth = "its first evaluation, or guessing the commonest class"
+        lines.append(f"No run has learnt anything: none is better at the end than {worth}. So speed alone is ranked.")
+    if quality.unknown:
+        single = "one run each" if all(len(values) == 1 for values in quality.values if values) else "some have one run alone"
+        lines.append(f"These configurations train differently, and with {single} the significance is unknown: none is recommended.")
+    elif quality.leads and sum(map(found.ranks, every)) == 1 and len(every) > 1:
+        lines.append("No other configuration is as good, so speed is not ranked.")
+    return lines
 
 
 def learnt_told(found: SetUps) -> list[str]:
-    """Return a sentence on the best and the worst set-up by their last evaluation; none where there is a target, or nothing to learn.
+    """Return a sentence on the best and the worst by their last evaluation; none where there is a target, or nothing to learn.
 
-    Only set-ups that can be compared in what they have learnt are, and only where that is all of them.
+    Only set-ups that can be compared in what they have learnt are, and only where that is all that have not diverged.
     """
-    every = found.all
+    quality, every = found.quality, found.all
     runs = [run for one in every for run in one.runs]
-    if len(every) < 2 or any(run.summary.get("target") is not None or run.summary.get("synthetic") for run in runs):
+    info = quality.info
+    if len(every) < 2 or info is None or any(run.summary.get("target") is not None or run.summary.get("synthetic") for run in runs):
         return []
-    info = _headline(runs)
-    if info is None or any(not found.comparable(every[0], one, METRICS) for one in every):
+    places = [place for place in range(len(every)) if place not in quality.diverged]
+    means = {place: mean for place in places if (mean := quality.mean(place)) is not None}
+    if len(means) < len(places) or len(means) < 2 or not quality.alike:
         return []
-    means = [(one, fmean(values)) for one in every if len(values := _values(one, info)) == len(one.runs)]
-    if len(means) < len(every):
-        return []
-    ordered = sorted(means, key=lambda pair: pair[1], reverse=info.better == "higher")
-    (best, highest), (worst, lowest) = ordered[0], ordered[-1]
-    name = one_line(info.label)
-    if highest == lowest:
-        return [f"All end with the same test {name}, {number_text(highest)}."]
-    both = f"{number_text(highest)} with {best.label}, the best, and {number_text(lowest)} with {worst.label}, the worst"
-    return [f"Test {name} at the end: {both}. --until '{info.name}{_that_all_reach(info, lowest)}' tells which is there first."]
+    ordered = sorted(means, key=means.__getitem__, reverse=info.better == "higher")
+    best, worst = ordered[0], ordered[-1]
+    name, shown = one_line(info.label), _figure(info)
+    if means[best] == means[worst]:
+        return [f"All end with the same test {name}, {shown(means[best])}."]
+    until = f"--until '{info.name}{_that_all_reach(info, means[worst])}'"
+    if quality.leads:
+        return [f"{until} compares the time to a quality that all of the {counted(len(means), 'configuration')} reach."]
+    both = f"{quality.text(best)} with {every[best].label}, the best, and {quality.text(worst)} with {every[worst].label}, the worst"
+    return [f"Test {name} at the end: {both}. {until} tells which is there first."]
 
 
-def _headline(runs: Sequence[Run]) -> MetricInfo | None:
-    """Return the metric that all runs have in the first place, None where that is not one."""
-    found = {run.metrics[0] for run in runs if run.metrics}
-    return found.pop() if len(found) == 1 and all(run.metrics for run in runs) else None
-
-
-def _values(one: SetUp, info: MetricInfo) -> list[float]:
-    known = [number((run.summary.get("eval") or {}).get(info.name)) for run in one.runs]
-    return [value for value in known if value is not None and math.isfinite(value)]
+def _figure(info: MetricInfo | None) -> Callable[[float], str]:
+    return partial(figure_text, "" if info is None else info.name)
 
 
 def _that_all_reach(info: MetricInfo, worst: float) -> str:

@@ -9,13 +9,14 @@ from ...core.untrusted.console import one_line
 from ...records.text.numbers import duration_text, rate_text, seconds_text
 from ..catalog.run import Run
 from ..comparison.factors import RULES
+from ..comparison.names import some_of
 from ..comparison.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
 from ..diagnosis.verdict import Explanation
 from ..diagnosis.words import NAMES, percent
 from .axis import AxisVerdict
 from .cautions import cautions
 from .conclusion import Best, Conclusion, Limit
-from .learnt import learnt_told
+from .learnt import learnt_told, quality_told
 from .loss_sentences import agreements_told
 from .number_words import counted, ratio_text, times_text
 from .set_ups import SPEED_FIGURE, Figure, SetUp, shown, value_text
@@ -74,7 +75,8 @@ class Told:
 def told(conclusion: Conclusion) -> Told:
     """Return a conclusion in words."""
     unrepeated, many = _unrepeated(conclusion), len(conclusion.set_ups.all)
-    best = [_best(one, unrepeated, many) for one in conclusion.best] or [_nothing(conclusion)]
+    best = quality_told(conclusion.set_ups)
+    best += [_best(one, unrepeated, many) for one in conclusion.best] or ([] if _speed_not_ranked(conclusion) else [_nothing(conclusion)])
     best += _missed(conclusion)
     lines = [_axis_line(one, unrepeated) for one in conclusion.verdicts]
     return Told(
@@ -94,9 +96,23 @@ def _lines(sentences: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(one_line, sentences))
 
 
+def _speed_not_ranked(conclusion: Conclusion) -> bool:
+    """Return whether quality alone decides: one configuration is better than all others."""
+    found = conclusion.set_ups
+    return found.quality.leads and sum(map(found.ranks, found.all)) == 1
+
+
 def _nothing(conclusion: Conclusion) -> str:
-    why = "no two set-ups can be compared" if conclusion.set_ups.all else "other programs had the cores of every run"
-    return f"Nothing can be said of which is best: {why}."
+    """Say why no configuration is the best by speed."""
+    found = conclusion.set_ups
+    if len(found.all) == 1:
+        speeds = found.all[0].figures(SPEED_FIGURE)
+        speed = f": it trains {rate_text(geometric_mean(speeds))} examples (n = {len(speeds)})" if speeds else ""
+        return f"There is one configuration alone, and no other to compare it with{speed}."
+    if found.without_speed:
+        names = some_of([run.name for run in found.without_speed])
+        return f"No answer by speed: CPU contention from other programs leaves no two configurations to compare; repeat {names}."
+    return "No winner: no two configurations are comparable."
 
 
 def _unrepeated(conclusion: Conclusion) -> str:
@@ -107,7 +123,7 @@ def _unrepeated(conclusion: Conclusion) -> str:
 
 def _head(conclusion: Conclusion) -> str:
     every = conclusion.set_ups.all
-    runs = sum(len(one.runs) for one in every) + len(conclusion.set_ups.disturbed)
+    runs = sum(len(one.runs) for one in every)
     counts = {len(one.runs) for one in every}
     if not counts:
         return counted(runs, "run")
@@ -203,9 +219,14 @@ def _rate(value: float) -> str:
     return rate_text(value).removesuffix("/s")
 
 
+UNJUDGED = "CPU contention was not measured in every run"
+
+
 def _how_sure(found: Ratio, unrepeated: str) -> str:
     if not found.known:
-        return f", {unrepeated}: not known whether that is more than scatter"
+        return f", {unrepeated if found.low is None else UNJUDGED}: not known whether that is more than scatter"
+    if found.open_by_contention:
+        return ", which CPU contention from other programs may explain: not sure"
     return "" if found.sure else ", which is within the scatter: not sure"
 
 
@@ -227,11 +248,15 @@ def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
 
 
 def _sure(found: Ratio, repeats: int | None, unrepeated: str) -> str:
+    if found.low is not None and not found.judged:
+        return f"not known, {UNJUDGED}: let each run take a few seconds"
     if not found.known:
         usual = f", and runs of one job differ by as much as that ({USUAL_SCATTER:.0%})" if abs(found.ratio - 1) < USUAL_SCATTER else ""
         return f"not known, {unrepeated}{usual}; --repeats 3 would tell"
     if found.sure:
         return "sure"
+    if found.open_by_contention:
+        return "not sure, as CPU contention from other programs may explain it; repeat on a quiet machine"
     needed = f"{repeats} repeats each would tell" if repeats else f"more than {MOST_REPEATS_TOLD} repeats each would be needed to tell"
     return f"not sure, within the scatter; {needed}"
 

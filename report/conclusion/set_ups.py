@@ -11,15 +11,16 @@ from statistics import fmean, median
 from typing import Any
 
 from ...core.untrusted.console import one_line
-from ..catalog.cpu_starvation import CpuStarvation, cpu_starvation
+from ..catalog.cpu_starvation import CpuStarvation, contention_judged, cpu_starvation, log_speed_lost, timed_runs
 from ..catalog.run import Run
 from ..catalog.summary_rows import number
 from ..comparison.comparability import Comparability, Difference, compare_settings
 from ..comparison.factors import RULES, SPEED, TARGET, Factor
 from ..comparison.names import setting_text
-from ..comparison.ratios import Ratio, ratio
+from ..comparison.ratios import Ratio, Sample, better_by, interval_of_mean
 from ..comparison.rows import Row, make_entries, tells_apart
 from ..diagnosis.time_shares import STEP_COMPONENTS, read_workers
+from .quality import Quality, judge_quality
 
 __all__ = [
     "FIGURES",
@@ -60,7 +61,7 @@ FIGURES = (TARGET_FIGURE, SPEED_FIGURE)
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """A run whose speed is not its own, as other programs had its cores: it counts for nothing."""
+    """A run with CPU contention: other programs had its cores, so that its speed and its times count for nothing; what it learnt does."""
 
     run: Run
     by: CpuStarvation
@@ -85,12 +86,27 @@ class SetUp:
         return self.row.all_converged
 
     def figures(self, figure: Figure) -> tuple[float, ...]:
-        """Return a figure of each run; none where one of them lacks it, or it says nothing about the others."""
+        """Return a figure of each run without CPU contention; none where one of them lacks it, or it says nothing about the others."""
         if figure.group == TARGET and not self.all_reached:
             return ()
-        found = [number(run.summary.get(figure.key)) for run in self.runs]
+        found = [number(run.summary.get(figure.key)) for run in timed_runs(self.runs)]
         known = [value for value in found if value is not None and 0 < value < math.inf]
         return tuple(known) if len(known) == len(found) else ()
+
+    def sample(self, figure: Figure) -> Sample:
+        """Return `figures`, with what contention below the limit may have taken of them."""
+        summaries = [run.summary for run in timed_runs(self.runs)]
+        leeway = fmean(map(log_speed_lost, summaries)) if summaries else 0.0
+        return Sample(self.figures(figure), leeway, all(map(contention_judged, summaries)))
+
+    def interval(self, figure: Figure) -> tuple[float, float] | None:
+        """Return the interval of 95 % of a figure's geometric mean, as wide as contention makes it; None for one value alone."""
+        sample = self.sample(figure)
+        scatter = interval_of_mean(sample.values)
+        if scatter is None:
+            return None
+        faster = math.exp(sample.leeway)
+        return (scatter[0], scatter[1] * faster) if figure.better > 0 else (scatter[0] / faster, scatter[1])
 
     @cached_property
     def typical_run(self) -> Run:
@@ -99,7 +115,8 @@ class SetUp:
         So one repeat that was calibrated in a bad moment does not speak for the others. Of fewer than three that were calibrated it is the
         run of middle speed.
         """
-        ordered = sorted(self.runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
+        runs = timed_runs(self.runs) or self.runs
+        ordered = sorted(runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
         middle = (len(ordered) - 1) // 2
         parts = [(run, found) for run in ordered if (found := _parts_of_a_step(run)) is not None]
         if len(parts) < 3:
@@ -120,7 +137,7 @@ def _parts_of_a_step(run: Run) -> Mapping[str, float] | None:
 class SetUps:
     """All set-ups, and their `axes`: the settings in which they differ, of which each tells some apart that the others do not.
 
-    `disturbed` runs are in none of them.
+    `disturbed` are the runs with CPU contention, whose speed and times do not count.
     """
 
     all: tuple[SetUp, ...]
@@ -130,16 +147,29 @@ class SetUps:
 
     def comparable(self, one: SetUp, other: SetUp, group: str) -> bool:
         """Return whether a kind of figures of two set-ups can be compared."""
-        return group not in self.comparability.confounded(self._place(one), self._place(other))
+        return group not in self.comparability.confounded(self.place(one), self.place(other))
+
+    @cached_property
+    def quality(self) -> Quality:
+        """What they have learnt, by their places in `all`."""
+
+        def comparable(one: int, other: int, group: str) -> bool:
+            return group not in self.comparability.confounded(one, other)
+
+        return judge_quality([one.runs for one in self.all], [tuple(one.values.items()) for one in self.all], comparable)
+
+    def ranks(self, one: SetUp) -> bool:
+        """Return whether a set-up is ranked by its speed: it has not diverged, and is not significantly worse than the best in quality."""
+        return self.quality.ranks(self.place(one))
 
     def all_comparable(self, figure: Figure) -> list[SetUp]:
-        """Return the set-ups that have a figure, and of which any two can be compared in it: the largest set of them, or the first's."""
-        among = [index for index, one in enumerate(self.all) if one.figures(figure)]
+        """Return the set-ups that are ranked by a figure, and of which any two can be compared in it: the largest set, or the first's."""
+        among = [index for index, one in enumerate(self.all) if one.figures(figure) and self.quality.ranks(index)]
         return [self.all[index] for index in self.comparability.comparable(figure.group, among)]
 
     def faults(self, one: SetUp, other: SetUp, group: str) -> list[Difference]:
         """Return what makes a kind of figures of two set-ups incomparable."""
-        mine, theirs = self._place(one), self._place(other)
+        mine, theirs = self.place(one), self.place(other)
         found = []
         for fault in self.comparability.faults:
             differ = fault.values[mine] != fault.values[theirs] or not self.comparable(one, one, group)
@@ -174,18 +204,23 @@ class SetUps:
         """Return whether two set-ups are such a pair."""
         return any({id(one), id(other)} == {id(more), id(fewer)} for more, fewer, _ in self.beyond_ideal)
 
+    @property
+    def without_speed(self) -> list[Run]:
+        """The runs of set-ups that have no run without CPU contention, so that nothing is known of their speed: they are to be repeated."""
+        return [run for one in self.all if not timed_runs(one.runs) for run in one.runs]
+
     def others(self, axis: Factor) -> list[Factor]:
         """Return all axes but this one."""
         return [rule for rule in self.axes if rule.key != axis.key]
 
-    def _place(self, one: SetUp) -> int:
+    def place(self, one: SetUp) -> int:
+        """Return the place of a set-up in `all`."""
         return next(index for index, known in enumerate(self.all) if known is one)
 
 
 def times_as_good(one: SetUp, other: SetUp, figure: Figure) -> Ratio:
     """Return how many times as good the first is by a figure that both have."""
-    mine, theirs = one.figures(figure), other.figures(figure)
-    return ratio([(mine, theirs) if figure.better > 0 else (theirs, mine)])
+    return better_by([(one.sample(figure), other.sample(figure))], figure.better)
 
 
 def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
@@ -195,8 +230,7 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     `swept`, where that is known, what tells further ones apart.
     """
     disturbed = [Disturbed(run, by) for run in runs if (by := cpu_starvation(run.summary)) is not None]
-    lost = {id(one.run) for one in disturbed}
-    rows = make_entries([run for run in runs if id(run) not in lost], by=swept)
+    rows = make_entries(runs, by=swept)
     axes = axes_of(rows)
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
@@ -204,7 +238,8 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     chosen = {rule.key for rule in RULES if rule.key in _CHOSEN_BY_THEMSELVES and _varies(_known(rows, rule), rule)}
     chosen |= {name for name in _CHOSEN_WHERE_TYPED if len({repr(run.job.get(name)) for run in firsts}) > 1}
     independent = (FOLLOWING - chosen) | keys
-    return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), compare_settings(firsts, independent=independent))
+    comparability = compare_settings(firsts, independent=independent, repeats=[row.runs for row in rows])
+    return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), comparability)
 
 
 def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:

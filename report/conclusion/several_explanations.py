@@ -110,13 +110,13 @@ def explain_several(runs: Sequence[Run]) -> SeveralExplanations:
 
 
 def _along_the_axes(found: SetUps) -> list[Run]:
-    """Return all runs, those of a set-up one after the other and set-ups by their values; what other programs disturbed comes last."""
+    """Return all runs, those of a set-up one after the other and set-ups by their values."""
 
     def place(one: SetUp) -> list[tuple[bool, Any]]:
         values = [(axis, one.values[axis.key]) for axis in found.axes]
         return [(value is None, () if value is None else axis.order(value)) for axis, value in values]
 
-    return [*(run for one in sorted(found.all, key=place) for run in one.runs), *(one.run for one in found.disturbed)]
+    return [run for one in sorted(found.all, key=place) for run in one.runs]
 
 
 def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp], explained: Mapping[int, Explanation]) -> Iterable[Change]:

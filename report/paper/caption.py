@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ..catalog.run import Run
 from ..comparison.comparison import Comparison
-from ..comparison.factors import CHOSEN, TARGET, Factor
+from ..comparison.factors import CHOSEN, TARGET, WORK, Factor
 from ..comparison.rows import Row
 from ..conclusion.sentences import shared_settings
 from ..conclusion.set_ups import axes_of
@@ -61,8 +61,8 @@ def _sentences(
         yield "Synthetic data: speed means something, loss and metrics do not."
     if reasons := not_comparable(comparison, groups):
         yield f"{MARK} Not to be compared with the first row: {reasons}."
-    if disturbed:
-        yield f"{disturbed} run{' is' if disturbed == 1 else 's are'} left out, whose cores other programs had."
+    if disturbed and not WORK.isdisjoint(groups):
+        yield f"Speed and times of {disturbed} run{'' if disturbed == 1 else 's'} with CPU contention from other programs are not used."
 
 
 def _training(rows: Sequence[Row]) -> Iterator[str]:

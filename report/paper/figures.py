@@ -9,6 +9,7 @@ from typing import Any
 from ...metrics.base import PERCENTAGES
 from ...records.text.many_nodes import statistic
 from ...records.text.numbers import UNKNOWN
+from ..catalog.cpu_starvation import TIMED_FIGURES, timed_runs
 from ..catalog.summary_rows import number, row
 from ..comparison.comparison import Comparison
 from ..comparison.factors import LEARNING, LOSS, SPEED, TARGET
@@ -105,7 +106,8 @@ def _of_node(key: str, node: int | str) -> Read:
 
 def _column(comparison: Comparison, one: Column, known: Mapping[int, Mapping[str, Any]], header: str, read: Read) -> PaperColumn:
     marked = [one.group in marks for marks in comparison.marks]
-    values = [[read(known[id(run)]) for run in entry.runs] for entry in comparison.entries]
+    counting = [timed_runs(entry.runs) if one.key in TIMED_FIGURES else entry.runs for entry in comparison.entries]
+    values = [[read(known[id(run)]) for run in runs] for runs in counting]
     if any(value is not None and (isinstance(value, bool | list) or number(value) is None) for each in values for value in each):
         words = tuple(Cell(_words(each) + (_MARK if mark else "")) for each, mark in zip(values, marked, strict=True))
         return PaperColumn(latex_text(header), words, words=True, group=one.group)
@@ -152,9 +154,10 @@ def _cell(one: Column, entry: Row, found: Estimate | None, digits: int, *, marke
     figure = number_latex(found.mean, digits)
     if to_target and not entry.all_converged:
         return Cell(figure, f"({entry.converged} of {len(entry.runs)}){mark}")
+    count = rf" ($n={found.repeats}$)" if found.repeats < len(entry.runs) else ""
     if found.half_width is None:
-        return Cell(figure + mark)
-    return Cell(figure, f"{PLUS_MINUS} {_half_width(found.half_width, digits)}{mark}")
+        return Cell(figure + mark, count.strip())
+    return Cell(figure, f"{PLUS_MINUS} {_half_width(found.half_width, digits)}{mark}{count}")
 
 
 def _half_width(value: float, digits: int) -> str:
@@ -165,7 +168,7 @@ def _half_width(value: float, digits: int) -> str:
 def scaling_columns(comparison: Comparison) -> list[PaperColumn]:
     """Return speed-up and parallel efficiency of rows that are grouped by nodes, for each kind of scaling that they show."""
     found = []
-    speeds = [estimate([number(run.summary["examples_per_second"]) for run in entry.runs]) for entry in comparison.entries]
+    speeds = [estimate([number(run.summary["examples_per_second"]) for run in timed_runs(entry.runs)]) for entry in comparison.entries]
     kinds = list(dict.fromkeys(series.kind for series in comparison.scaling or ()))
     for kind in kinds:
         speedups: dict[int, Cell] = {}

@@ -37,23 +37,21 @@ def as_latex(
 ) -> str:
     """Return the table of some finished runs, which needs the package booktabs alone; the lines `before` are comments above it.
 
-    `columns` are figures that were asked for instead of those that a paper needs. Runs whose cores other programs had are left out, and
-    named in a comment. With `by` and `fold` as for `compare_runs`. Raises UsageError where no run is left.
+    `columns` are figures that were asked for instead of those that a paper needs. Of runs whose cores other programs had, which a comment
+    names, the speed and the times are left out. With `by` and `fold` as for `compare_runs`. Raises UsageError where no figure is left.
     """
     known = labelled(runs)
     disturbed = [run for run in known if cpu_starvation(run.summary) is not None]
-    lost = {id(run) for run in disturbed}
-    kept = [run for run in known if id(run) not in lost]
-    if not kept:
-        raise UsageError("--latex: other programs had the cores of every run, so that no speed is its own. Repeat them on a quiet machine.")
-    comparison = compare_runs(kept, fold=fold, by=by)
+    comparison = compare_runs(known, fold=fold, by=by)
     figures = [*figure_columns(comparison, columns or default_columns(comparison)), *scaling_columns(comparison)]
+    if disturbed and not figures:
+        raise UsageError("--latex: CPU contention from other programs voids the speed of every run. Repeat them on a quiet machine.")
     names = name_columns(comparison, by, fold=fold)
     told = caption(comparison, by, {one.group for one in figures}, disturbed, intervals=any(one.has_intervals for one in figures))
     comments = [
         "For LaTeX with \\usepackage{booktabs}, and no other package.",
         *before,
-        *(f"Left out, as other programs had its cores: {run.name}" for run in disturbed),
+        *(f"Speed and times are not used, because of CPU contention from other programs: {run.name}" for run in disturbed),
         *(f"Copies of one run, which count once: {', '.join(copies)}" for copies in comparison.copies),
     ]
     return "\n".join([*map(comment, comments), *_environment([*names, *figures], told, _label(comparison))]) + "\n"

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ...records.text.numbers import duration_text, number_text, rate_text
-from ..comparison.ratios import geometric_mean, interval_of_mean
+from ..catalog.cpu_starvation import timed_runs
+from ..comparison.ratios import geometric_mean
 from ..conclusion.set_ups import FIGURES, Figure, SetUp
 from ..series.repeats import one_by_one
 from .figure import COLOURS, Dots, Panel, Picture, stroke
@@ -33,11 +34,11 @@ def decision(lines: Lines) -> Picture | None:
     comparable = {id(one) for one in among}
     ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.set_up) in comparable))
     rows = ranked[:MOST_ROWS]
-    panels: list[Panel | Dots] = [_dots(rows, figure, len(ranked), comparable)]
+    panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
     if (learnt := _learnt(lines, ranked)) is not None:
         panels.append(learnt)
     note = "A dot is a run, a tick the geometric mean, a bar its 95 % confidence interval. " if lines.repeated else "A dot is a run. "
-    words = "; ".join(_said(line, figure, comparable) for line in rows)
+    words = "; ".join(_said(lines, line, figure, comparable) for line in rows)
     return Picture("decision", "Best on top", (note + lines.note).strip(), words, tuple(panels), place="first")
 
 
@@ -53,7 +54,7 @@ def _rank(one: SetUp, figure: Figure, comparable: bool) -> tuple[bool, float, fl
     return True, -(one.row.converged or 0) / len(one.runs), 0.0
 
 
-def _dots(rows: list[Line], figure: Figure, of: int, comparable: Collection[int]) -> Dots:
+def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: Collection[int]) -> Dots:
     values = [_of(line).figures(figure) if id(line.set_up) in comparable else () for line in rows]
     title = f"Time to {_of(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
     if of > len(rows):
@@ -64,14 +65,22 @@ def _dots(rows: list[Line], figure: Figure, of: int, comparable: Collection[int]
         tuple(line.label for line in rows),
         tuple(values),
         tuple(geometric_mean(each) if each else None for each in values),
-        tuple(interval_of_mean(each) if each else None for each in values),
+        tuple(_of(line).interval(figure) if each else None for line, each in zip(rows, values, strict=True)),
         tuple(line.stroke for line in rows),
         tuple(line.number for line in rows),
-        tuple("" if each else _missing(_of(line), figure) for line, each in zip(rows, values, strict=True)),
+        tuple("" if each else _missing(lines, _of(line), figure) for line, each in zip(rows, values, strict=True)),
     )
 
 
-def _missing(one: SetUp, figure: Figure) -> str:
+def _missing(lines: Lines, one: SetUp, figure: Figure) -> str:
+    assert lines.set_ups is not None
+    quality, place = lines.set_ups.quality, lines.set_ups.place(one)
+    if place in quality.diverged:
+        return f"diverged: {quality.diverged[place]}"
+    if not quality.ranks(place) and quality.info is not None:
+        return f"test {quality.info.label} significantly worse: {quality.text(place)}"
+    if not timed_runs(one.runs):
+        return "CPU contention from other programs"
     if one.figures(figure):
         return "not to be compared with those above"
     if figure is TARGET and one.row.converged is not None:
@@ -88,7 +97,7 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
     some = len(lines.parts) > 1 or len(ranked) > MOST_ROWS
     curves, bands = [], []
     for place, line in enumerate(ranked[: len(COLOURS)] if some else ranked):
-        known = [found for run in line.runs if (found := evaluations(run, info)) is not None]
+        known = [found for run in line.timed if (found := evaluations(run, info)) is not None]
         if known:
             drawn_as = replace(line, stroke=stroke(place)) if some else line
             own, pale = course(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
@@ -100,12 +109,12 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
     return Panel(title, "run clock in seconds", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
 
 
-def _said(line: Line, figure: Figure, comparable: Collection[int]) -> str:
+def _said(lines: Lines, line: Line, figure: Figure, comparable: Collection[int]) -> str:
     values = _of(line).figures(figure)
     if not values or id(line.set_up) not in comparable:
-        return f"{line.label}: {_missing(_of(line), figure)}"
+        return f"{line.label}: {_missing(lines, _of(line), figure)}"
     show = duration_text if figure is TARGET else rate_text
-    scatter = interval_of_mean(values)
+    scatter = _of(line).interval(figure)
     within = "" if scatter is None else f" (95 %: {' to '.join(map(show, scatter))})"
     return (
         f"{line.label}: {show(geometric_mean(values))}{within} in {number_text(len(values), 0)} runs"

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..catalog.cpu_starvation import contention_judged
 from ..catalog.run import Run
 from ..comparison.factors import Factor
+from ..comparison.names import some_of
 from ..conclusion.set_ups import Disturbed, SetUp, SetUps, called, set_ups
 from .figure import COLOURS, DASHES, Stroke, stroke
 
@@ -21,7 +23,8 @@ REPEATS = "A line is the mean of its repeats as far as all go, a pale band their
 class Line:
     """A set-up with its repeats, or a run without figures, and how it is drawn.
 
-    `part` says which of the small multiples it is in: where colours and dashes do not suffice, each picture has several.
+    `part` says which of the small multiples it is in: where colours and dashes do not suffice, each picture has several. `timed` are those
+    of its runs whose speed and times count, which is what is drawn over time.
     """
 
     number: int
@@ -30,6 +33,7 @@ class Line:
     part: str
     runs: tuple[Run, ...]
     set_up: SetUp | None
+    timed: tuple[Run, ...]
 
     @property
     def repeats(self) -> int:
@@ -39,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The lines, in their order, and the runs that are left out of them. `set_ups` is None where no run has figures.
+    """The lines, in their order, and the runs without speed or times in them. `set_ups` is None where no run has figures.
 
     `coloured` and `dashed` are the keys of the axes that colour and dash are for, None where they are for no axis.
     """
@@ -67,38 +71,48 @@ class Lines:
 
     @property
     def left_out_note(self) -> str:
-        """Which runs no picture has, and why; empty where it has all."""
-        names = ", ".join(one.run.name for one in self.left_out)
-        return f"Left out, as other programs had their cores: {names}." if names else ""
+        """Which runs have no speed and no times in the pictures, and of which contention is not known; empty where there are none."""
+        unjudged = [run.name for line in self.all for run in line.runs if run.has_summary and not contention_judged(run.summary)]
+        names = some_of([one.run.name for one in self.left_out])
+        void = f"Not drawn over time, because of CPU contention from other programs: {names}."
+        unknown = f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
+        return " ".join([*([void] if self.left_out else []), *([unknown] if unjudged else [])])
 
 
 def lines_of(runs: Sequence[Run]) -> Lines:
-    """Return the lines for labelled runs. One run alone is a line whatever disturbed it, and so are runs that were all disturbed."""
+    """Return the lines for labelled runs. Where all of them had CPU contention, all are drawn over time."""
     ended = [run for run in runs if run.has_summary]
     others = [run for run in runs if not run.has_summary]
     found = set_ups(ended) if ended else None
-    if found is None or not found.all:
+    if found is None:
         return Lines(tuple(_alone(number, run) for number, run in enumerate(runs)), (), found)
     coloured, dashed, looks = _looks(found)
     ordered = sorted(zip(found.all, looks, strict=True), key=lambda pair: [_place(found, axis, pair[0]) for axis in found.axes])
-    lines = [Line(number, _label(one, found, len(runs)), drawn, part, one.runs, one) for number, (one, (drawn, part)) in enumerate(ordered)]
+    void = {id(one.run) for one in found.disturbed} if len(found.disturbed) < len(runs) else set()
+    lines = [
+        Line(number, _label(one, found, len(runs)), drawn, part, one.runs, one, tuple(run for run in one.runs if id(run) not in void))
+        for number, (one, (drawn, part)) in enumerate(ordered)
+    ]
     used = len(set(looks))
     part = "" if {line.part for line in lines} == {""} else "without figures"
     lines += [
-        Line(len(lines) + place, run.name, Stroke(used + place, used + place), part, (run,), None) for place, run in enumerate(others)
+        Line(len(lines) + place, run.name, Stroke(used + place, used + place), part, (run,), None, (run,))
+        for place, run in enumerate(others)
     ]
-    return Lines(tuple(lines), found.disturbed, found, coloured, dashed)
+    return Lines(tuple(lines), found.disturbed if void else (), found, coloured, dashed)
 
 
 def _alone(number: int, run: Run) -> Line:
-    return Line(number, run.name, stroke(number), "", (run,), None)
+    return Line(number, run.name, stroke(number), "", (run,), None, (run,))
 
 
 def _label(one: SetUp, found: SetUps, runs: int) -> str:
-    """Return what a line is called: by what its set-up differs in, or as its runs where there is only one set-up."""
+    """Return what a line is called: by what its set-up differs in, or as its runs where there is only one set-up; and of how many it is."""
     if runs == 1:
         return one.runs[0].name
-    return one.label if found.axes else one.row.label
+    if not found.axes:
+        return one.row.label
+    return f"{one.label} (n={len(one.runs)})" if any(len(each.runs) > 1 for each in found.all) else one.label
 
 
 def _looks(found: SetUps) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...metrics import MetricInfo
 from ...records.text.numbers import number_text
+from ..catalog.cpu_starvation import timed_runs
 from ..catalog.run import Run
 from ..catalog.summary_rows import number
 from ..comparison.factors import Factor
@@ -30,13 +31,14 @@ _LOGARITHMIC_FROM = 8.0
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A figure of a run, and what its panel is called."""
+    """A figure of a run, and what its panel is called. `timed`: runs with CPU contention have none that counts."""
 
     title: str
     unit: Unit
     value: Callable[[Run], float | None]
     y_title: str
     from_zero: bool = True
+    timed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def _stroke(lines: Lines, axis: Factor, line: Line, place: int) -> Stroke:
 
 def _measures(metrics: Sequence[MetricInfo]) -> list[_Measure]:
     learnt = [
-        _Measure(f"Test {info.label} at the end", "", _evaluated(info.name), f"test {info.label}", from_zero=False) for info in metrics[:1]
+        _Measure(f"Test {info.label} at the end", "", _evaluated(info.name), f"test {info.label}", from_zero=False, timed=False)
+        for info in metrics[:1]
     ]
     return [
         _Measure("Examples per second", "", _summary("examples_per_second"), "examples per second"),
@@ -110,7 +113,7 @@ def _measures(metrics: Sequence[MetricInfo]) -> list[_Measure]:
         *learnt,
         _Measure("CPU", "", _of_nodes(("cpu_cores_used", "mean")), "cores used by a node"),
         _Measure("Sent", "B/s", _of_nodes(("network_sent_bytes_per_second",)), "by a node, per second"),
-        _Measure("Memory", "B", _of_nodes(("memory_rss_bytes", "max")), "of a node, at most"),
+        _Measure("Memory", "B", _of_nodes(("memory_rss_bytes", "max")), "of a node, at most", timed=False),
     ]
 
 
@@ -142,11 +145,11 @@ def _of_nodes(path: Sequence[str]) -> Callable[[Run], float | None]:
     return mean
 
 
-def _points(axis: Factor, row: _Row, value: Callable[[Run], float | None]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return x, mean, lowest and highest [set-ups] of a figure; NaN where a run lacks it."""
+def _points(axis: Factor, row: _Row, value: Callable[[Run], float | None], *, timed: bool = True) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return x, mean, lowest and highest [set-ups] of a figure; NaN where a run lacks it. `timed`: of runs without CPU contention alone."""
     table = []
     for one in row.set_ups:
-        found = [value(run) for run in one.runs]
+        found = [value(run) for run in (timed_runs(one.runs) if timed else one.runs)]
         known = [each for each in found if each is not None and math.isfinite(each)]
         nothing = not known or len(known) < len(found)
         mean = math.nan if nothing else sum(known) / len(known)
@@ -159,7 +162,7 @@ def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: b
     curves: list[Curve] = []
     bands: list[Band] = []
     for row in rows:
-        x, mean, low, high = _points(axis, row, measure.value)
+        x, mean, low, high = _points(axis, row, measure.value, timed=measure.timed)
         if np.isfinite(mean).any():
             curves.append(curve(row.label, row.stroke, x, mean, row.line, "points"))
             pale = band(row.stroke, x, low, high, row.line)

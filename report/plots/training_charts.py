@@ -39,26 +39,33 @@ Drawn = tuple[list[Curve], list[Band]]
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """What a run's updates come to: its loss and its speed over steps and over seconds, and what there is to say of them."""
+    """What a run's updates come to: its loss and its speed over steps and over seconds, and what there is to say of them.
+
+    `timed`: whether its speed and its times count.
+    """
 
     loss: tuple[XY, XY]
     speed: tuple[XY, XY]
     loss_text: str
     speed_text: str
+    timed: bool
 
 
 def training(lines: Lines) -> list[Picture]:
     """Return the pictures of loss, metrics and speed. Raises DamagedRunError where records cannot be read."""
-    trained = {line.number: found for line in lines.all if (found := [one for run in line.runs if (one := _trained(run)) is not None])}
+    trained = {
+        line.number: found for line in lines.all if (found := [one for run in line.runs if (one := _trained(run, line)) is not None])
+    }
     if not trained:
         return []
     words = [f"{line.label}: {_joined(one.loss_text for one in trained[line.number])}" for line in lines.all if line.number in trained]
-    speeds = [f"{line.label}: {_joined(one.speed_text for one in trained[line.number])}" for line in lines.all if line.number in trained]
+    timed = {number: own for number, found in trained.items() if (own := [one for one in found if one.timed])}
+    speeds = [f"{line.label}: {_joined(one.speed_text for one in timed[line.number])}" for line in lines.all if line.number in timed]
     drawn = [
         _losses(lines, trained, "; ".join(words)),
         *(_evaluation(lines, info, _file_name(info), "best") for info in metrics_of_all(lines)),
         _evaluation(lines, LOSS, "test-loss", "last"),
-        _speed(lines, trained, "; ".join(speeds)),
+        _speed(lines, timed, "; ".join(speeds)),
     ]
     return [replace(picture, note=f"{picture.note} {lines.note}".strip()) for picture in drawn]
 
@@ -75,7 +82,7 @@ def _joined(texts: Iterable[str]) -> str:
     return " and ".join(texts)
 
 
-def _trained(run: Run) -> _Trained | None:
+def _trained(run: Run, line: Line) -> _Trained | None:
     series = run.step_series()
     if not len(series):
         return None
@@ -86,6 +93,7 @@ def _trained(run: Run) -> _Trained | None:
         (losses, (series.time_seconds[in_time], losses[1][in_time])),
         ((speed.steps, speed.steps_per_second), (speed.seconds, speed.examples_per_second)),
         *_described(run, series),
+        any(run is each for each in line.timed),
     )
 
 
@@ -146,8 +154,8 @@ def _losses(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str)
     drawn: tuple[dict[int, Drawn], dict[int, Drawn]] = ({}, {})
     for line in lines.all:
         for axis, found in enumerate(drawn):
-            if line.number in trained:
-                found[line.number] = _loss_curves(line, [one.loss[axis] for one in trained[line.number]], raw=alone)
+            if curves := [one.loss[axis] for one in trained.get(line.number, ()) if axis == 0 or one.timed]:
+                found[line.number] = _loss_curves(line, curves, raw=alone)
     panels = _panels(lines, "Training loss", "mean loss of a batch", drawn)
     note = _SMOOTHED + (_RAW if alone else "") + (f"{_ACROSS_MODES}: across modes, compare over seconds." if _both_modes(lines) else "")
     if any(one.kind == "crosses" for panel in panels for one in panel.curves):
@@ -227,8 +235,9 @@ def _evaluation(lines: Lines, info: MetricInfo, name: str, told: str) -> Picture
         known = [found for run in line.runs if (found := evaluations(run, info)) is not None]
         if not known:
             continue
-        for axis, own in enumerate(drawn):
-            own[line.number] = course(line, [(one[axis], one[2]) for one in known], "points", one_by_one)
+        for own, runs, axis in ((drawn[0], line.runs, 0), (drawn[1], line.timed, 1)):
+            if values := [found for run in runs if (found := evaluations(run, info)) is not None]:
+                own[line.number] = course(line, [(one[axis], one[2]) for one in values], "points", one_by_one)
         ends = [info.best(one[2].tolist()) if told == "best" and np.isfinite(one[2]).any() else float(one[2][-1]) for one in known]
         last = [f"{figure_text(info.name, end)}, last at {duration_text(float(one[1][-1]))}" for end, one in zip(ends, known, strict=True)]
         words.append(f"{line.label}: {told} {_joined(last)} of the run clock")

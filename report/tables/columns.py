@@ -222,7 +222,7 @@ def cell(entry: Row, one: Column, marks: Collection[str] = ()) -> str:
     value, sigma = entry.figures.get(one.key), entry.sigmas.get(one.key)
     if one.key == "time_to_target_seconds" and entry.converged == 0:
         return "not reached"
-    text = _spread(one.show, value, sigma)
+    text = _spread(one.show, value, sigma) + _of_fewer(entry, one)
     if one.key == "time_to_target_seconds" and entry.converged is not None and not entry.all_converged:
         text += f" ({entry.converged} of {len(entry.runs)})"
     return text + (MARK if value is not None and one.group in marks else "")
@@ -251,8 +251,14 @@ def node_cell(entry: Row, one: Column, node: int | str, marks: Collection[str] =
         return one.show(found) + (MARK if found is not None and one.group in marks else "")
     if values is None or node >= len(values):
         return "" if node >= (entry.figures["nodes"] or 0) else UNKNOWN
-    text = _spread(one.show, values[node], None if sigmas is None else sigmas[node])
+    text = _spread(one.show, values[node], None if sigmas is None else sigmas[node]) + _of_fewer(entry, one)
     return text + (MARK if values[node] is not None and one.group in marks else "")
+
+
+def _of_fewer(entry: Row, one: Column) -> str:
+    """Return over how many runs a mean is, where that is not all of the row's; times to a target say how many reached it."""
+    count = entry.counts.get(one.key)
+    return "" if count is None or (one.key == "time_to_target_seconds" and not entry.all_converged) else f" (n={count})"
 
 
 def _spread(show: Show, value: Any, sigma: float | None) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ..catalog.cpu_starvation import contention_judged, cpu_starvation
 from ..comparison.comparability import Comparability, Difference
 from ..comparison.comparison import Comparison
-from ..comparison.factors import ALL, GROUPS, RULES, STEPS
+from ..comparison.factors import ALL, GROUPS, RULES, STEPS, WORK
+from ..comparison.names import some_of
 from .columns import MARK, Column
 from .comparison_tables import TOO_FAST
 from .run_tables import ACROSS_MODES, SYNTHETIC
@@ -70,6 +72,13 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
             "Several runs of one job stand in one row (×N, or the column runs): mean ± standard deviation (trainer compare --no-fold keeps "
             "them apart). The conclusion has geometric means, and intervals of 95 %."
         )
+    contended = [run.name for entry in folded if entry.counts for run in entry.runs if cpu_starvation(run.summary) is not None]
+    if contended and not shown.isdisjoint(WORK):
+        names = some_of(contended)
+        lines.append(f"(n=…): the mean is over so many runs; CPU contention from other programs voids the speed and the times of {names}.")
+    unjudged = [run.name for run in comparison.runs if not contention_judged(run.summary)]
+    if unjudged and not shown.isdisjoint(WORK):
+        lines.append(f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}.")
     for entry in folded:
         if entry.left_out:
             lines.append(f"{entry.label}: the fastest and the slowest are left out ({', '.join(entry.left_out)}).")

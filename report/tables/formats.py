@@ -138,6 +138,8 @@ def _markdown_text(text: str) -> str:
 def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     """Return a line for each row of the table: its settings, and its figures unrounded, of means also their standard deviation.
 
+    Where contention leaves a mean over fewer runs than the row has, it says how many (``…_n``).
+
     A figure of each node has a column a node, such as ``node_0_cpu_cores_used_mean``. `not_comparable` names the kinds of figures that
     cannot be compared with the first row's.
     """
@@ -150,6 +152,7 @@ def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
         for key in [one.key for one in columns] or entry.figures:
             if key != "run":
                 values |= _flat(key, entry.figures.get(key), entry.sigmas.get(key))
+                values[f"{key}_n"] = entry.counts.get(key)
         if not columns:
             values |= {"relative_examples_per_second": speed[index], "relative_time_to_target": target[index]}
         rows.append(values)
@@ -169,10 +172,11 @@ def _flat(key: str, value: Any, sigma: Any) -> dict[str, Any]:
 def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as comma-separated values, with the union of their columns; what was not observed is empty, and no text is a formula.
 
-    Columns of standard deviations (``…_sigma``) that no row has are left out.
+    Columns of standard deviations (``…_sigma``), and of over how many runs a mean is (``…_n``, where that is not all), that no row has are
+    left out.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    kept = [name for name in names if not name.endswith("_sigma") or any(row.get(name) is not None for row in rows)]
+    kept = [name for name in names if not name.endswith(("_sigma", "_n")) or any(row.get(name) is not None for row in rows)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(map(cell_text, kept))

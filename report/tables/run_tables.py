@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def _as_shown(entry: Row) -> Row:
     for batch in ("global_batch_size", "batch_size"):
         figures[batch] = batch_text(figures[batch], entry.runs[0].job.get("batch_tokens"))
     figures["precision_used"] = figures["precision_used"] or figures["precision"]
-    return Row(entry.label, entry.runs, figures, entry.sigmas, entry.left_out, entry.converged)
+    return replace(entry, figures=figures)
 
 
 def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

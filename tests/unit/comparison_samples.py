@@ -90,8 +90,13 @@ def made(
 
 
 def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, received: float = 4e6) -> dict[str, Any]:
-    """What a node used, as a summary has it."""
+    """What a node used, as a summary has it; other programs took nothing."""
     return {
+        "node": 0,
+        "cores_available": 2.0,
+        "foreign_cpu_cores_used": 0.0,
+        "cpu_cores_lost": 0.0,
+        "starved_fraction": 0.0,
         "cpu_cores_used": {"mean": cores, "max": cores},
         "cpu_fraction": {"mean": cores / 2, "max": cores / 2},
         "memory_rss_bytes": {"mean": memory, "max": memory},
@@ -102,7 +107,7 @@ def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, recei
 
 def starved_node(fraction: float) -> dict[str, Any]:
     """What a node used whose tasks lost such a part of their CPU time to other programs, which had 1.5 of its 2 cores."""
-    return {**used(), "node": 0, "cores_available": 2.0, "foreign_cpu_cores_used": 1.5, "starved_fraction": fraction}
+    return {**used(), "foreign_cpu_cores_used": 1.5, "cpu_cores_lost": 1.5, "starved_fraction": fraction}
 
 
 def written(folder: Path, *runs: Run) -> list[str]:

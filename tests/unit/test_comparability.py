@@ -283,6 +283,7 @@ FAULTY = [
     ("restarted", {"summary": {"restarts": 2, "restart_seconds_lost": 7.5}}, {TIME, TARGET, RESOURCES}),
     ("lacked workers", {"summary": {"restarts": 1, "worker_restarts": 1, "worker_absent_seconds": 4.5}}, WORK),
     ("starved", {"summary": {"per_node": [starved_node(0.4)]}}, WORK),
+    ("learnt under contention", {"mode": "async", "summary": {"per_node": [starved_node(0.7)]}}, WORK | LEARNT),
 ]
 
 
@@ -290,7 +291,7 @@ FAULTY = [
 def test_what_is_wrong_with_a_run_marks_it_whatever_it_is_compared_with(key, changes, spoilt):
     assert {fault.key for fault in CAVEATS} == {case[0] for case in FAULTY}
     found = compare_settings([made("one", **changes), made("two", **changes)])
-    assert [difference.key for difference in found.faults] == [key]
+    assert [difference.key for difference in found.faults] == [*(["starved"] if key == "learnt under contention" else []), key]
     assert found.marks(0) == found.marks(1) == spoilt
     alone = compare_settings([made("one", **changes), made("two")])
     assert alone.marks(1) == spoilt  # cannot be compared with a first run that is spoilt

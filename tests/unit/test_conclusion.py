@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from crosstrain.records.schema import EvalRecord
 from crosstrain.report.conclusion.conclusion import conclude
 from crosstrain.report.conclusion.sentences import told
-from crosstrain.report.conclusion.set_ups import times_as_good
+from crosstrain.report.conclusion.set_ups import SPEED_FIGURE, times_as_good
 
 
 def repeated(name, speeds, *, times=None, until=None, reached=None, **job):
@@ -110,7 +110,7 @@ def test_who_may_be_as_good_as_the_best_is_named():
     ]
     (best,) = conclude(runs).best
     assert [one.label for one in best.rivals] == ["learning rate 0.2"]
-    (sentence,) = told(conclude(runs)).best
+    sentence = told(conclude(runs)).best[-1]
     assert "(95 %: 975–1,025), not surely more than learning rate 0.2 (979/s): 2.00 × (1.96–2.05) as fast as learning rate 0.4" in sentence
 
 
@@ -148,8 +148,14 @@ def learnt(*accuracies, **more):
 
 
 def test_what_was_learnt_is_said_where_no_target_is():
-    both = "0.8190 with learning rate 0.2, the best, and 0.8090 with learning rate 0.3, the worst"
-    assert learnt(0.815, 0.819, 0.809) == (f"Test accuracy at the end: {both}. --until 'accuracy>=0.8' tells which is there first.",)
+    assert learnt(0.815, 0.819, 0.809) == (
+        "--until 'accuracy>=0.8' compares the time to a quality that all of the 3 configurations reach.",
+    )
+    both = "0.8190 (n = 1) with tf, the best, and 0.8090 (n = 1) with torch, the worst"
+    runs = [
+        made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
+    ]
+    assert told(conclude(runs)).learnt == (f"Test accuracy at the end: {both}. --until 'accuracy>=0.8' tells which is there first.",)
     assert learnt(0.5, 0.5) == ("All end with the same test accuracy, 0.5000.",)
     assert learnt(0.815, 0.819, until="accuracy>=0.9") == ()
     assert learnt(0.815, None) == ()
@@ -192,13 +198,13 @@ def test_a_target_that_nobody_reached_is_said_once():
     assert told(found).best[-1] == "No set-up reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
 
 
-def test_a_disturbed_run_counts_for_nothing_and_is_named():
+def test_a_disturbed_run_counts_for_no_speed_and_is_named():
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"examples_per_second": 1.0, "per_node": [starved_node(0.5)]}))
     found = conclude(runs)
-    assert [len(one.runs) for one in found.set_ups.all] == [3, 3]
+    assert [(len(one.runs), len(one.figures(SPEED_FIGURE))) for one in found.set_ups.all] == [(3, 3), (4, 3)]
     assert found.verdicts[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
-    assert any("busy is left out: other programs took 50% of the CPU time" in text for text in told(found).mind)
+    assert any("other programs took 50% of the CPU time that the tasks of busy asked for" in text for text in told(found).mind)
 
 
 def test_what_cannot_be_compared_is_not():

@@ -79,12 +79,12 @@ def test_more_names_than_colours_make_small_multiples():
     assert len({(line.part, line.stroke) for line in found.all}) == 7
 
 
-def test_a_disturbed_run_is_in_no_line_and_named():
+def test_a_disturbed_run_is_drawn_over_updates_alone_and_named():
     runs = [made(f"t-{seed}", seed=seed) for seed in range(2)] + [made("f", backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"per_node": [starved_node(0.5)]}))
     found = lines_of(labelled(runs))
-    assert [line.repeats for line in found.all] == [1, 2]
-    assert found.left_out_note == "Left out, as other programs had their cores: busy."
+    assert [(line.repeats, len(line.timed)) for line in found.all] == [(2, 1), (2, 2)]
+    assert found.left_out_note == "Not drawn over time, because of CPU contention from other programs: busy."
     alone = lines_of(labelled(runs[-1:]))  # there is nothing else to show
     assert [line.label for line in alone.all] == ["busy"]
 
@@ -113,8 +113,8 @@ def test_the_first_picture_ranks_the_set_ups(drawn):
     dots, learnt = drawn["decision"].panels
     assert isinstance(dots, Dots)
     assert dots.title == "Time to accuracy>=0.6"
-    assert dots.rows[0] == "torch, global batch 40"
-    assert dots.rows[-1] == "tf, global batch 10"
+    assert dots.rows[0] == "torch, global batch 40 (n=2)"
+    assert dots.rows[-1] == "tf, global batch 10 (n=2)"
     assert dots.missing[-1] == "1 of 2 reached accuracy>=0.6"
     assert (dots.values[-1], dots.means[-1], dots.intervals[-1]) == ((), None, None)
     means = [mean for mean in dots.means if mean is not None]

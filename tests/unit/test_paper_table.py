@@ -132,11 +132,11 @@ def test_a_target_that_some_missed_is_told():
 def test_disturbed_runs_are_left_out_and_named():
     disturbed = made("noisy%run", summary={"examples_per_second": 1.0, "per_node": [starved_node(0.6)]})
     latex = as_latex([*repeats(), disturbed])
-    assert "\n% Left out, as other programs had its cores: noisy%run\n" in latex
-    assert "1 run is left out, whose cores other programs had." in caption_of(latex)
-    assert cells_of(latex) == cells_of(as_latex(repeats()))
-    with pytest.raises(UsageError, match="cores of every run"):
-        as_latex([disturbed])
+    assert "\n% Speed and times are not used, because of CPU contention from other programs: noisy%run\n" in latex
+    assert "Speed and times of 1 run with CPU contention from other programs are not used." in caption_of(latex)
+    assert "($n=5$)" in latex
+    with pytest.raises(UsageError, match="voids the speed of every run"):
+        as_latex([disturbed], [column("examples_per_second")])
 
 
 def test_what_cannot_be_compared_is_marked_and_explained():

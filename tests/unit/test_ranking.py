@@ -30,6 +30,7 @@ from crosstrain.report.conclusion.sentences import told
 from crosstrain.report.conclusion.set_ups import FIGURES
 from crosstrain.report.conclusion.text import QUESTION, as_text, closing_text
 from crosstrain.report.page.page import render
+from crosstrain.report.tables.columns import cell, column
 from crosstrain.report.tables.footnotes import above
 
 ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c", backend="tf", summary={"examples_per_second": 1150.0})]
@@ -143,7 +144,8 @@ def test_runs_of_one_job_are_not_ranked():
     runs = speeds_of(tf=[1000.0, 1210.0])
     found = conclude(runs)
     assert found.verdicts == ()
-    assert [one.worst for one in found.best] == [None]
+    assert found.best == ()  # nothing is best without another to hold it against
+    assert told(found).best == ("There is one configuration alone, and no other to compare it with: it trains 1,100/s examples (n = 2).",)
     assert not conclude(runs[:1]).concludes
 
 
@@ -168,17 +170,22 @@ def test_a_starved_run_decides_nothing_and_spoils_no_mean():
     runs = speeds_of(tf=[1000.0, 1010.0], torch=[1200.0, 1210.0])
     starved = made("torch-seed=2", backend="torch", seed=2, summary={"examples_per_second": 90.0, "per_node": [starved_node(0.9)]})
     found = compare_runs([*runs, starved])
-    assert [len(entry.runs) for entry in found.entries] == [2, 2, 1]
+    assert [len(entry.runs) for entry in found.entries] == [2, 3]
+    assert found.entries[1].figures["examples_per_second"] == 1205.0
+    assert found.entries[1].counts["examples_per_second"] == 2
+    assert cell(found.entries[1], column("examples_per_second")).endswith("(n=2)")
     words = told(conclude(found.runs))
     assert words.best[0].startswith("torch trains most examples, 1,205/s")
-    assert any(text.startswith("torch-seed=2 is left out") for text in words.mind)
+    assert any("the tasks of torch-seed=2 asked for, so its speed and its times are not used" in text for text in words.mind)
 
 
 def test_where_every_run_was_starved_it_is_said():
     runs = [made(name, backend=name, summary={"per_node": [starved_node(0.9)]}) for name in ("tf", "torch")]
     words = told(conclude(runs))
-    assert words.head == "2 runs"
-    assert words.best == ("Nothing can be said of which is best: other programs had the cores of every run.",)
+    assert words.head.startswith("2 runs · ")
+    assert words.best == (
+        "No answer by speed: CPU contention from other programs leaves no two configurations to compare; repeat tf, torch.",
+    )
 
 
 DIVERGED = [

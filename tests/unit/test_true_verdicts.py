@@ -1,0 +1,312 @@
+"""Verdicts that hold: no winner by contention, divergence or want of an opponent, and quality before throughput."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+
+import pytest
+from comparison_samples import made, used
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.records.schema import EvalRecord
+from crosstrain.report.catalog.cpu_starvation import STARVED, cpu_starvation
+from crosstrain.report.catalog.run import labelled
+from crosstrain.report.comparison.comparison import compare_runs
+from crosstrain.report.comparison.ratios import Sample, better_by
+from crosstrain.report.conclusion.conclusion import conclude
+from crosstrain.report.conclusion.sentences import told
+from crosstrain.report.conclusion.set_ups import FIGURES, SPEED_FIGURE, times_as_good
+from crosstrain.report.paper.table import as_latex
+from crosstrain.report.plots.lines import lines_of
+from crosstrain.report.tables.formats import as_csv, as_text
+
+CHANCE = 0.1
+
+
+def run(name, speed=1000.0, accuracy=0.95, *, first=None, contention=0.0, **more):
+    """A finished run; `contention` is the fraction of its CPU time that others took, None where that was not measured."""
+    node = {**used(), "starved_fraction": contention, "cpu_cores_lost": None if contention is None else 2.0 * contention}
+    summary = {
+        "examples_per_second": speed,
+        "eval": {"split": "test", "examples": 2000, "loss": 1.0, "accuracy": accuracy},
+        "per_node": [node],
+        **more.pop("summary", {}),
+    }
+    found = made(name, summary=summary, dataset={"commonest_class_fraction": CHANCE}, **more)
+    values = [accuracy / 2 if first is None else first, accuracy]
+    found.evals = [
+        EvalRecord(100 * place, float(place), float(place), 0.1, "test", 2000, 1.0, {"accuracy": value}, None)
+        for place, value in enumerate(values, start=1)
+    ]
+    return found
+
+
+def repeated(name, speeds, accuracies, contention=(0.0, 0.0, 0.0), **job):
+    figures = zip(speeds, accuracies, contention, strict=True)
+    return [
+        run(f"{name}-{seed}", speed, accuracy, contention=lost, seed=seed, **job) for seed, (speed, accuracy, lost) in enumerate(figures)
+    ]
+
+
+FAST, SLOW, GOOD, FAIR, GUESSED = (
+    (1140.0, 1150.0, 1130.0),
+    (1000.0, 1010.0, 990.0),
+    (0.95, 0.952, 0.948),
+    (0.9, 0.903, 0.897),
+    (CHANCE,) * 3,
+)
+
+
+def best_of(runs):
+    return told(conclude(runs)).best
+
+
+# Contention ------------------------------------------------------------------------------------------------------------
+
+
+def test_contention_takes_speed_and_times_of_a_run_and_nothing_that_it_has_learnt():
+    """Two of three repeats had others on their cores: the accuracy is of three runs, the speed of one, and both say so."""
+    runs = [
+        *repeated("base", SLOW, (0.9350, 0.9472, 0.9678), contention=(0.5, 0.0, 0.6)),
+        *repeated("low", FAST, (0.93, 0.94, 0.95), precision="bf16"),
+    ]
+    base, _ = compare_runs(runs).entries
+    assert len(base.runs) == 3
+    assert base.figures["eval_accuracy"] == pytest.approx(0.95)
+    assert base.sigmas["eval_accuracy"] == pytest.approx(0.0166, abs=1e-3)
+    assert (base.figures["examples_per_second"], base.counts["examples_per_second"]) == (1010.0, 1)
+    assert "eval_accuracy" not in base.counts
+    text = as_text(compare_runs(runs), layout="rows")
+    assert "1,010 (n=1)" in text
+    assert "CPU contention from other programs voids the speed and the times of base-0, base-2." in " ".join(text.split())
+    assert re.search(r"examples_per_second_n.*\n.*,1,", as_csv(compare_runs(runs)))
+    latex = as_latex(runs)
+    assert "0.9500" in latex
+    assert "($n=1$)" in latex
+    lines = lines_of(labelled(runs))
+    assert {(line.label, len(line.runs), len(line.timed)) for line in lines.all} == {
+        ("precision fp32 (n=3)", 3, 1),
+        ("precision bf16 (n=3)", 3, 3),
+    }
+    assert "base-0, base-2" in lines.note
+
+
+def test_async_runs_under_contention_are_marked_in_what_they_learnt():
+    runs = repeated("a", SLOW, GOOD, contention=(0.9, 0.0, 0.0), mode="async") + repeated("s", SLOW, GOOD)
+    marked = compare_runs(runs).marks
+    assert "metrics" in marked[0]
+    sync = repeated("a", SLOW, GOOD, contention=(0.9, 0.0, 0.0)) + repeated("s", SLOW, GOOD, backend="tf")
+    assert all("metrics" not in marks and "speed" not in marks for marks in compare_runs(sync).marks)
+
+
+def test_what_was_too_short_to_judge_is_said_and_makes_no_verdict_sure():
+    runs = repeated("t", FAST, GOOD, contention=(None,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
+    words = told(conclude(runs))
+    assert conclude(runs).verdicts[0].ratio.to_json()["sure"] is None
+    assert "CPU contention was not measured in every run: not known" in words.best[0]
+    assert any(line.startswith("CPU contention was not measured") and "t-0, t-1, t-2" in line for line in words.mind)
+    assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in as_text(compare_runs(runs))
+    assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in lines_of(labelled(runs)).note
+
+
+def test_nothing_wins_without_an_opponent_and_the_runs_to_repeat_are_named():
+    runs = [run(f"nodes-{nodes}", contention=lost, nodes=1, batch_size=nodes * 10) for nodes, lost in ((1, 0.9), (2, 0.0), (4, 0.9))]
+    found = conclude(runs)
+    assert found.best == ()
+    text = "No answer by speed: CPU contention from other programs leaves no two configurations to compare; repeat nodes-1, nodes-4."
+    assert text in told(found).best
+    assert all(verdict.winner is None for verdict in found.verdicts)
+    assert any("CPU contention from other programs; repeat" in line.sure for line in told(found).axes)
+
+
+SPEEDS = st.lists(st.floats(900.0, 1100.0), min_size=2, max_size=5)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPEEDS, SPEEDS, st.floats(0.8, 1.25), st.floats(0.0, 0.99), st.floats(0.0, 1.0), st.integers(0, 4))
+def test_one_contended_run_never_turns_a_verdict_round(ours, theirs, factor, fraction, slowed, place):
+    """Others took a fraction of one run's CPU time, and it was slower by at most that: a significant ratio keeps its side."""
+    ours = [value * factor for value in ours]
+    place %= len(ours)
+    true = better_by([(Sample(tuple(ours)), Sample(tuple(theirs)))])
+    disturbed = [value * (1 - fraction * slowed) if index == place else value for index, value in enumerate(ours)]
+    jobs = [("torch", disturbed, place), ("tf", theirs, None)]
+    runs = [
+        run(f"{backend}-{seed}", speed, backend=backend, seed=seed, contention=fraction if seed == hit else 0.0)
+        for backend, speeds, hit in jobs
+        for seed, speed in enumerate(speeds)
+    ]
+    found = conclude(runs).set_ups
+    by_backend = {one.values["backend"]: one for one in found.all}
+    if not by_backend["torch"].figures(SPEED_FIGURE):
+        return
+    seen = times_as_good(by_backend["torch"], by_backend["tf"], SPEED_FIGURE)
+    if true.sure and seen.sure:
+        assert (true.ratio > 1) == (seen.ratio > 1)
+    if fraction < STARVED and seen.sure:  # contention counts: it can only have made the disturbed side look worse than it was
+        assert seen.ratio > 1 or true.ratio < 1
+
+
+# Quality ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_that_diverged_is_named_and_never_the_fastest():
+    runs = repeated("high", FAST, GUESSED, lr=0.1) + repeated("low", SLOW, GOOD, lr=0.02)
+    found = conclude(runs)
+    assert found.best == ()
+    words = told(found)
+    assert words.best[0].startswith("learning rate 0.02 has the best test accuracy, 0.9500 (n = 3) (95 %: ")
+    assert words.best[1] == (
+        "Diverged, so not ranked: learning rate 0.1 (test accuracy 0.1000 at the end, no better than guessing the commonest class)."
+    )
+    assert not any("0.1'" in line for line in words.learnt)
+    assert all(limit.set_up.label == "learning rate 0.02" for limit in found.limits)
+    assert words.axes[0].sure == "no verdict by examples/s: one of the two diverged"
+
+
+def test_a_loss_that_is_not_finite_in_one_repeat_takes_its_configuration_out():
+    runs = repeated("high", FAST, GOOD, lr=0.1) + repeated("low", SLOW, GOOD, lr=0.02)
+    runs.append(run("high-3", 1140.0, 0.1, seed=3, lr=0.1, summary={"non_finite_from_step": 5, "final_train_loss": "NaN"}))
+    found = conclude(runs)
+    assert {found.set_ups.all[place].values["lr"] for place in found.set_ups.quality.diverged} == {0.1}
+    assert all(best.set_up.values["lr"] != 0.1 for best in found.best)
+
+
+def test_a_run_that_ends_no_better_than_it_began_has_diverged_where_another_is_better():
+    worse = [run(f"w-{seed}", 2000.0, 0.60, first=0.62, seed=seed, lr=0.5) for seed in range(3)]
+    found = conclude([*worse, *repeated("low", SLOW, GOOD, lr=0.02)])
+    assert list(found.set_ups.quality.diverged.values()) == [
+        "test accuracy 0.6000 at the end, no better than 0.6200 at the first evaluation"
+    ]
+    assert not conclude(worse).set_ups.quality.diverged  # nothing shows that there was more to learn
+
+
+def test_throughput_is_ranked_among_those_that_are_not_significantly_worse():
+    runs = [
+        *repeated("a", FAST, FAIR, lr=0.1),
+        *repeated("b", (1050.0, 1055.0, 1045.0), GOOD, lr=0.02),
+        *repeated("c", SLOW, (0.951, 0.949, 0.950), lr=0.01),
+    ]
+    found = conclude(runs)
+    (best,) = found.best
+    assert (best.set_up.label, best.worst.label) == ("learning rate 0.02", "learning rate 0.01")
+    first, second = told(found).best
+    assert "significantly worse: learning rate 0.1, 0.9000 (n = 3)" in first
+    assert "not significantly worse: learning rate 0.0" in first
+    assert second.startswith("learning rate 0.02 trains most examples")
+
+
+def test_where_only_the_framework_differs_throughput_leads():
+    runs = repeated("t", FAST, FAIR, backend="torch") + repeated("f", SLOW, GOOD, backend="tf")
+    assert not conclude(runs).set_ups.quality.leads
+    assert best_of(runs)[0].startswith("torch trains most examples")
+
+
+def test_where_nothing_has_learnt_it_is_said_and_throughput_is_ranked():
+    runs = repeated("a", FAST, GUESSED, lr=0.1) + repeated("b", SLOW, GUESSED, lr=0.2)
+    first, second = best_of(runs)
+    assert first.startswith("No run has learnt anything")
+    assert second.startswith("learning rate 0.1 trains most examples")
+
+
+def test_with_one_run_each_both_are_reported_and_none_is_recommended():
+    found = conclude([run("a", 1500.0, 0.82, mode="async"), run("b", 1000.0, 0.85)])
+    quality, neither, speed = told(found).best
+    assert quality == "sync has the best test accuracy, 0.8500 (n = 1); significance unknown: async, 0.8200 (n = 1)."
+    assert "with one run each the significance is unknown: none is recommended" in neither
+    assert speed.startswith("async trains most examples")
+    assert found.advice == ()
+
+
+def test_with_one_run_each_a_run_at_chance_is_still_known_to_have_diverged():
+    found = conclude([run("a", 1500.0, CHANCE, lr=0.1), run("b", 1000.0, 0.95, lr=0.02)])
+    assert [found.set_ups.all[place].label for place in found.set_ups.quality.diverged] == ["learning rate 0.1"]
+    assert found.best == ()
+
+
+def test_sync_runs_of_one_seed_are_one_value_of_quality():
+    """They train alike, so that their repeats say nothing of the scatter."""
+    runs = [run(f"{lr}-{copy}", 1000.0 + copy, accuracy, lr=lr) for lr, accuracy in ((0.1, 0.95), (0.2, 0.94)) for copy in range(3)]
+    assert conclude(runs).set_ups.quality.unknown
+
+
+# Any set of runs -------------------------------------------------------------------------------------------------------
+
+RUN = st.fixed_dictionaries(
+    {
+        "lr": st.sampled_from((0.1, 0.02, 0.01)),
+        "mode": st.sampled_from(("sync", "async")),
+        "backend": st.sampled_from(("torch", "tf")),
+        "seed": st.integers(0, 3),
+        "speed": st.floats(500.0, 2000.0),
+        "kind": st.sampled_from(
+            ("finished", "finished", "finished", "contended", "slightly", "short", "guessed", "nan", "worsened", "missed")
+        ),
+    }
+)
+
+
+def drawn(number, lr, mode, backend, seed, speed, kind, until=None):
+    contention = {"contended": 0.95, "slightly": 0.1, "short": None}.get(kind, 0.0)
+    accuracy = CHANCE if kind == "guessed" else 0.9 + 0.01 * random.Random(number).random()
+    summary = {"non_finite_from_step": 3, "final_train_loss": "NaN"} if kind == "nan" else {}
+    if until is not None:
+        reached = kind not in ("missed", "guessed", "nan")
+        summary |= {"target_reached": reached, "time_to_target_seconds": 2000.0 / speed if reached else None}
+    first = 0.99 if kind == "worsened" else None
+    job = {"lr": lr, "mode": mode, "backend": backend, "seed": seed, "until": until}
+    return run(f"run-{number}", speed, accuracy, first=first, contention=contention, summary=summary, **job)
+
+
+def broken(one):
+    return one.summary.get("non_finite_from_step") is not None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(RUN, min_size=1, max_size=10), st.sampled_from((None, "accuracy>=0.8")), st.integers(0, 9))
+def test_of_any_runs_the_best_has_not_diverged_has_an_opponent_and_each_n_is_right(jobs, until, copied):
+    runs = [drawn(number, **job, until=until) for number, job in enumerate(jobs)]
+    found = conclude(runs)
+    quality, every = found.set_ups.quality, found.set_ups.all
+    for best in found.best:
+        assert found.set_ups.place(best.set_up) not in quality.diverged
+        assert not any(map(broken, best.set_up.runs))
+        assert len(every) > 1
+        assert best.worst is not None or all(not other.all_reached for other in every if other is not best.set_up)
+        assert len(best.set_up.figures(best.figure)) == sum(cpu_starvation(each.summary) is None for each in best.set_up.runs) > 0
+    if quality.best is not None:
+        assert quality.best not in quality.diverged
+        assert sum(bool(values) for values in quality.values) > 1
+    if any(map(broken, runs)):
+        assert quality.diverged
+    words = told(found)
+    for place, values in enumerate(quality.values):
+        for count in re.findall(rf"{re.escape(every[place].label)}, [\d.]+ \(n = (\d+)\)", " ".join(words.best)):
+            assert int(count) == len(values)
+    for entry in compare_runs(runs).entries:
+        for name, count in entry.counts.items():
+            timed = [each for each in entry.runs if cpu_starvation(each.summary) is None]
+            known = [each for each in timed if name != "time_to_target_seconds" or each.summary["target_reached"]]
+            assert count == len(known), name
+    _copied_under_contention(found, runs, jobs, copied % len(jobs), until)
+
+
+def _copied_under_contention(found, runs, jobs, place, until):
+    """A copy of a run that was slowed by others is added: no significant ratio turns round."""
+    slow = {**jobs[place], "speed": jobs[place]["speed"] * 0.93, "kind": "slightly", "seed": 9}
+    more = conclude([*runs, drawn(len(runs), **slow, until=until)])
+    for figure in FIGURES:
+        before, after = ({one.label: one for one in each.set_ups.all if one.figures(figure)} for each in (found, more))
+        for one, other in [(a, b) for a in before for b in before if a < b and a in after and b in after]:
+            was, now = times_as_good(before[one], before[other], figure), times_as_good(after[one], after[other], figure)
+            if was.sure and now.sure:
+                assert (was.ratio > 1) == (now.ratio > 1)
+
+
+def test_leeway_widens_an_interval_by_exactly_what_was_lost():
+    plain = better_by([(Sample((1.0, 1.1)), Sample((2.0, 2.1)))])
+    wide = better_by([(Sample((1.0, 1.1), math.log(2)), Sample((2.0, 2.1), math.log(3)))])
+    assert (wide.low, wide.high) == pytest.approx((plain.low / 3, plain.high * 2))
