@@ -7,15 +7,17 @@ of the header (https://huggingface.co/docs/safetensors). Its own library writes 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
 
-from ..core.untrusted.bounded_json import MOST_BYTES, open_regular, parse_json
+from ..core.untrusted.bounded_json import MOST_BYTES, JsonObject, first_problem, open_regular, parse_json
 
 __all__ = ["header", "map_arrays"]
 
@@ -47,25 +49,59 @@ def header(arrays: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Ma
     return _LENGTH.pack(len(text)) + text
 
 
+class _Entry(JsonObject):
+    """What the header says of one array."""
+
+    dtype: str
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)]  # numpy has no more dimensions
+    data_offsets: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
+
+
+_ENTRIES = TypeAdapter(dict[str, _Entry])
+_METADATA = TypeAdapter(dict[str, str] | None)
+
+
 def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return a file's arrays by name, in file order, as read-only maps: what is not looked at is not read.
 
-    Raises ValueError, saying what is wrong, where the file is not of the format.
+    Raises ValueError, saying what is wrong, where the file is not of the format: each byte behind the header belongs to one array.
     """
     with open_regular(path) as file:
-        whole: NDArray[np.uint8] = np.memmap(file, np.uint8, "r")
-    try:
-        (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
-        if length > MOST_BYTES:
-            raise ValueError(f"its header is said to have {length:,} bytes")
-        described = parse_json(whole[_LENGTH.size : _LENGTH.size + length].tobytes())
-        values = whole[_LENGTH.size + length :]
-        described.pop("__metadata__", None)
-        return {name: _array(values, **entry) for name, entry in described.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"is no safetensors file ({error})") from error
+        try:
+            return _mapped(np.memmap(file, np.uint8, "r"))
+        except ValidationError as error:
+            raise ValueError(f"is no safetensors file ({first_problem(error)})") from error
+        except (struct.error, ValueError) as error:
+            raise ValueError(f"is no safetensors file ({error})") from error
 
 
-def _array(values: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> NDArray[Any]:
-    start, stop = data_offsets
-    return np.ndarray(shape, _NUMPY_TYPES[dtype], buffer=values[start:stop].data)
+def _mapped(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
+    if length > min(MOST_BYTES, len(whole) - _LENGTH.size):
+        raise ValueError(f"its header is said to have {length:,} bytes")
+    described = parse_json(whole[_LENGTH.size : _LENGTH.size + length].tobytes(), unique_keys=True)
+    values = whole[_LENGTH.size + length :]
+    if isinstance(described, dict):
+        _METADATA.validate_python(described.pop("__metadata__", None), strict=True)
+    arrays: dict[str, NDArray[Any]] = {}
+    position = 0
+    for name, entry in sorted(_ENTRIES.validate_python(described).items(), key=lambda item: item[1].data_offsets):
+        arrays[name] = _array(values, position, name, entry)
+        position = entry.data_offsets[1]
+    if position != len(values):
+        raise ValueError(f"its arrays have {position:,} bytes, and {len(values):,} follow the header")
+    return arrays
+
+
+def _array(values: NDArray[np.uint8], position: int, name: str, entry: _Entry) -> NDArray[Any]:
+    """Return one array, which has to begin where the one before it ends: arrays that overlap would be read, and with wrong numbers."""
+    start, stop = entry.data_offsets
+    dtype = _NUMPY_TYPES.get(entry.dtype)
+    if dtype is None:
+        raise ValueError(f"{name[:100]!r} has the type {entry.dtype[:100]!r}; known are {', '.join(_NUMPY_TYPES)}")
+    if start != position or stop - start != math.prod(entry.shape) * np.dtype(dtype).itemsize or stop > len(values):
+        raise ValueError(
+            f"{name[:100]!r} is said to be {entry.dtype} of the shape {entry.shape} in the bytes {start:,} to {stop:,} of {len(values):,}, "
+            f"where the array before it ends at {position:,}"
+        )
+    return np.ndarray(entry.shape, dtype, buffer=values[start:stop].data)

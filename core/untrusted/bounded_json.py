@@ -139,18 +139,21 @@ def _values(data: bytes) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
     """Return the JSON value that a text stands for, whose numbers are all finite and whose integers have at most 64 bits.
 
-    Raises NotJsonError where it is no JSON, UnreadableError, naming the field, where it holds more than this module's bounds allow.
+    Raises NotJsonError where it is no JSON, UnreadableError, naming the field, where it holds more than this module's bounds allow, and
+    with `unique_keys` where an object has a key twice. Without it the last value of a key counts.
     """
     if _values(data) > MOST_VALUES:
         raise UnreadableError(f"holds more than {MOST_VALUES:,} values, the most that is read of such a file")
     try:
-        decoder = _checking_decoder if _LONG_INTEGER.search(data) else _decoder
+        decoder = _strict_decoder if unique_keys else _checking_decoder if _LONG_INTEGER.search(data) else _decoder
         value = decoder.decode(data.decode())
     except RecursionError:
         raise UnreadableError(_too_deep()) from None
+    except UnreadableError:
+        raise
     except ValueError as error:
         raise NotJsonError(f"is not a whole JSON document ({error})") from error
     if isinstance(value, dict | list):
@@ -166,11 +169,22 @@ def _integer(text: str) -> float:
     return value if -(2**63) <= value < 2**64 else math.inf
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises UnreadableError where a key stands in it twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise UnreadableError(f"has the key {_path((key,))!r} twice")
+        found[key] = value
+    return found
+
+
 _LONG_INTEGER = re.compile(rb"(?<![.\d])\d{19}")
 """Digits of an integer that 64 bits may not hold. Others need no look at each one, which takes as long as all the rest of reading."""
 
 _decoder = json.JSONDecoder()
 _checking_decoder = json.JSONDecoder(parse_int=_integer)
+_strict_decoder = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_unique)
 
 
 def _check(root: dict[str, Any] | list[Any]) -> None:

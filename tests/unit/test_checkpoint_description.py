@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import re
+import struct
 import time
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from checkpoint_tools import BUFFERS, PARAMETERS, arrays, meta, save
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from crosstrain.checkpoint import DamagedCheckpointError, newest_sound, read_checkpoint
 from crosstrain.checkpoint.compatibility import model_problem
+from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manifest
+from crosstrain.checkpoint.safetensors_file import map_arrays
 from crosstrain.models.base import ModelSpec, ParameterSpec
 
 
@@ -111,3 +120,99 @@ def test_a_run_goes_on_with_a_model_of_the_same_arrays(parameters, buffers, word
     specs = [tuple(ParameterSpec(name, shape) for name, shape in shapes.items()) for shapes in (parameters, buffers)]
     problems = model_problem(ModelSpec("logreg", specs[0], buffers=specs[1]), meta())
     assert problems == [] if words is None else words in problems[0]
+
+
+# Files of arrays that are not what their header says -----------------------------------------------------------------
+
+ITEM_BYTES = {"F32": 4, "F64": 8, "U8": 1, "BOOL": 1, "I16": 2}
+
+NUMBERS = st.integers(-2, 40) | st.sampled_from([2**31, 2**53, 2**63, 2**64 - 1]) | st.just("1") | st.just(1.0) | st.none() | st.booleans()
+
+
+@st.composite
+def array_files(draw):
+    """A file of arrays that is sound, or wrong in up to two places: (its header's text, its values)."""
+    known = st.tuples(st.sampled_from("abcd"), st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 3), max_size=3))
+    pairs, position = [], 0
+    for name, dtype, shape in draw(st.lists(known, min_size=1, max_size=4, unique_by=lambda item: item[0])):
+        size = ITEM_BYTES[dtype] * math.prod(shape)
+        pairs.append([name, {"dtype": dtype, "shape": shape, "data_offsets": [position, position + size]}])
+        position += size
+    for _ in range(draw(st.integers(0, 2))):
+        change, pair = draw(st.sampled_from(["name", "dtype", "shape", "offset", "order", "size", "number"])), draw(st.sampled_from(pairs))
+        entry = pair[1]
+        if change == "name":
+            pair[0] = draw(st.sampled_from([*"abcd", "__metadata__"]))
+        elif change == "dtype":
+            entry["dtype"] = draw(st.sampled_from([*ITEM_BYTES, "BF16", "f4", None]))
+        elif change == "shape":
+            entry["shape"] = draw(st.lists(NUMBERS, max_size=3) | NUMBERS)
+        elif change == "offset":
+            entry["data_offsets"][draw(st.integers(0, 1))] = draw(NUMBERS)
+        elif change == "number":
+            entry["data_offsets"] = draw(st.lists(NUMBERS, max_size=3))
+        elif change == "order":
+            pairs = draw(st.permutations(pairs))
+        else:
+            position = max(0, position + draw(st.integers(-4, 4)))
+    text = ",".join(f"{json.dumps(name)}:{json.dumps(entry)}" for name, entry in pairs)
+    return f"{{{text}}}", bytes(number % 251 for number in range(position))
+
+
+def refuse_repeated(pairs):
+    """Return an object. Raises ValueError for a key that stands in it twice."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("repeated")
+    return dict(pairs)
+
+
+@pytest.fixture(scope="module")
+def array_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("arrays") / "a.safetensors"
+
+
+@settings(max_examples=500, deadline=None)
+@given(array_files())
+def test_a_file_of_arrays_is_read_as_its_library_reads_it_or_refused(array_file, made):
+    """The library takes the last of two arrays of one name, which its format does not allow."""
+    text, values = made
+    content = struct.pack("<Q", len(text)) + text.encode() + values
+    array_file.write_bytes(content)
+    try:
+        json.loads(text, object_pairs_hook=refuse_repeated)
+        expected = safetensors.numpy.load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError):  # of a shape or a type that numpy does not have
+        with pytest.raises(ValueError, match=r"^is no safetensors file \("):
+            map_arrays(array_file)
+        return
+    found = map_arrays(array_file)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (
+            '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+            "the array before it",
+        ),
+        (
+            '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+            "the key 'a' twice",
+        ),
+        ('{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,8]}}', "a.shape.0: input should be greater than or equal to 0"),
+        (f'{{"a":{{"dtype":"F32","shape":[{",".join(["9"] * 400_000)}],"data_offsets":[0,8]}}}}', "a.shape: list should have at most 64"),
+    ],
+)
+def test_a_checkpoint_with_such_a_file_is_refused_at_once(tmp_path, header, words):
+    path = save(tmp_path)
+    file = path / "parameters.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(8))
+    write_manifest(path, {**read_manifest(path), file.name: digest_of(file)})
+    began = time.monotonic()
+    with pytest.raises(DamagedCheckpointError, match=re.escape(words)) as caught:
+        read_checkpoint(path)
+    assert "parameters.safetensors is no safetensors file" in str(caught.value)
+    assert time.monotonic() - began < 5
