@@ -24,8 +24,9 @@ from pydantic import (
 from ..core.job import Job
 from ..core.settings.job_fields import allowed
 from ..core.untrusted.bounded_json import JsonObject, first_problem, read_json
-from ..data.base import DataInfo, TextFeatures
+from ..data.base import MOST_CLASSES, DataInfo, TextFeatures
 from ..data.columns import ColumnSpec
+from ..data.normalisation import wrong_statistics
 from ..models.base import ModelSpec
 
 __all__ = ["META", "SCHEMA", "Meta", "data_info", "described_data", "described_model", "peek_meta", "read_meta", "write_meta"]
@@ -101,7 +102,7 @@ class _Data(JsonObject):
 
 class _ImageData(_Data):
     input_shape: Annotated[list[Extent], Field(min_length=3, max_length=3)]
-    classes: Annotated[int, Field(ge=1, le=2**24)]
+    classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     mean: list[Number]
     std: list[Number]
     class_names: list[str] = Field(default_factory=list)
@@ -110,8 +111,8 @@ class _ImageData(_Data):
     def _sized(self) -> Self:
         if math.prod(self.input_shape) > MOST_PIXELS:
             raise ValueError(f"input_shape: an example of more than {MOST_PIXELS:,} numbers")
-        if not len(self.mean) == len(self.std) == self.input_shape[0]:
-            raise ValueError(f"mean and std: have to have {self.input_shape[0]} numbers, one a channel")
+        if problem := wrong_statistics(self.mean, self.std, self.input_shape[0]):
+            raise ValueError(problem)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
         return self
@@ -130,7 +131,7 @@ class _Column(JsonObject):
 
 class _ColumnData(_Data):
     columns: Annotated[list[_Column], Field(min_length=1, max_length=100)]
-    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
+    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MOST_CLASSES)]]
     languages: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=10)] = Field(default_factory=list)
     bleu_tokenizer: Annotated[str, Field(max_length=40)] = "13a"
     pieces_sha256: Annotated[str, Field(max_length=64)] | None = None

@@ -17,6 +17,7 @@ __all__ = [
     "IMAGE",
     "LABEL",
     "MOST_ATTACHMENT_BYTES",
+    "MOST_CLASSES",
     "Block",
     "DataInfo",
     "Dataset",
@@ -44,6 +45,10 @@ Block = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 MOST_ATTACHMENT_BYTES = 64 << 20
 """Of a file that lies beside a dataset's arrays: they are read as a whole."""
+
+
+MOST_CLASSES = 1 << 24
+"""Of a dataset: each is a row of a model's last array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,21 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Line", "normal_line", "normal_table"]
+__all__ = ["Line", "normal_line", "normal_table", "wrong_statistics"]
 
 Line = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Factor and summand of each channel, float64 [channels]."""
+
+
+def wrong_statistics(mean: Sequence[float], std: Sequence[float], channels: int) -> str | None:
+    """Return why these cannot normalise the pixels of so many channels, or None: each pixel has to become a finite float32."""
+    if not len(mean) == len(std) == channels:
+        return f"mean and std: have {len(mean)} and {len(std)} numbers, and have to have {channels}, one a channel"
+    most = float(np.finfo(np.float32).max)
+    for m, s in zip(mean, std, strict=True):
+        if not (s > 0 and max(abs(m), abs(1 - m)) <= most * s):
+            return f"mean and std: pixels cannot be normalised by the mean {m} and the std {s}, which has to be greater than 0"
+    return None
 
 
 def normal_table(mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:

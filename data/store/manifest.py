@@ -12,8 +12,9 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...core.untrusted.bounded_json import first_problem, open_regular, read_json
-from ..base import MOST_ATTACHMENT_BYTES, DataInfo, Split, TextFeatures
+from ..base import MOST_ATTACHMENT_BYTES, MOST_CLASSES, DataInfo, Split, TextFeatures
 from ..columns import ColumnSpec
+from ..normalisation import wrong_statistics
 
 __all__ = [
     "FILES",
@@ -78,7 +79,7 @@ class Manifest(BaseModel):
     version: int
     data_dir: str | None
     input_shape: tuple[Size, Size, Size]
-    classes: Size
+    classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     sizes: dict[Split, Size]
     mean: tuple[Number, ...]
     std: tuple[Number, ...]
@@ -87,6 +88,14 @@ class Manifest(BaseModel):
     class_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     files: dict[str, FileEntry]
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if problem := wrong_statistics(self.mean, self.std, self.input_shape[0]):
+            raise ValueError(problem)
+        if self.class_names and len(self.class_names) != self.classes:
+            raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
+        return self
 
     def info(self) -> DataInfo:
         """Return the part that models and backends need."""
@@ -142,7 +151,7 @@ class ColumnManifest(BaseModel):
     version: int
     data_dir: str | None
     columns: Annotated[tuple[ColumnEntry, ...], Field(min_length=1, max_length=100)]
-    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
+    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MOST_CLASSES)]]
     sizes: dict[Split, Size]
     synthetic: bool
     languages: Annotated[tuple[Word, ...], Field(max_length=10)] = ()

@@ -186,6 +186,26 @@ class TestDamage:
         with pytest.raises(DamagedStoreError, match="has schema 99; this version reads 2"):
             stored_dataset.open_dataset("digits")
 
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"classes": 2**40}, "classes: input should be less than or equal to 16777216"),
+            ({"classes": 0}, "classes: input should be greater than or equal to 1"),
+            ({"std": [0]}, "mean and std: pixels cannot be normalised by the mean .* and the std 0.0, which has to be greater than 0"),
+            ({"std": [-1]}, "the std -1.0, which has to be greater than 0"),
+            ({"std": [1e-320]}, "the std 1e-320"),
+            ({"mean": [1e30], "std": [1e-10]}, "mean 1e[+]30 and the std 1e-10"),
+            ({"std": []}, "mean and std: have 1 and 0 numbers, and have to have 1, one a channel"),
+            ({"class_names": ["a"]}, "class_names: 1 names for 10 classes"),
+        ],
+    )
+    def test_a_manifest_whose_digest_fits_and_that_no_model_can_use_is_refused(self, digits, change, says):
+        fields = json.loads((digits / "manifest.json").read_text()) | change
+        del fields["manifest_sha256"]
+        write_with_digest(digits, fields)
+        with pytest.raises(DamagedStoreError, match=f"manifest.json .*{says}"):
+            stored_dataset.open_dataset("digits")
+
     def test_an_array_of_another_shape_is_found_even_with_a_digest_that_fits(self, digits):
         fields = json.loads((digits / "manifest.json").read_text())
         del fields["manifest_sha256"]
