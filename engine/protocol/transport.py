@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...core.errors import UsageError
+from ...core.untrusted.bounded_json import UnreadableError, open_regular
 from ...core.untrusted.listener import PROOF_SECONDS, Exchange
 from .messages import Stream
 
@@ -26,6 +27,8 @@ __all__ = ["AGENT_BEGINS", "HandshakeError", "WrongSecretError", "accept", "conn
 CHALLENGE_BYTES = 32
 DIGEST_BYTES = 32
 SECRET_VARIABLE = "TRAINER_SECRET"
+MOST_SECRET_BYTES = 4096
+"""Of a file with a secret, which as a variable could not be much longer."""
 
 AGENT_BEGINS = b"crosstrain-agent-begins"
 """The line after which an agent's messages begin, where a shell or a daemon may have printed before it."""
@@ -43,11 +46,19 @@ def read_secret(secret_file: Path | None) -> bytes:
     """Return the shared secret from a file or from ``TRAINER_SECRET``. Raises UsageError where there is none, or a short one."""
     if secret_file is not None:
         try:
-            text = secret_file.read_text(encoding="utf-8").strip()
+            with open_regular(secret_file) as file:
+                data = file.read(MOST_SECRET_BYTES + 1)
+            text = data.decode().strip()
         except OSError as error:
             raise UsageError(f"--secret-file: cannot read {str(secret_file)!r}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"--secret-file: {str(secret_file)!r} is no text, such as `openssl rand -hex 16` makes") from error
+        except UnreadableError as error:
+            raise UsageError(f"--secret-file: {str(secret_file)!r} {error}; {SECRET_VARIABLE} may hold the secret itself") from error
+        if len(data) > MOST_SECRET_BYTES:
+            raise UsageError(
+                f"--secret-file: {str(secret_file)!r} has more than {MOST_SECRET_BYTES} bytes; `openssl rand -hex 16` makes 33"
+            )
     else:
         text = os.environ.get(SECRET_VARIABLE, "").strip()
     if len(text) < 16:

@@ -243,6 +243,54 @@ def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("/dev/zero", "is a device, not a file"),
+        ("/dev/urandom", "is a device, not a file"),
+        ("pipe", "is a pipe, not a file"),
+        ("folder", "is a folder, not a file"),
+        ("huge", "has more than 4096 bytes"),
+        ("none", "cannot read"),
+        ("bytes", "is no text"),
+        ("short", "a shared secret of at least 16 characters is needed"),
+    ],
+)
+def test_a_secret_file_that_holds_no_secret_is_refused_in_bounded_time_and_memory(tmp_path, kind, says):
+    place = tmp_path / kind.removeprefix("/dev/")
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "huge":
+        place.touch()
+        os.truncate(place, 1 << 40)
+    elif kind in ("bytes", "short"):
+        place.write_bytes(b"\xff" * 30 if kind == "bytes" else b"short")
+    elif kind != "none":
+        place.symlink_to(kind)
+    arguments = [
+        "run",
+        "--backend",
+        "torch",
+        "--nodes",
+        "2",
+        "--rendezvous",
+        "127.0.0.1:1",
+        "--node-rank",
+        "0",
+        "--secret-file",
+        str(place),
+    ]
+    limited = ["bash", "-c", 'ulimit -v 2000000; exec "$@"', "bash", *TRAINER, *arguments, "--out", str(tmp_path / "runs")]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert kind == "short" or repr(str(place)) in done.stderr
+
+
 SECRET_FILE = ("--secret-file", "none")
 """Refused only after the place of the process is known."""
 
