@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import click
 
@@ -73,5 +74,7 @@ def checked(
                 f"{option}: is not written into a script, which others may read; set its variable where the run starts, or write it into "
                 f"your own file there ({own_file(environ)})"
             )
+    if Path(config).exists() and not Path(config).is_file():
+        raise UsageError(f"CONFIG: {config!r} is no regular file, and {where} reads it again later; write the settings into a file")
     context = run.make_context("run", [*more, "--config", config, "--nodes", str(nodes), "--name", name])
     return resolve(given_options(context), environ, config)

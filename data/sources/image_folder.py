@@ -27,6 +27,8 @@ _DEFAULTS = {"size": "224", "skip-damaged": "no"}
 _SPLITS: tuple[Split, ...] = ("train", "test")
 _FOLDERS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
 _BLOCK = 256  # pictures decoded before they are written: 39 MB at 224×224
+_MOST_SCALED_PIXELS = 1 << 27
+"""Of a picture before its middle is cut out, 400 MB: one that is a pixel high and millions wide would take all memory there is."""
 _LAYOUT = "PATH/train/CLASS/picture.jpg and PATH/test/CLASS/picture.jpg (or PATH/val/…)"
 
 
@@ -171,6 +173,8 @@ def decode(path: Path, size: int) -> NDArray[np.uint8]:
         rgb = picture.convert("RGB")
     shorter = min(rgb.size)
     width, height = (max(size, round(length * size / shorter)) for length in rgb.size)
+    if width * height > _MOST_SCALED_PIXELS:
+        raise ValueError(f"its {rgb.width} × {rgb.height} pixels become {width} × {height} when the shorter side is scaled to {size}")
     scaled = rgb.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - size) // 2, (height - size) // 2
     pixels_hwc = np.asarray(scaled.crop((left, top, left + size, top + size)))

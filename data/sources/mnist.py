@@ -32,6 +32,8 @@ _FILES_HINT = (
 
 
 _UNSIGNED_BYTE = 0x08
+_MOST_BYTES = 1 << 30
+"""Of a file, unpacked: twenty times the original. A small gzip file can unpack to terabytes."""
 
 
 class MnistSource:
@@ -125,11 +127,15 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
 def _content(path: Path) -> bytes:
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _wrong(path, f"it is not a whole gzip file ({error})") from error
     except OSError as error:
         raise _wrong(path, f"it cannot be read ({error.strerror})") from error
+    if len(content) > _MOST_BYTES:
+        raise _wrong(path, f"it holds more than {_MOST_BYTES >> 20} MiB")
+    return content
 
 
 def _wrong(path: Path, why: str) -> UsageError:

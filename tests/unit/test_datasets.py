@@ -7,6 +7,7 @@ import importlib.util
 import struct
 import subprocess
 import sys
+import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from crosstrain.core.errors import UsageError
+from crosstrain.data.sources import mnist
 from crosstrain.data.sources.arguments import read_arguments
 from crosstrain.data.sources.digits import DATASET as DIGITS
 from crosstrain.data.sources.digits import stratified_every
@@ -208,6 +210,17 @@ class TestMnistFiles:
             stored_dataset.open_dataset("mnist", idx_files[0])
         assert name in str(caught.value)
         assert not list(cache.iterdir())
+
+    def test_that_unpack_without_end_are_refused_early(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(mnist, "_MOST_BYTES", 1 << 20)  # for speed; the file unpacks to far more
+        with gzip.open(tmp_path / "a.gz", "wb") as file:
+            file.write(b"\0\0\x08\x01\xff\xff\xff\xff" + bytes(64 << 20))
+        tracemalloc.start()
+        with pytest.raises(UsageError, match="it holds more than 1 MiB"):
+            read_idx(tmp_path / "a.gz", 1)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 8 << 20
 
     @pytest.mark.parametrize(
         ("name", "array", "says"),

@@ -450,6 +450,12 @@ class TestImageFolder:
         (row,) = [row for row in dataset_list.list_datasets() if row.name == f"{name},skip-damaged=yes"]
         assert row.left_out == opened.left_out
 
+    def test_a_picture_that_takes_gigabytes_when_scaled_is_named(self, pictures, cache):
+        Image.new("RGB", (1_000_000, 1)).save(pictures / "train" / "cats" / "line.png")
+        with pytest.raises(UsageError, match=r"line.png: .*1000000 × 1 pixels become 200000000 × 200") as caught:
+            stored_dataset.open_dataset(f"image-folder:{pictures}?size=200")
+        assert "1 file is no usable picture" in str(caught.value)
+
     def test_what_is_no_file_is_named_and_not_waited_for(self, pictures, cache):
         (pictures / "train" / "cats" / "nowhere.png").symlink_to("/nowhere/at/all")
         (pictures / "train" / "cats" / "round.png").symlink_to("round.png")

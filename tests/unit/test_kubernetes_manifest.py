@@ -1,6 +1,7 @@
 """The manifest of a run on Kubernetes: what Kubernetes and Kubeflow take, and that each word reaches the container as it was given."""
 
 import copy
+import os
 import re
 import tomllib
 
@@ -351,3 +352,11 @@ def test_the_image_is_made_of_extras_that_exist(repository):
         re.findall(r"[a-z]+:[a-z]+", case)
     )
     assert 'ENTRYPOINT ["trainer"]' in dockerfile
+
+
+def test_settings_that_can_be_read_only_once_are_refused(tmp_path):
+    pipe = tmp_path / "a.toml"
+    os.mkfifo(pipe)
+    done = shown(str(pipe), *ASKED[1:])
+    assert isinstance(done.exception, UsageError)
+    assert "a.toml' is no regular file" in str(done.exception)
