@@ -16,8 +16,8 @@ import os
 import sqlite3
 import stat
 import zlib
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +50,8 @@ FIGURES = ("path", "folder", "created_at", "problem", *row({"per_node": []}))
 
 _FILES = ("status.json", "summary.json", "job.json")
 _BUSY_SECONDS = 30.0  # far longer than a write of thousands of rows takes
+_NO_DAMAGE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
+"""What making the index again would not cure. An extended code has one of these in its lowest byte."""
 _TABLE = "CREATE TABLE runs (name BLOB PRIMARY KEY, stamp TEXT NOT NULL, state TEXT NOT NULL, row TEXT NOT NULL, digest INTEGER NOT NULL)"
 _SCHEMA = [("table", "runs", _TABLE), ("index", "sqlite_autoindex_runs_1", None)]
 _VERSION = zlib.crc32(repr((2, _TABLE, FIGURES)).encode()) >> 1  # user_version is signed; rows of other figures are another release's
@@ -91,7 +93,7 @@ def list_runs(out: Path) -> list[dict[str, Any]]:
     for place in (out / ".index.sqlite", _cache(out)):
         try:
             return _shown(_kept(place, out), out)
-        except (OSError, sqlite3.OperationalError) as error:
+        except (OSError, sqlite3.Error, _UnusableIndexError) as error:
             problems.append(f"{place}: {error}")
     note(f"runs: the index cannot be kept ({'; '.join(problems)}); all runs are read anew")
     return _shown(_refreshed({}, out), out)
@@ -143,17 +145,24 @@ def _make(place: Path) -> None:
 def _updated(place: Path, out: Path) -> dict[str, Entry]:
     if not _are_own_files(place):
         raise _UnusableIndexError
-    try:
-        with closing(sqlite3.connect(place, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
+    with closing(sqlite3.connect(place, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
+        with _damage_noticed():
             before = _entries(database)
-            now = _refreshed(before, out)
+        now = _refreshed(before, out)
+        with _damage_noticed():
             _write(database, before, now)
-            return now
-    except sqlite3.DatabaseError as error:
-        # A full disk or another user's file: making the index anew would not cure it. SQLITE_ERROR is a table that is not there.
-        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+        return now
+
+
+@contextmanager
+def _damage_noticed() -> Iterator[None]:
+    """Raise _UnusableIndexError for whatever a damaged file makes of a statement, in which each byte may be another."""
+    try:
+        yield
+    except (sqlite3.Error, UnicodeError, MemoryError) as error:  # Python's own errors have no code; a damaged name can be in a message
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _NO_DAMAGE:
             raise
-        raise _UnusableIndexError from error
+        raise _UnusableIndexError(str(error)) from error
 
 
 def _are_own_files(place: Path) -> bool:
@@ -168,7 +177,7 @@ def _are_own_files(place: Path) -> bool:
 def _entries(database: sqlite3.Connection) -> dict[str, Entry]:
     if database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 3").fetchall() != _SCHEMA:
         raise _UnusableIndexError
-    if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+    if database.execute("PRAGMA user_version").fetchone() != (_VERSION,):
         raise _UnusableIndexError
     found = {}
     for name, *entry, digest in database.execute("SELECT name, stamp, state, row, digest FROM runs"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -239,6 +240,32 @@ def test_an_index_that_is_damaged_is_made_again(out, damage):
         assert database.execute("SELECT count(*) FROM runs").fetchone() == (30,)
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert not (out / ".index.sqlite-wal").exists()
+
+
+@pytest.mark.parametrize("width", [1, 40])
+def test_whatever_bytes_of_the_index_are_changed_the_listing_is_right_and_the_index_is_used_again(
+    out, tmp_path, monkeypatch, pytestconfig, width, capfd
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    seed = pytestconfig.getoption("--seed") or random.randrange(2**31)
+    chance = random.Random(seed)
+    made = many_runs(out, 30)
+    list_runs(out)
+    index = out / ".index.sqlite"
+    whole = index.read_bytes()
+    for case in range(120):
+        changed = bytearray(whole)
+        place = chance.choice([chance.randrange(100), chance.randrange(len(whole) - width)])  # the first hundred describe the rest
+        changed[place : place + width] = chance.randbytes(width)
+        for path in out.glob(".index.sqlite*"):
+            path.unlink()
+        index.write_bytes(changed)
+        if case % 2:
+            os.utime(out / "run-00003" / "summary.json")  # so that a row is written
+        for _ in range(2):
+            assert by_name(out) == expected(out, made), f"--seed {seed}, case {case}"
+        assert not (tmp_path / "cache").exists(), f"--seed {seed}, case {case}: {capfd.readouterr().err}"
+    assert capfd.readouterr().err == ""
 
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
