@@ -74,8 +74,12 @@ class CheckpointPolicy:
         return max(least, self._pause_seconds / MOST_PAUSE_SHARE) if self._automatic else least
 
     def unsaved(self, step: int) -> bool:
-        """Return whether what `step` updates have made has not been saved, or not with the figures that put it among the best."""
-        return self._improved or step != self._last_step
+        """Return whether what `step` updates have made has not been saved, or not with the figures that put it among the best.
+
+        The run ends there: the saver learns that, and a save that it has refused for the sake of what was to come counts as none.
+        """
+        refused = self._saver.ending(step)
+        return refused or self._improved or step != self._last_step
 
     def evaluated(self, record: EvalRecord) -> None:
         """Take note of an evaluation; with ``--keep-best`` one that is among the best so far makes a checkpoint due."""
@@ -84,6 +88,8 @@ class CheckpointPolicy:
 
     def on_requested(self, sequence: int, cursor: DataCursor) -> None:
         """A command ``state`` has been sent."""
+        if cursor.step >= self._budget.total:
+            self._saver.ending(cursor.step)
         self._last_step, self._last_seconds, self._improved = cursor.step, self._clock(), False
         self._in_flight[sequence] = PendingCheckpoint(cursor, 0.0, 0.0, None)
 

@@ -87,6 +87,13 @@ class CheckpointSink(Protocol):
         """Wait until all that has arrived is on disk, or has failed."""
         ...
 
+    def ending(self, step: int) -> bool:
+        """The run ends after `step` updates, so that their state may take the room that was kept for the rest of it.
+
+        Return whether this state found no room but that, and so is worth another try.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:

@@ -36,8 +36,10 @@ PEER_MEMORY_VARIABLE = "TRAINER_PEER_MEMORY"
 """``off`` keeps the driver from reading the memory of tasks, for systems that punish the attempt; states are sent then."""
 
 FREE_SPACE_RESERVE_BYTES = 8 * 2**20
-"""Room that a save leaves on the disk: the run's other records have to go on even where a checkpoint does not fit."""
+"""Room that a save leaves on the disk: the run's other records have to go on even where a checkpoint does not fit.
 
+The last save may take it: few records follow, and without them less is lost than without what was trained.
+"""
 
 MOST_SLOTS = 8
 """Values that an optimiser keeps for each parameter: two with Adam."""
@@ -117,6 +119,8 @@ class CheckpointSaver:
         self._changed = threading.Condition()
         self._unfinished = 0
         self._abandoned = False
+        self._last_step: int | None = None
+        self._refused_step: int | None = None
         self._error: Exception | None = None
         self.newest: Path | None = None
         self.unsaved: str | None = None
@@ -155,6 +159,12 @@ class CheckpointSaver:
                 self._changed.wait(0.1)  # a bounded wait lets signals through
         if self._error is not None:
             raise self._error
+
+    def ending(self, step: int) -> bool:
+        """Let the state of this step, which is the last, take the reserve; return whether it was refused for its sake."""
+        with self._changed:
+            self._last_step = step
+            return self._refused_step == step
 
     def abandon(self) -> None:
         """Give up what is being saved, and leave nothing half-written; nothing is saved after that."""
@@ -224,7 +234,7 @@ class CheckpointSaver:
         failure: OSError | None = None
         read = self._can_read(begin)
         try:
-            self._room_for(sum(entry.bytes for entry in begin.entries))
+            self._room_for(sum(entry.bytes for entry in begin.entries), begin.meta.step)
             writer = CheckpointWriter(self._recording.path / CHECKPOINTS, begin.meta, begin.entries)
         except OSError as error:
             failure = error
@@ -310,11 +320,16 @@ class CheckpointSaver:
         self._recording.progress.message(f"the checkpoint after step {step:,} was not saved ({cause}); the run goes on")
         self._recording.event("checkpoint_failed", step=step, cause=cause, errno=error.errno)
 
-    def _room_for(self, size: int) -> None:
+    def _room_for(self, size: int, step: int) -> None:
         """Raise OSError (no space left) where a checkpoint would take the room that the run's other records need."""
-        free = shutil.disk_usage(self._recording.path).free
-        if free < size + FREE_SPACE_RESERVE_BYTES:
-            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed and some to spare")
+        with self._changed:  # so that the run's end finds this state refused, or it is refused no more
+            reserve = 0 if step == self._last_step else FREE_SPACE_RESERVE_BYTES
+            free = shutil.disk_usage(self._recording.path).free
+            if free >= size + reserve:
+                return
+            self._refused_step = step if free >= size else None
+        kept = f", and {reserve:,} are kept in reserve for the run's other records" if reserve else ""
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed{kept}")
 
 
 def _written(writer: CheckpointWriter, data: memoryview) -> OSError | None:

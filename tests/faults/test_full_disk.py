@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -105,17 +107,67 @@ def test_a_run_that_cannot_go_on_stays_as_it_was(disk):
     assert json.loads(done.stdout)["steps"] == 20
 
 
-@pytest.mark.parametrize("disk", ["6m"], indirect=True)
+LARGE = ("--data", "synthetic-images:size=64,classes=100,train=60,test=10", "--batch-size", "5")
+"""A model of 4.9 MB."""
+
+
+@pytest.mark.parametrize("disk", ["4m"], indirect=True)
 @pytest.mark.parametrize("more", [(), ("--checkpoint-every", "10steps", "--no-save-final")])
 def test_a_run_whose_last_state_finds_no_room_fails_and_says_so_also_quietly(disk, more):
-    done = run(disk, "--steps", "20", "--json", *more)
+    done = run(disk, *LARGE, "--steps", "20", "--json", *more)
     assert_a_sentence(done, "the last checkpoint, after step 20 (No space left on device")
+    assert "bytes are free, 4,915,600 are needed), could not be saved" in done.stderr
     assert "no checkpoint was saved" in done.stderr
     reader = RunReader(disk / "run")
     assert (reader.status()["state"], reader.status()["exit_code"]) == ("failed", 1)
     assert "after step 20" in reader.status()["cause"]
     assert (reader.summary()["state"], reader.summary()["steps"]) == ("failed", 20)
     assert json.loads(done.stdout)["checkpoints"]["saved"] == 0
+
+
+def refusals(folder):
+    """The steps whose checkpoints were refused, and why."""
+    events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
+    return {event["detail"]["step"]: event["detail"]["cause"] for event in events if event["event"] == "checkpoint_failed"}
+
+
+@pytest.mark.parametrize("disk", ["6m"], indirect=True)
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ((), []),
+        (("--checkpoint-every", "1000steps"), [1000, 2000]),
+        (("--checkpoint-every", "1000steps", "--no-save-final"), [1000, 2000]),
+        (("--checkpoint-every", "500steps", "--eval-every", "1500steps", "--until", "accuracy>=0.1", "--save-final"), [500, 1000]),
+    ],
+)
+def test_the_last_save_takes_the_room_that_is_kept_for_what_was_to_come(disk, more, refused):
+    done = run(disk, "--steps", "3000", *more)
+    assert done.returncode == 0, done.stderr
+    found = refusals(disk)
+    assert [step for step in found if step != 1500] == refused  # that of 1,500 is under way when its evaluation ends the run
+    pattern = (
+        r"No space left on device: [\d,]+ bytes are free, 2,600 are needed, and 8,388,608 are kept in reserve for the run's other records"
+    )
+    assert all(re.fullmatch(pattern, cause) for cause in found.values())
+    steps = RunReader(disk / "run").summary()["steps"]
+    assert [path.name for path in list_checkpoints(disk / "run")] == [f"step-{steps:09}"]
+    assert steps == (1500 if "--until" in more else 3000)
+
+
+@pytest.mark.parametrize("disk", ["6m"], indirect=True)
+def test_so_does_that_of_an_interrupted_run_also_where_it_was_refused_before(disk):
+    """Plans end at each hundredth update, whose state has been refused by then or is on its way."""
+    options = ["--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk), "--eval-every", "end"]
+    with MarkedRun(["run", *options, "--steps", "100000000", "--checkpoint-every", "100steps"], disk) as process:
+        events = disk / "run" / "events.jsonl"
+        wait_until(lambda: events.exists() and "checkpoint_failed" in events.read_text(), 60, "a failure")
+        process.process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 75, process.stderr()
+    (checkpoint,) = list_checkpoints(disk / "run")
+    steps = RunReader(disk / "run").summary()["steps"]
+    assert checkpoint.name == f"step-{steps:09}"
+    assert steps % 100 == 0
 
 
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)

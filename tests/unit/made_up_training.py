@@ -101,6 +101,9 @@ class Saver:
     def wait(self):
         self.written = self.ended
 
+    def ending(self, step):
+        return False
+
 
 def training_loop(job, tasks, records=None, saver=None, objective=CLASSIFICATION, test_examples=5, start=None):
     """The loop of a job, given by its settings, with a made-up leading task."""
