@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
 import click
 
-from ...core.errors import RunFailedError, UsageError
+from ...core.errors import RunFailedError, UsageError, writing
 from ...core.process import python as python_command
 from ...core.settings.sources import Resolved
 from ...core.topics import Topic
@@ -99,15 +100,32 @@ def submit_slurm(
     program = shutil.which("sbatch")
     if program is None:
         raise UsageError("submit: needs the program sbatch, which is not on PATH; type it where Slurm is (--dry-run prints the script)")
-    out.mkdir(parents=True, exist_ok=True)
     script = out / f"{name}.sbatch"
-    script.write_text(text, encoding="utf-8")
-    done = subprocess.run([program, "--parsable", str(script)], capture_output=True, text=True, check=False)
+    _write(script, text)
+    done = subprocess.run([program, "--parsable", str(script)], capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
         raise RunFailedError(f"sbatch has refused {shlex.quote(str(script))}: {done.stderr.strip()[-2000:]}")
     number = done.stdout.strip().partition(";")[0]
     click.echo(f"job {number}: {script}")
     click.echo(f"the run: {out / name}; trainer watch {out / name}", err=True)
+
+
+def _write(script: Path, text: str) -> None:
+    """Write a script whole or not at all, in place of an earlier one; it is never written through a link to some other file.
+
+    Raises UsageError where something else than a file is in its place, DiskError where the disk refuses it.
+    """
+    draft = script.with_name(f".{script.name}.{os.getpid()}")
+    with writing(script):
+        script.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(script) and not stat.S_ISREG(os.lstat(script).st_mode):
+            raise UsageError(f"--name: {str(script)!r}, where the script belongs, is no regular file; remove it, or give another --name")
+        try:
+            with draft.open("x", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(draft, script)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def _refuse_seed(resolved: Resolved) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -97,13 +98,22 @@ def _seconds(time: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+def _quoted(word: str) -> str:
+    """Return a word of a command for bash, by which each of its bytes arrives; a script is text, which not every name of a file is."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\{byte:03o}" for byte in os.fsencode(word)) + "'"
+
+
 def script_text(job: SlurmJob, command: Sequence[str], log: str) -> str:
     """Return the script. `command` is ``trainer run`` with what it is to train, without name, nodes and what makes it go on.
 
     `log` is the file for what the job prints, with Slurm's own places in it (``%j``). Raises UsageError for one that sbatch would not read.
     """
     if not log.isprintable() or '"' in log or "\\" in log:
-        raise UsageError(f"out: got {log!r}, which cannot stand in a script for sbatch; choose a folder without quotes and line ends")
+        raise UsageError(
+            f"out: got {log!r}, which cannot stand in a script for sbatch; choose a folder of text without quotes and line ends"
+        )
     own = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--time={job.time}"]
     own += [f"--signal=B:USR1@{job.warning_seconds}", "--requeue", "--open-mode=append", f'--output="{log}"']
     own += ["--no-kill"] if job.outlives_nodes else []
@@ -119,7 +129,7 @@ def script_text(job: SlurmJob, command: Sequence[str], log: str) -> str:
 
 # Slurm signals this shell before the time is up. The run then saves a checkpoint and ends with 75, the job goes back into the queue, and
 # the same command goes on with the run in the same directory. Any other end is the job's.
-{shlex.join(command)} --nodes {job.nodes} --launcher slurm --name {name} --resume auto &
+{" ".join(map(_quoted, command))} --nodes {job.nodes} --launcher slurm --name {name} --resume auto &
 run=$! warned=
 trap 'warned=1; kill -USR1 "$run" 2>/dev/null' USR1
 trap 'kill -USR1 "$run" 2>/dev/null' TERM # of scancel, or of Slurm where it puts the job back itself

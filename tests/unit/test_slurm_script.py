@@ -17,6 +17,27 @@ from crosstrain.cli.commands.submit import submit
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.batch.slurm_script import SlurmJob, script_text
 
+ASKED = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
+
+GIVEN = st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))
+"""What a word of a command line may have."""
+
+
+@pytest.fixture
+def submitted(tmp_path):
+    """Return a function that runs the command in a folder of its own, where a made-up sbatch keeps the script that it is given."""
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\ncp "$2" {tmp_path}/taken && echo 17\n')
+    sbatch.chmod(0o700)
+    environment = {**os.environ, "PATH": f"{sbatch.parent}:{os.environ['PATH']}"}
+
+    def submitting(*arguments):
+        command = [sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *ASKED, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False)
+
+    return submitting
+
 
 def shown(*arguments):
     return CliRunner().invoke(submit, ["slurm", *arguments, "--dry-run"], standalone_mode=False)
@@ -135,13 +156,15 @@ def test_further_options_of_sbatch_may_have_their_dashes():
     assert options(text)[-6:] == ["--gres=gpu:2", "--mem=4G", "--no-kill", "--nodes=4", "--time-min=5", "--nodelist=a,b"]
 
 
-@given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12), max_size=4))
+@given(st.lists(st.binary(max_size=12).map(lambda word: os.fsdecode(word.replace(b"\0", b""))) | st.text(GIVEN, max_size=12), max_size=4))
 def test_whatever_is_trained_stays_one_command(words):
-    """The shell hands on each word as it was given."""
+    """The shell hands on each word as it was given, be it text or not; the script is text that every terminal shows as it is."""
     text = script_text(SlurmJob("mine", 1, "10"), ["printf", "%s\\0", *words], "/runs/log")
     line = text[text.index("printf") :].partition(" --nodes 1 --launcher slurm")[0]
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
-    assert done.stdout.decode().split("\0")[:-1] == (words or [""])
+    assert os.fsdecode(done.stdout).split("\0")[:-1] == (words or [""])
+    assert text.replace("\n", "").isprintable()
+    assert text.encode().decode() == text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
@@ -161,3 +184,59 @@ def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_c
         job.send_signal(number)
         assert job.wait(10) == 75
     assert (asked.read_text() if asked.exists() else None) == ("requeue 7\n" if requeued else None)
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
+def test_the_script_is_never_written_through_something_else(submitted, tmp_path, kind):
+    place, victim = tmp_path / "runs" / "mine.sbatch", tmp_path / "victim"
+    place.parent.mkdir()
+    victim.write_text("precious")
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to(victim if kind == "link" else tmp_path / "nothing")
+    done = submitted("--out", "runs")
+    assert done.returncode == 2
+    assert done.stderr.decode() == (
+        f"error: --name: {str(place)!r}, where the script belongs, is no regular file; remove it, or give another --name\n"
+    )
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "nothing").exists()
+    assert not (tmp_path / "taken").exists()
+    assert os.listdir(place.parent) == ["mine.sbatch"]
+
+
+def test_an_earlier_script_is_replaced_and_no_other_name_of_its_file(submitted, tmp_path):
+    place, other = tmp_path / "runs" / "mine.sbatch", tmp_path / "other"
+    assert submitted("--out", "runs").stdout == f"job 17: {place}\n".encode()
+    first = place.read_text()
+    os.link(place, other)
+    assert submitted("--out", "runs", "--seed", "5").returncode == 0
+    assert other.read_text() == first
+    assert "--seed 5" in place.read_text()
+    assert os.listdir(place.parent) == ["mine.sbatch"]
+
+
+def test_what_is_shown_is_what_is_submitted_also_where_a_name_is_no_text(submitted, tmp_path):
+    names = [b"d\x80", "é".encode(), b"\x1b[31mred", b"two\nlines\x7f", "\u202e".encode(), b"it's"]
+    for name in names:
+        (tmp_path / os.fsdecode(name)).write_bytes(b"batch_size = 7\n")
+        asked = ("--out", "runs", "--data-dir", name, "--python", name)
+        dry, done = submitted(*asked, "--dry-run"), submitted(*asked)
+        assert (dry.returncode, done.returncode) == (0, 0), done.stderr
+        assert dry.stdout == (tmp_path / "taken").read_bytes()
+        line = dry.stdout[dry.stdout.index(b" --data-dir ") :].partition(b" --checkpoint-every")[0]
+        assert subprocess.run([b"bash", b"-c", b"printf '%s\\0'" + line], capture_output=True).stdout == b"--data-dir\0" + name + b"\0"
+    refused = submitted("--out", b"r\x80")
+    assert refused.returncode == 2
+    assert b"which cannot stand in a script for sbatch" in refused.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_named(submitted, tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    done = submitted("--out", "runs")
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(b"error: ")
+    assert done.stderr.count(b"\n") == 1
