@@ -89,6 +89,9 @@ class StepResult:
     `seconds`: wall time of the group. Waits: seconds spent waiting for data and for the network, None where not measured.
     Async: `worker` computed the group, and `staleness` int64 [count] is how many updates of others and its own were applied between
     the read of the parameters and the application of each update; None in sync mode.
+    `profiled`: it was made while a worker traced its updates (``--profile``), this one or another: its time says nothing of the speed.
+    `profiled_seconds` is then how long the leading task had trained since the result before, which includes starting and writing the
+    trace; the engine fills it in.
     """
 
     first_step: int
@@ -99,6 +102,8 @@ class StepResult:
     network_wait_seconds: float | None = None
     worker: int | None = None
     staleness: NDArray[np.int64] | None = None
+    profiled: bool = False
+    profiled_seconds: float | None = None
 
     @property
     def count(self) -> int:

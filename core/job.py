@@ -242,7 +242,9 @@ class Job(BaseModel):
         "Stop after so many evaluations in a row without a better value of --keep-best's figure, or of the first metric; 0 does not.",
     )
     profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
-        Topic.RECORDS, 0, "Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
+        Topic.RECORDS,
+        0,
+        "Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer. No speed has them in it.",
     )
     calibrate: bool = setting(
         Topic.RECORDS,

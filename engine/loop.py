@@ -347,7 +347,10 @@ class TrainingLoop:
         now = self.clock()
         plan = self._plans.take(result)
         self.outcome.updates_reported += result.count
-        self._measure_rate(now)
+        if result.profiled_seconds is None:
+            self._measure_rate(now)
+        else:  # plans that are as long as the slow updates ask for would be too short for those to come
+            self._rate_since = (self.outcome.updates_reported, now)
         offset = result.first_step - plan.first_step
         rates = plan.learning_rates[offset : offset + result.count]
         if result.worker is not None:

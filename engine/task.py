@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -122,6 +123,7 @@ class CommandLoop:
         self._states = states
         self._reports = reports
         self._leaving: State | None = None
+        self._trained_seconds = 0.0
 
     def run(self) -> None:
         """Execute commands until ``close``; every other one is answered by ``done`` with the seconds that it took.
@@ -198,9 +200,14 @@ class CommandLoop:
         return state_from_message(command) if arrived is None else arrived
 
     def _report(self, results: Iterable[StepResult]) -> None:
+        """Send the results; one that was profiled with the seconds in training since the one before, maybe in an earlier command."""
+        since = time.perf_counter() - self._trained_seconds
         for result in results:
+            now = time.perf_counter()
             if self._reports:
-                self._stream.send(steps_to_message(result))
+                self._stream.send(steps_to_message(replace(result, profiled_seconds=now - since) if result.profiled else result))
+            since = now
+        self._trained_seconds = time.perf_counter() - since
 
 
 def import_framework(job: Job, deadline: float, report: Callable[[str], None]) -> None:

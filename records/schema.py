@@ -53,7 +53,8 @@ class StepRecord:
 
     `learning_rates` and `losses` have `count` entries, and so has `staleness` in async mode. `step` is the first update's number,
     from 0. `epoch` counts from 0. Waits are seconds within `seconds`, null where not measured. A group of a single learning rate
-    stores that one value.
+    stores that one value. `profiled_seconds` is null unless a worker traced its updates (``--profile``) when the group was made: then it is
+    how long the run had trained since the group before, which includes starting and writing the trace.
     """
 
     step: Count
@@ -68,6 +69,7 @@ class StepRecord:
     network_wait_seconds: Seconds | None = None
     worker: Index | None = None
     staleness: tuple[Count, ...] | None = None
+    profiled_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)

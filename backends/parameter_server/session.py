@@ -54,6 +54,8 @@ GIVE_UP_SHARE = 0.75
 TICKETS_AHEAD = 2
 """`train` asks for the next plan when no more than this many tickets a worker are left to hand out: a quarter of a plan."""
 
+PROFILED_WORKER = 0
+"""The one that traces its first updates with ``--profile``."""
 
 Translate = Callable[[State], Translating]
 """Returns what translates with the weights and buffers of a state on the chief; asked again before each use."""
@@ -79,6 +81,7 @@ class AsyncSession:
         self._given_up: set[int] = set()
         self._memory: StateMemory | None = None
         self._open, self._calibrated, self._training_seconds = True, False, 0.0
+        self._profiling = job.profile > 0
         warm_rule(self._shard, job, make_rule)
         deadline = time.monotonic() + job.start_timeout
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
@@ -110,7 +113,7 @@ class AsyncSession:
         except ConnectionError as error:
             log.warning("refused worker-%d: %s", worker, error)
             return
-        progress = TicketProgress(worker, self._examples)
+        progress = TicketProgress(worker, self._examples, self._job.profile if worker == PROFILED_WORKER else 0)
         try:
             self._serve_worker(link, worker, generation, progress)
         except OSError as error:
@@ -212,13 +215,19 @@ class AsyncSession:
         yield from results
         self._training_seconds += time.perf_counter() - began
 
+    def _marked(self, result: StepResult) -> StepResult:
+        """Return a result, marked as profiled where it came while the first worker was at it: the others had the machine to themselves."""
+        if result.worker == PROFILED_WORKER:
+            self._profiling = result.profiled
+        return replace(result, profiled=True) if self._profiling else result
+
     def _gather(self, ready: Callable[[], bool]) -> Iterator[StepResult]:
         """Yield results until `ready`."""
         seen, since, limit = self._progress(), time.monotonic(), self._job.stall_timeout
         while True:
             self._tickets.wait(lambda: ready() or self._tickets.has_news, min(1.0, limit / 20))
             done = ready()
-            yield from self._tickets.take_results()
+            yield from map(self._marked, self._tickets.take_results())
             if done:
                 return
             if not self._tickets.connected:

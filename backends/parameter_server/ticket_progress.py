@@ -16,11 +16,13 @@ __all__ = ["TicketProgress"]
 class TicketProgress:
     """Collects loss, staleness and times of a ticket's updates. Used by one connection thread.
 
-    `examples` tells how many examples the first n updates of a ticket have.
+    `examples` tells how many examples the first n updates of a ticket have. The worker traces its first `profiled_updates`, and writes the
+    trace before it computes the next one; so that one counts as profiled too.
     """
 
-    def __init__(self, worker: int, examples: Callable[[TrainTicket, int], int]) -> None:
+    def __init__(self, worker: int, examples: Callable[[TrainTicket, int], int], profiled_updates: int = 0) -> None:
         self._worker, self._examples = worker, examples
+        self._profiled_left = profiled_updates + 1 if profiled_updates else 0
         self._ticket: TrainTicket | None = None
         self._losses: list[float] = []
         self._staleness: list[int] = []
@@ -62,7 +64,8 @@ class TicketProgress:
             self._losses, self._staleness = self._losses[:-1], self._staleness[:-1]
         if ticket is None or not self._losses:
             return None
-        seconds = self._last - self._began
+        seconds, profiled = self._last - self._began, self._profiled_left > 0
+        self._profiled_left = max(0, self._profiled_left - len(self._losses))
         return StepResult(
             ticket.first_step,
             np.array(self._losses, dtype=np.float32),
@@ -71,4 +74,5 @@ class TicketProgress:
             network_wait_seconds=max(0.0, seconds - self._busy_seconds),
             worker=self._worker,
             staleness=np.array(self._staleness, dtype=np.int64),
+            profiled=profiled,
         )

@@ -29,6 +29,11 @@ class StepProfiler:
         self._left = updates
         self._running = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether the trace is written."""
+        return self._left <= 0
+
     def begin(self) -> None:
         """An update is about to begin; does nothing while the trace runs or when it is done."""
         if self._left > 0 and not self._running:

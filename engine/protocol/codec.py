@@ -57,6 +57,7 @@ def steps_to_message(result: StepResult) -> Message:
         "data_wait_seconds": result.data_wait_seconds,
         "network_wait_seconds": result.network_wait_seconds,
         "worker": result.worker,
+        "profiled_seconds": result.profiled_seconds,
     }
     arrays: dict[str, NDArray[Any]] = {"losses": np.asarray(result.losses, dtype=np.float32)}
     if result.staleness is not None:
@@ -75,6 +76,8 @@ def steps_from_message(message: Message) -> StepResult:
         network_wait_seconds=message["network_wait_seconds"],
         worker=message["worker"],
         staleness=message.array("staleness") if "staleness" in message.arrays else None,
+        profiled=message["profiled_seconds"] is not None,
+        profiled_seconds=message["profiled_seconds"],
     )
 
 
@@ -164,5 +167,6 @@ def step_record(result: StepResult, epoch: int, now: float, rates: NDArray[np.fl
         data_wait_seconds=result.data_wait_seconds,
         network_wait_seconds=result.network_wait_seconds,
         worker=result.worker,
+        profiled_seconds=result.profiled_seconds,
         **details,
     )

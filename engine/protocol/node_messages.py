@@ -173,6 +173,7 @@ class _Steps(_OfTask):
     data_wait_seconds: Duration | None
     network_wait_seconds: Duration | None
     worker: Number | None
+    profiled_seconds: Duration | None
 
 
 class _Evaluated(_OfTask):

@@ -46,7 +46,8 @@ class TrainingCurve:
         self.updates = 0
         self._spacing = Spacing(spacing_seconds)
         self._updates_here = 0
-        self._examples = 0
+        self._timed_updates = self._examples = 0
+        self._profile_seconds = 0.0
         self._loss_sum = 0.0
         self._since: float | None = None
         self._learning_rate = math.nan
@@ -54,13 +55,18 @@ class TrainingCurve:
     def add(self, record: StepRecord) -> dict[str, float] | None:
         """Take a record in; return a point's values by tag when one is due, at `updates`.
 
-        Loss and speeds are those of the updates since the point before; the learning rate is the last one.
+        Loss and speeds are those of the updates since the point before, speeds of those that were not profiled; the learning rate is the
+        last one.
         """
         if self._since is None:
-            self._since = record.time_seconds - record.seconds
+            self._since = record.time_seconds - (record.seconds if record.profiled_seconds is None else record.profiled_seconds)
         self.updates += record.count
         self._updates_here += record.count
-        self._examples += record.examples
+        if record.profiled_seconds is None:
+            self._timed_updates += record.count
+            self._examples += record.examples
+        else:
+            self._profile_seconds += record.profiled_seconds
         self._loss_sum += sum(record.losses)
         self._learning_rate = record.learning_rates[-1] if record.learning_rates else math.nan
         return self._point(record.time_seconds) if self._spacing.over(self._since, record.time_seconds) else None
@@ -71,11 +77,12 @@ class TrainingCurve:
 
     def _point(self, now: float) -> dict[str, float]:
         values = {"train/loss": self._loss_sum / self._updates_here, "train/learning_rate": self._learning_rate}
-        elapsed = now - (self._since if self._since is not None else now)
-        if elapsed > 0:
-            values["train/steps_per_second"] = self._updates_here / elapsed
+        elapsed = now - (self._since if self._since is not None else now) - self._profile_seconds
+        if elapsed > 0 and self._timed_updates:
+            values["train/steps_per_second"] = self._timed_updates / elapsed
             values["train/examples_per_second"] = self._examples / elapsed
-        self._updates_here, self._examples, self._loss_sum, self._since = 0, 0, 0.0, now
+        self._updates_here, self._timed_updates, self._examples, self._loss_sum, self._since = 0, 0, 0, 0.0, now
+        self._profile_seconds = 0.0
         self._spacing.count()
         return values
 

@@ -113,7 +113,8 @@ def _encode_step(record: StepRecord) -> bytes:
         f',"time_seconds":{_float(record.time_seconds)},"seconds":{_float(record.seconds)},"examples":{record.examples:d}'
         f',"losses":[{_float32s(record.losses)}],"learning_rates":[{",".join(map(_float, record.learning_rates))}]'
         f',"data_wait_seconds":{_float(record.data_wait_seconds)},"network_wait_seconds":{_float(record.network_wait_seconds)}'
-        f',"worker":{"null" if record.worker is None else int(record.worker)},"staleness":{staleness}}}\n'
+        f',"worker":{"null" if record.worker is None else int(record.worker)},"staleness":{staleness}'
+        f',"profiled_seconds":{_float(record.profiled_seconds)}}}\n'
     ).encode()
 
 

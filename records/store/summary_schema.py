@@ -51,6 +51,7 @@ class _RunShares(JsonObject):
     eval_seconds: Duration = 0.0
     checkpoint_seconds: Duration = 0.0
     translate_seconds: Duration = 0.0
+    profile_seconds: Duration = 0.0
     other_seconds: Duration = 0.0
 
 
@@ -179,6 +180,8 @@ class Summary(JsonObject):
     eval_seconds: Duration = 0.0
     checkpoint_seconds: Duration = 0.0
     translate_seconds: Duration = 0.0
+    profile_seconds: Duration = 0.0
+    profiled_updates: Count | None = None
     run_seconds: Duration
     total_seconds: Duration
     steps_per_second: Figure | None = None

@@ -28,6 +28,9 @@ __all__ = ["FINAL_LOSS_UPDATES", "job_fields", "quantile", "read_job", "summaris
 FINAL_LOSS_UPDATES = 20
 """`final_train_loss` is the mean over this many last updates (or all, where there are fewer): a single batch's loss is mostly noise."""
 
+LEAST_ASYNC_GROUPS = 10
+"""An async run that was profiled has a speed where each worker made so many groups of updates beside: then it is a tenth off at most."""
+
 
 def quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: float) -> float:
     """Return the smallest value that at least `share` (0 to 1) of the weighted sample does not exceed (nearest rank; no interpolation).
@@ -45,6 +48,8 @@ class _Steps:
 
     def __init__(self, workers: int) -> None:
         self.steps = self.examples = self.non_finite = 0
+        self.profiled_steps = self.profiled_examples = 0
+        self.profile_seconds = 0.0
         self._newest = self._newest_finite = -1  # updates; those of several workers arrive in any order
         self._seconds, self._counts = array("d"), array("q")
         self._last: deque[float] = deque(maxlen=FINAL_LOSS_UPDATES)
@@ -56,8 +61,12 @@ class _Steps:
     def add(self, record: StepRecord) -> None:
         self.steps += record.count
         self.examples += record.examples
-        self._seconds.append(record.seconds / record.count)
-        self._counts.append(record.count)
+        if record.profiled_seconds is None:
+            self._add_times(record)
+        else:
+            self.profiled_steps += record.count
+            self.profiled_examples += record.examples
+            self.profile_seconds += record.profiled_seconds
         self._last.extend(record.losses)
         self._newest = max(self._newest, record.step + record.count - 1)
         if math.isfinite(sum(record.losses)):
@@ -72,10 +81,22 @@ class _Steps:
         if record.worker is not None:
             self.by_worker += [0] * (record.worker + 1 - len(self.by_worker))  # a segment of the run may have had more workers
             self.by_worker[record.worker] += record.count
+
+    def _add_times(self, record: StepRecord) -> None:
+        self._seconds.append(record.seconds / record.count)
+        self._counts.append(record.count)
         if record.data_wait_seconds is not None:
             self.data_wait_seconds = (self.data_wait_seconds or 0.0) + record.data_wait_seconds
         if record.network_wait_seconds is not None:
             self.network_wait_seconds = (self.network_wait_seconds or 0.0) + record.network_wait_seconds
+
+    def has_speed(self, job: Job) -> bool:
+        """Whether the updates that were not profiled, if any were, are enough to tell a speed.
+
+        Async workers are in the midst of a group each when the trace is written: what they have done of these would count for too much.
+        """
+        least = LEAST_ASYNC_GROUPS * job.workers if job.mode == "async" else 1
+        return not self.profiled_steps or len(self._counts) >= least
 
     def non_finite_from(self) -> int | None:
         """Return the update from which on no loss was finite; None where the last one was."""
@@ -228,6 +249,7 @@ def summarise(
             times.add(record)
     events = list(reader.events())
     evals = [record for record in reader.evals() if record.split == "test"]
+    train_seconds, known = max(0.0, clock.train_seconds - steps.profile_seconds), steps.has_speed(job)
     lines = Lines()
     nodes = per_node(lines.counted(reader.system()), job.nodes, clock, resumed_seconds(described), machines)
     return {
@@ -247,8 +269,11 @@ def summarise(
         "examples": steps.examples,
         "epochs": steps.examples / examples_per_epoch if examples_per_epoch else None,
         **_times(clock),
-        "steps_per_second": _rate(steps.steps, clock.train_seconds),
-        "examples_per_second": _rate(steps.examples, clock.train_seconds),
+        "train_seconds": train_seconds,
+        "profile_seconds": steps.profile_seconds,
+        "profiled_updates": steps.profiled_steps,
+        "steps_per_second": _rate(steps.steps - steps.profiled_steps, train_seconds) if known else None,
+        "examples_per_second": _rate(steps.examples - steps.profiled_examples, train_seconds) if known else None,
         "step_seconds": steps.step_seconds(),
         "data_wait_seconds": steps.data_wait_seconds,
         "network_wait_seconds": steps.network_wait_seconds,

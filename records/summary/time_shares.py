@@ -24,16 +24,21 @@ Shares = dict[str, Any]
 class StepTimes:
     """What an update took, from the step records of one segment of a run: of each worker in async mode, of all together in sync mode.
 
-    The first group of each is left out where there are others: that is the short plan which a run begins with.
+    The first group of each is left out where there are others: that is the short plan which a run begins with. So are those that were
+    profiled; `profile_seconds` are those of the segment that profiling took.
     """
 
     def __init__(self) -> None:
+        self.profile_seconds = 0.0
         self._first: dict[int | None, tuple[float, int]] = {}
         self._later: dict[int | None, tuple[float, int]] = {}
         self._waited: dict[str, float | None] = dict.fromkeys(("data_wait_seconds", "network_wait_seconds"))
 
     def add(self, record: StepRecord) -> None:
         """Take account of a group of updates."""
+        if record.profiled_seconds is not None:
+            self.profile_seconds += record.profiled_seconds
+            return
         if record.worker not in self._first:
             self._first[record.worker] = (record.seconds, record.count)
         else:
@@ -50,7 +55,7 @@ class StepTimes:
         return None if found is None else found[0] / found[1]
 
     def updates(self, worker: int) -> int:
-        """Return how many updates a worker took part in."""
+        """Return how many updates a worker took part in that were not profiled."""
         key = worker if worker in self._first else None
         return sum(times.get(key, (0.0, 0))[1] for times in (self._first, self._later))
 
@@ -85,7 +90,7 @@ def time_shares(
         "method": "calibration",
         "part_began_seconds": part_began_seconds,
         "overlap_fraction": overlap,
-        "run": _run(clock),
+        "run": _run(clock, times.profile_seconds),
         "workers": workers,
         "nodes": _nodes(workers),
         "native": {**times.waits(), **calibration.get("native", {})},
@@ -157,10 +162,11 @@ def _overlap(measured: Sequence[Mapping[str, Any]], steps: Mapping[int, float | 
     return min(1.0, max(0.0, 1.0 - max(0.0, step - slowest) / whole)) if whole > 0 else None
 
 
-def _run(clock: Clock) -> dict[str, float]:
-    """Return the components of the run clock, since the last segment of the run began."""
+def _run(clock: Clock, profile_seconds: float) -> dict[str, float]:
+    """Return the components of the run clock, since the last segment of the run began; `profile_seconds` of it were spent on profiling."""
     spent = {name: getattr(clock, name) - clock.earlier.get(name, 0.0) for name in _CLOCK}
     run_seconds = spent.pop("run_seconds")
+    spent |= {"train_seconds": max(0.0, spent["train_seconds"] - profile_seconds), "profile_seconds": profile_seconds}
     return {**spent, "other_seconds": max(0.0, run_seconds - sum(spent.values()))}
 
 

@@ -48,6 +48,8 @@ _PLAIN = (
     "steps_per_second",
     "init_seconds",
     "train_seconds",
+    "profile_seconds",
+    "profiled_updates",
     "run_seconds",
     "total_seconds",
     "final_train_loss",

@@ -120,6 +120,25 @@ def _changed(run: Run) -> str | None:
     return ", ".join(changed_on_resume(run)) or None
 
 
+def _was_profiled(run: Run) -> bool:
+    updates = run.summary.get("profiled_updates")  # an earlier release did not count them
+    return bool(run.job.get("profile") if updates is None else updates)
+
+
+def _profiled(run: Run) -> str | None:
+    return "yes" if _was_profiled(run) and _profiled_throughout(run) is None else None
+
+
+def _profiled_how(run: Run) -> str | None:
+    updates, seconds = run.summary.get("profiled_updates"), run.summary.get("profile_seconds")
+    return _profiled(run) and f"{updates:,} updates in {duration_text(seconds)}"
+
+
+def _profiled_throughout(run: Run) -> str | None:
+    known = run.summary.get("profiled_updates") is not None and run.summary.get("examples_per_second") is not None
+    return "yes" if _was_profiled(run) and not known else None
+
+
 def _starved(run: Run) -> str | None:
     return None if cpu_starvation(run.summary) is None else "yes"
 
@@ -156,6 +175,21 @@ CAVEATS: tuple[Caveat, ...] = (
         WORK,
         "fewer workers shared the updates meanwhile",
         _lacked_workers_how,
+    ),
+    Caveat(
+        "profiled",
+        "profiled",
+        _profiled,
+        frozenset({TIME, TARGET, RESOURCES}),
+        "tracing steps and writing the trace took time and memory",
+        _profiled_how,
+    ),
+    Caveat(
+        "profiled throughout",
+        "profiled, and without a speed",
+        _profiled_throughout,
+        WORK,
+        "too few of its updates were not traced, or the release that made it did not tell them apart",
     ),
     Caveat(
         "starved",

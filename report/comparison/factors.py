@@ -272,7 +272,7 @@ _MACHINE = (
     Factor("steps_per_call", "steps per call", read.job_field_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
     Factor("accumulate", "micro-batches", read.job_field("accumulate"), WORK, "a worker computes its batch in more parts or fewer"),
     Factor("deterministic", "deterministic kernels", read.job_field("deterministic"), WORK, "kernels that repeat to the bit are slower"),
-    Factor("profile", "profiled steps", read.job_field("profile"), WORK, "tracing takes time and memory"),
+    Factor("profile", "profiled steps", read.job_field("profile"), NOTHING, "no speed has them in it, and their run is marked by itself"),
     Factor(
         "sample_interval", "sampling interval", read.job_field("sample_interval"), frozenset({RESOURCES}), "more samples find higher peaks"
     ),

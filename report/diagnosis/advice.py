@@ -145,6 +145,12 @@ def _less_often(option: str, cadence: str, times: int, seconds: float, explanati
     yield Advice(doubled, reason, run_seconds / (run_seconds - saved), "about")
 
 
+def _profiling(explanation: Explanation) -> Iterator[Advice]:
+    profiled = explanation.run_fractions["profiling"]
+    if profiled < 1:
+        yield Advice("leave --profile out", "tracing steps takes time", 1 / (1 - profiled), "about")
+
+
 def _other(explanation: Explanation) -> Iterator[Advice]:
     evidence = explanation.evidence
     given = evidence.job.get("steps_per_call")
@@ -161,5 +167,6 @@ _BY_COMPONENT: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
     "evaluating": _evaluating,
     "translating": _translating,
     "saving": _saving,
+    "profiling": _profiling,
     "other": _other,
 }

@@ -14,7 +14,7 @@ from ..catalog.run import Run
 from ..catalog.unfinished import as_recorded
 from ..comparison.caveats import changed_text
 from .links import Link, read_links
-from .time_shares import BESIDE_TRAINING, Shares, Worker, calibrated_segment, read_shares, read_workers
+from .time_shares import Shares, Worker, calibrated_segment, read_shares, read_workers
 
 __all__ = ["Evidence", "read_evidence"]
 
@@ -99,7 +99,7 @@ def _of_last_segment(run: Run, began: float) -> dict[str, Any]:
     summary, nodes = run.summary, nodes_of_last_segment(run.job)
     segment = calibrated_segment({**summary, "nodes": nodes, "workers": summary["workers"] // summary["nodes"] * nodes})
     samples = (record for record in with_segments(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
-    spent = {name: segment[name] for name in ("init_seconds", "train_seconds", *BESIDE_TRAINING.values(), "total_seconds")}
+    spent = {name: segment[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     used = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
     whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]
     return {**segment, "per_node": [{**own, **other} for own, other in zip(used, whole, strict=True)]}

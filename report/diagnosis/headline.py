@@ -21,6 +21,7 @@ def headline(explanation: Explanation) -> str:
         "evaluating": _evaluating,
         "translating": _translating,
         "saving": _saving,
+        "profiling": _profiling,
         "other": _other,
         "mixed": _mixed,
         "unclear": _unclear,
@@ -131,6 +132,12 @@ def _saving(explanation: Explanation) -> str:
     share = percent(explanation.run_fractions["saving"])
     saved = explanation.evidence.saved
     return f"saving holds it back: training stands still for checkpoints for {share} of the run's time ({saved} saved)."
+
+
+def _profiling(explanation: Explanation) -> str:
+    summary = explanation.evidence.summary
+    share, seconds = percent(explanation.run_fractions["profiling"]), number_text(summary["profile_seconds"], 1)
+    return f"profiling holds it back: it takes {share} of the run's time ({seconds} s). A run without --profile has none of it."
 
 
 def _other(explanation: Explanation) -> str:

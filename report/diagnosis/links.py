@@ -51,7 +51,8 @@ def _fraction(value: float | None, limit: float | None) -> float | None:
 def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence[Mapping[str, Any]]) -> list[Link]:
     """Return each node's link, in node order, from ``summary.json``, ``job.json`` and ``env.json``.
 
-    Bytes are those of the run over its training time: what goes over the network is the exchange, and beside it next to nothing.
+    Bytes are those of the run over its training time, with what of it was profiled: what goes over the network is the exchange, and beside
+    it next to nothing.
     """
     addresses = job.get("cluster", {}).get("addresses", ())
     found = []
@@ -59,7 +60,8 @@ def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence
         node = figures["node"]
         address = addresses[node] if node < len(addresses) else None
         limit, source = _limit(job.get("bandwidth"), env[node] if node < len(env) else {}, address)
-        sent, received = (_rate(figures[f"network_{way}_bytes"], summary["train_seconds"]) for way in ("sent", "received"))
+        seconds = summary["train_seconds"] + summary.get("profile_seconds", 0.0)
+        sent, received = (_rate(figures[f"network_{way}_bytes"], seconds) for way in ("sent", "received"))
         found.append(Link(node, sent, received, limit, source))
     return found
 

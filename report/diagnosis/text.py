@@ -16,7 +16,7 @@ from .exchange_costs import exchange_text
 from .headline import headline
 from .links import busiest
 from .padding import padding_text
-from .time_shares import BESIDE_TRAINING
+from .time_shares import BESIDE_TRAINING, SELDOM
 from .verdict import Explanation, NodeView
 from .words import NAMES, percent
 
@@ -61,8 +61,9 @@ def _run_line(explanation: Explanation) -> str:
 
 
 def _beside(explanation: Explanation) -> str:
-    fractions, translates = explanation.run_fractions, bool(explanation.evidence.job.get("translation_signatures"))
-    shown = [component for component in (*BESIDE_TRAINING, "other") if component != "translating" or translates or fractions[component]]
+    fractions, job = explanation.run_fractions, explanation.evidence.job
+    expected = {"translating": job.get("translation_signatures"), "profiling": job.get("profile")}
+    shown = [name for name in (*BESIDE_TRAINING, "other") if name not in SELDOM or expected[name] or fractions[name]]
     return ", ".join(f"{NAMES[component]} {percent(fractions[component])}" for component in shown)
 
 

@@ -26,8 +26,16 @@ __all__ = [
 STEP_COMPONENTS = ("compute", "data", "peers", "network")
 """What a step consists of."""
 
-BESIDE_TRAINING = {"evaluating": "eval_seconds", "translating": "translate_seconds", "saving": "checkpoint_seconds"}
+BESIDE_TRAINING = {
+    "evaluating": "eval_seconds",
+    "translating": "translate_seconds",
+    "saving": "checkpoint_seconds",
+    "profiling": "profile_seconds",
+}
 """What a run's clock knows beside training, and the figure of a summary that has its seconds; translating is that at the run's end."""
+
+SELDOM = ("translating", "profiling")
+"""Of those the ones that most runs have nothing of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class Shares:
 
     - `step`: of the training time, by `STEP_COMPONENTS`; in sync mode of the step as the slowest worker makes it: what a worker of ordinary
       speed does itself, what it waits for the slowest, and what the exchange adds to that. In async mode of the workers' time together.
-    - `run`: of the run clock: those, and `evaluating`, `translating`, `saving` and `other`; they add up to 1
+    - `run`: of the run clock: those, and `evaluating`, `translating`, `saving`, `profiling` and `other`; they add up to 1
     - `uncertainty`: of each component of `run`, how far it may be off because what was calibrated varied
     - `slowest`: the worker with the most own time; `slowness`: that time over that of a worker of ordinary speed
     """
@@ -94,10 +102,10 @@ def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
 def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a summary with the clock and the workers' updates of the segment of the run that its ``time_shares`` are of: the last.
 
-    It is the summary itself where the run has one segment, or was not calibrated.
+    It is the summary itself where the run has one segment, or was not calibrated. Updates that were profiled do not count.
     """
     shares = summary.get("time_shares")
-    if not shares or not shares.get("part_began_seconds"):
+    if not shares or not (shares.get("part_began_seconds") or summary.get("profiled_updates")):
         return summary
     clock = {name: seconds for name, seconds in shares["run"].items() if name != "other_seconds"}
     updates = {worker["worker"]: worker["updates"] for worker in shares["workers"]}

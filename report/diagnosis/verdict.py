@@ -16,14 +16,26 @@ from .time_shares import BESIDE_TRAINING, Shares, Worker, around_training, node_
 __all__ = ["Evidence", "Explanation", "NodeView", "explain", "read_evidence"]
 
 Verdict = Literal[
-    "starved", "compute", "network", "data", "peers", "evaluating", "translating", "saving", "other", "mixed", "unclear", "unknown"
+    "starved",
+    "compute",
+    "network",
+    "data",
+    "peers",
+    "evaluating",
+    "translating",
+    "saving",
+    "profiling",
+    "other",
+    "mixed",
+    "unclear",
+    "unknown",
 ]
 
 SLOW = 1.5
 """From this on a worker counts as slow: its own work takes so many times that of a worker of ordinary speed."""
 
 DOMINANT = 0.4
-"""Below this nothing dominates: with eight components, what is less has another of nearly its size beside it or is spread over many."""
+"""Below this nothing dominates: with nine components, what is less has another of nearly its size beside it or is spread over many."""
 
 LEAST_DIFFERENCE = 0.05
 """Shares of two runs of one job differ by so much on a machine that does other things too; a smaller lead decides nothing."""

@@ -14,6 +14,7 @@ NAMES = {
     "evaluating": "evaluating",
     "translating": "translating at the end",
     "saving": "saving checkpoints",
+    "profiling": "profiling",
     "other": "between commands",
 }
 

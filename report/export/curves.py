@@ -14,6 +14,7 @@ from ...records.store.jsonl import finite_json
 from ..catalog.run import Run, labelled
 from ..series.arrays import Floats, Integers, StepSeries
 from ..series.downsample import smoothed
+from ..series.throughput import training_clock
 from ..tables.formats import write_csv
 
 __all__ = ["AXES", "POINTS", "Curves", "curves", "quantities"]
@@ -31,6 +32,9 @@ POINTS = 200
 
 MOST_VALUES = 1_000_000
 """Points of all runs together: some hundred bytes each until they are printed, and far more than any picture shows."""
+
+LEAST_SECONDS = 1e-9
+"""What is less of a clock is rounding: no time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,10 @@ def curves(runs: Sequence[Run], quantity: Quantity, over: Axis, *, smooth: float
     rates = quantity.endswith("_per_second")
     if rates:
         inside = {name: _from_the_second(known) for name, known in inside.items()}
-    shape: Callable[[Floats, Floats], Floats] = (lambda x, y: _rates(grid, x, y, over)) if rates else (lambda x, y: _between(grid, x, y))
+    shape: Callable[[Floats, Floats], Floats] = (lambda x, y: _rates(grid, x, y)) if rates else (lambda x, y: _between(grid, x, y))
     raw = {name: shape(x, y) if len(x) else np.full(len(grid), np.nan) for name, (x, y) in own.items()}
+    if rates:
+        inside = {name: known & ~np.isnan(raw[name]) for name, known in inside.items()}
     even: dict[str, Floats] = {}
     if smooth is not None:
         for name, (x, y) in own.items():
@@ -136,19 +142,16 @@ def _examples_before(steps: StepSeries, done: Integers) -> Integers:
 
 
 def _progress(steps: StepSeries, quantity: Quantity, over: Axis) -> tuple[Floats, Floats]:
-    """Return in the order of time where the updates lie, and what the rate is made of: the time, or over seconds what had been done.
+    """Return in the order of time where the updates lie, and what the rate is made of: the time, and what had been done.
 
-    The examples of an update are those of all that ended before it and its own.
+    The examples of an update are those of all that ended before it and its own. What was profiled counts in neither.
     """
     order = steps.in_time()
-    seconds = steps.time_seconds[order]
-    updates = np.arange(1, len(order) + 1, dtype=np.float64)
-    examples = np.cumsum(np.diff(steps.examples, prepend=0)[order]).astype(np.float64)
-    if over == "seconds":
-        return seconds, updates if quantity == "steps_per_second" else examples
-    if quantity == "steps_per_second":
-        return (updates if over == "steps" else examples), np.stack([seconds, updates], axis=1)
-    return (updates if over == "steps" else examples), np.stack([seconds, examples], axis=1)
+    seconds, counts = steps.time_seconds[order], ~steps.profiled[order]
+    examples = np.diff(steps.examples, prepend=0)[order]
+    where = {"steps": np.arange(1, len(order) + 1), "examples": np.cumsum(examples), "seconds": seconds}
+    done = np.cumsum(counts if quantity == "steps_per_second" else examples * counts)
+    return where[over].astype(np.float64), np.stack([training_clock(seconds, steps.profile_pauses()), done], axis=1)
 
 
 def _between(grid: Floats, x: Floats, y: Floats) -> Floats:
@@ -159,14 +162,10 @@ def _between(grid: Floats, x: Floats, y: Floats) -> Floats:
     return found
 
 
-def _rates(grid: Floats, x: Floats, y: Floats, over: Axis) -> Floats:
-    """Return for each grid point the mean rate since the one before; NaN for the first."""
-    if over == "seconds":
-        seconds, done = grid, np.interp(grid, x, y)
-    else:
-        seconds, done = np.interp(grid, x, y[:, 0]), np.interp(grid, x, y[:, 1])
-    passed = np.diff(seconds, prepend=np.nan)
-    rates: Floats = np.divide(np.diff(done, prepend=np.nan), passed, out=np.full(len(grid), np.nan), where=passed > 0)
+def _rates(grid: Floats, x: Floats, y: Floats) -> Floats:
+    """Return for each grid point the mean rate since the one before; NaN for the first, and where all was profiled."""
+    passed, done = (np.diff(np.interp(grid, x, column), prepend=np.nan) for column in y.T)
+    rates: Floats = np.divide(done, passed, out=np.full(len(grid), np.nan), where=passed > LEAST_SECONDS)
     return rates
 
 

@@ -60,6 +60,7 @@ _STEP_COLUMNS: Mapping[str, Kind] = {
     "group_examples": "integer",
     "group_data_wait_seconds": "number",
     "group_network_wait_seconds": "number",
+    "group_profiled_seconds": "number",
 }
 
 _EVALS = [field.name for field in fields(EvalRecord)]
@@ -93,6 +94,7 @@ def _steps(run: Run) -> Iterator[Cells]:
             record.examples,
             record.data_wait_seconds,
             record.network_wait_seconds,
+            record.profiled_seconds,
         )
         for index, loss in enumerate(record.losses):
             yield (

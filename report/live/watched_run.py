@@ -70,6 +70,9 @@ class _Training:
         self.epoch = max(self.epoch, record.epoch)
         self.time_seconds = record.time_seconds
         self._losses.extend(record.losses[-LOSSES:])
+        if record.profiled_seconds is not None:
+            self._recent.clear()
+            return
         self._recent.append(record)
         while len(self._recent) > 2 and record.time_seconds - self._recent[1].time_seconds >= SPEED_SECONDS:
             self._recent.popleft()

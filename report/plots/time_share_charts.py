@@ -10,7 +10,7 @@ import numpy as np
 from ...records.text.many_nodes import ends_of
 from ...records.text.numbers import duration_text
 from ..catalog.run import Run
-from ..diagnosis.time_shares import calibrated_segment, idle_fraction
+from ..diagnosis.time_shares import BESIDE_TRAINING, calibrated_segment, idle_fraction
 from .figure import COLOURS, INK, Bars, Picture, Segment
 from .lines import Line, Lines
 
@@ -24,10 +24,11 @@ _CLOCK_COMPONENTS = {
     "evaluation": ("eval_seconds", COLOURS[5]),
     "translation at the end": ("translate_seconds", COLOURS[2]),
     "checkpoints": ("checkpoint_seconds", COLOURS[4]),
+    "profiling": ("profile_seconds", COLOURS[3]),
     "between commands": ("other_seconds", INK),
 }
-_SELDOM = ("translate_seconds",)
-"""Shown where some run has it: most models translate nothing."""
+_SELDOM = ("translate_seconds", "profile_seconds")
+"""Shown where some run has it."""
 
 _STEP_COMPONENTS = {
     "data": ("data_seconds", COLOURS[4]),
@@ -113,9 +114,9 @@ def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
 
     What is known of the time in which workers had nothing to do is no training.
     """
-    segment, measured = calibrated_segment(summary), ("train_seconds", "eval_seconds", "translate_seconds", "checkpoint_seconds")
+    segment, measured = calibrated_segment(summary), ("train_seconds", *BESIDE_TRAINING.values())
     shares = summary.get("time_shares")
-    if shares is not None and segment is summary:
+    if shares is not None and not shares.get("part_began_seconds"):
         clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}
     else:
         clock = {key: float(summary[key]) for key in measured}

@@ -78,9 +78,10 @@ def duration(run: Run, series: StepSeries, wanted: Wanted) -> Answer | None:
 
 def _measured_part(run: Run, series: StepSeries) -> _Part:
     began, first = last_segment(run.job)
-    kept = series.group_time_seconds > began
+    kept = (series.group_time_seconds > began) & ~series.profiled_groups
     ends, counts = series.group_time_seconds[kept] - began, series.count[kept]
-    stops = [(start - began, end - began) for start, end in pauses(run.evals, run.events) if end > began]
+    paused = sorted([*pauses(run.evals, run.events), *series.profile_pauses()])
+    stops = [(start - began, end - began) for start, end in paused if end > began]
     evaluations = [record.seconds for record in run.evals if record.time_seconds > began]
     saved = [end - start for start, end in checkpoint_pauses(run.events) if end > began]
     translated = end_translations(run.events)
@@ -90,8 +91,8 @@ def _measured_part(run: Run, series: StepSeries) -> _Part:
     measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved, [end - start for start, end in translated])
     trained = float(training_clock(np.array([ends.max()]), stops)[0]) if len(ends) else 0.0
     translating = math.fsum(own) or run.summary["translate_seconds"]  # also of one that was cut off, which no event times
-    paused = math.fsum(evaluations) + math.fsum(saved) + translating
-    return _Part(steps, began, first, examples, measured, trained, paused, bool(own))
+    beside = math.fsum(evaluations) + math.fsum(saved) + translating
+    return _Part(steps, began, first, examples, measured, trained, beside, bool(own))
 
 
 def _anew(part: _Part) -> Measured:
@@ -117,10 +118,12 @@ def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None)
 
 def _as_it_was(run: Run, part: _Part) -> Answer:
     summary = run.summary
-    names = ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds")
+    names = ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds", "profile_seconds")
     figures = {name: summary[name] for name in names}
     evaluations = len(run.evals)  # of all parts, as the seconds are
-    parts = _parts(evaluations, *(figures[name] for name in names[2:]))
+    parts = _parts(evaluations, *(figures[name] for name in names[2:-1]))
+    if figures["profile_seconds"]:
+        parts += f", profiling {time_text(figures['profile_seconds'])}"
     if run.job.get("translation_signatures") and not part.translated:
         parts += f", {'which' if figures['translate_seconds'] else f'without {_TRANSLATION}, which'} was not finished"
     around = time_text(summary["total_seconds"] - summary["run_seconds"])

@@ -24,6 +24,7 @@ _WAITS = {
     "evaluating": "evaluating",
     "translating": "translating at the end",
     "saving": "saving",
+    "profiling": "profiling",
     "other": "what lies between commands",
 }
 

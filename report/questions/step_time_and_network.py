@@ -49,8 +49,9 @@ def _course(run: Run, explanation: Explanation, series: StepSeries, nodes: Seque
     if grid is None:
         return None
     ends = np.concatenate([[0.0], np.maximum.accumulate(series.group_time_seconds)])
-    done = np.interp(grid.edges, ends, np.concatenate([[0], np.cumsum(series.count)]).astype(np.float64))
-    steps, trained = np.diff(done), np.diff(training_clock(grid.edges, pauses(run.evals, run.events)))
+    done = np.interp(grid.edges, ends, np.concatenate([[0], np.cumsum(series.count * ~series.profiled_groups)]).astype(np.float64))
+    stops = sorted([*pauses(run.evals, run.events), *series.profile_pauses()])
+    steps, trained = np.diff(done), np.diff(training_clock(grid.edges, stops))
     rates = np.sum([on_grid(grid, node.time_seconds, node.sent_bytes_per_second) for node in nodes], axis=0)
     known = (steps > 0) & (trained > 0.5 * grid.seconds) & np.isfinite(rates)
     if not known.any():

@@ -44,6 +44,7 @@ class _StepLine(msgspec.Struct, gc=False):
     examples: Count
     losses: list[_Number]
     worker: Index | None = None
+    profiled_seconds: Seconds | None = None
 
 
 class _RatedStepLine(_StepLine, gc=False, kw_only=True):
@@ -88,7 +89,9 @@ class StepSeries:
     ``learning_rate`` [n], in the order of the numbers too, is None where it was not asked for.
 
     The others have an entry a group [groups] and are in the order in which the groups ended: ``first`` (number of its first update),
-    ``count``, ``group_time_seconds`` (its end), ``seconds`` (its duration), ``group_examples``, ``worker`` (−1 in sync mode), ``epoch``.
+    ``count``, ``group_time_seconds`` (its end), ``seconds`` (its duration), ``group_examples``, ``worker`` (−1 in sync mode), ``epoch``,
+    ``profiled_seconds`` (NaN where it was not profiled), whose updates and time count for no speed. ``profiled`` [n] says of which updates
+    that holds.
     """
 
     step: Integers
@@ -102,11 +105,23 @@ class StepSeries:
     group_examples: Integers
     worker: Integers
     epoch: Integers
+    profiled_seconds: Floats
+    profiled: NDArray[np.bool_]
     learning_rate: Floats | None = None
 
     def __len__(self) -> int:
         """Return the number of updates."""
         return len(self.step)
+
+    def profile_pauses(self) -> list[tuple[float, float]]:
+        """Return when (from, to, on the run clock) updates were profiled: no speed counts this time."""
+        ends = self.group_time_seconds
+        return [(float(ends[group] - self.profiled_seconds[group]), float(ends[group])) for group in np.flatnonzero(self.profiled_groups)]
+
+    @property
+    def profiled_groups(self) -> NDArray[np.bool_]:
+        """Which groups [groups] were profiled."""
+        return ~np.isnan(self.profiled_seconds)
 
     def in_time(self) -> Integers:
         """Return the order [n] of the updates by their time; in async mode it differs from that of their numbers."""
@@ -149,6 +164,7 @@ class _Columns:
     seconds: array[float] = field(default_factory=lambda: array("d"))
     examples: array[int] = field(default_factory=lambda: array("q"))
     worker: array[int] = field(default_factory=lambda: array("q"))
+    profiled_seconds: array[float] = field(default_factory=lambda: array("d"))
     losses: array[float] = field(default_factory=lambda: array("f"))
     learning_rates: array[float] = field(default_factory=lambda: array("d"))
 
@@ -160,6 +176,7 @@ class _Columns:
         self.seconds.extend([line.seconds for line in lines])
         self.examples.extend([line.examples for line in lines])
         self.worker.extend([-1 if line.worker is None else line.worker for line in lines])
+        self.profiled_seconds.extend([np.nan if line.profiled_seconds is None else line.profiled_seconds for line in lines])
         for line in lines:
             self._losses(line.losses)
             if isinstance(line, _RatedStepLine):
@@ -199,7 +216,7 @@ def _series(columns: _Columns, learning_rates: bool) -> StepSeries:
     """Spread the groups over their updates and put both in order."""
     first, count = np.array(columns.first, np.int64), np.array(columns.count, np.int64)
     ends, seconds = np.array(columns.time_seconds, np.float64), np.array(columns.seconds, np.float64)
-    group_examples = np.array(columns.examples, np.int64)
+    group_examples, profiled = np.array(columns.examples, np.int64), np.array(columns.profiled_seconds, np.float64)
     group = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count) + 1  # 1 for a group's first update
     step = first[group] + within - 1
@@ -221,6 +238,8 @@ def _series(columns: _Columns, learning_rates: bool) -> StepSeries:
         group_examples[by_end],
         np.array(columns.worker, np.int64)[by_end],
         np.array(columns.epoch, np.int64)[by_end],
+        profiled[by_end],
+        ~np.isnan(profiled[group][by_number]),
         np.array(columns.learning_rates, np.float64)[by_number] if learning_rates else None,
     )
 

@@ -21,7 +21,7 @@ WINDOWS = 200
 class Pace:
     """Speed in windows of a run [windows]. `steps` and `seconds` are updates done and run clock at a window's end.
 
-    Rates are over the time in training, as those of a summary: evaluations and pauses for checkpoints are left out.
+    Rates are over the time in training, as those of a summary: evaluations, pauses for checkpoints and what was profiled are left out.
     """
 
     steps: Floats
@@ -103,13 +103,14 @@ def pace(series: StepSeries, stops: Sequence[tuple[float, float]], windows: int 
         return Pace(nothing, nothing, nothing, nothing)
     in_time = series.in_time()
     seconds = series.time_seconds[in_time]
-    trained = np.maximum.accumulate(training_clock(seconds, stops))
-    each = np.diff(series.examples, prepend=0)[in_time]
+    trained = np.maximum.accumulate(training_clock(seconds, sorted([*stops, *series.profile_pauses()])))
+    counts = ~series.profiled[in_time]
+    each = np.diff(series.examples, prepend=0)[in_time] * counts
     edges = np.linspace(0.0, trained[-1], min(windows, len(series.count)) + 1)
-    steps = _until(edges, trained, np.arange(1, n + 1))
-    examples = _until(edges, trained, np.cumsum(each))
-    spent = np.diff(edges) if trained[-1] > 0 else np.full(len(edges) - 1, np.nan)
-    return Pace(steps[1:], np.interp(edges[1:], trained, seconds), np.diff(steps) / spent, np.diff(examples) / spent)
+    steps, examples = _until(edges, trained, np.cumsum(counts)), _until(edges, trained, np.cumsum(each))
+    spent = np.diff(edges) if counts.any() and trained[-1] > 0 else np.full(len(edges) - 1, np.nan)
+    done = _until(edges, trained, np.arange(1, n + 1))[1:]
+    return Pace(done, np.interp(edges[1:], trained, seconds), np.diff(steps) / spent, np.diff(examples) / spent)
 
 
 def _until(edges: Floats, trained: Floats, done: Integers) -> Floats:

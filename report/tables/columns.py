@@ -115,7 +115,13 @@ RESTARTS: tuple[Column, ...] = (
 )
 """Of runs that went on by themselves after failures."""
 
-_KNOWN = {one.key: one for one in (*RUN_COLUMNS, *RESTARTS, *NODE)}
+PROFILING: tuple[Column, ...] = (
+    Column("profiled_updates", "profiled updates", count_text, None, "profiled"),
+    Column("profile_seconds", "profiling time", duration_text, None, "profiling"),
+)
+"""Of runs that traced steps; no speed has these updates and this time in it."""
+
+_KNOWN = {one.key: one for one in (*RUN_COLUMNS, *RESTARTS, *PROFILING, *NODE)}
 
 _OTHERS: dict[str, Column] = {
     "best_eval_accuracy": Column("best_eval_accuracy", "best accuracy", number_text, METRICS),
@@ -174,9 +180,10 @@ def _final(info: MetricInfo, searched: Searched) -> Column:
 
 
 def run_columns(runs: Iterable[Run]) -> list[Column]:
-    """Return `RUN_COLUMNS` with the columns of the runs' metrics in the place of the accuracy's, and `RESTARTS` where there were any.
+    """Return `RUN_COLUMNS` with the columns of the runs' metrics in the place of the accuracy's.
 
-    The error, which is 1 − accuracy, has a column where a run has the accuracy of a classifier, and none a metric of that name.
+    `RESTARTS` and `PROFILING` follow where there were any. The error, which is 1 − accuracy, has a column where a run has the accuracy of
+    a classifier, and none a metric of that name.
     """
     known = list(runs)
     own = {one.key: one for one in metric_columns(known)} or {"eval_accuracy": _KNOWN["eval_accuracy"]}
@@ -187,7 +194,8 @@ def run_columns(runs: Iterable[Run]) -> list[Column]:
     metrics += own.values()
     place = next(index for index, one in enumerate(RUN_COLUMNS) if one.group == METRICS)
     restarts = RESTARTS if any(run.summary.get("restarts") for run in known) else ()
-    return [*RUN_COLUMNS[:place], *metrics, *(one for one in RUN_COLUMNS[place:] if one.group != METRICS), *restarts]
+    profiling = PROFILING if any(run.summary.get("profiled_updates") for run in known) else ()
+    return [*RUN_COLUMNS[:place], *metrics, *(one for one in RUN_COLUMNS[place:] if one.group != METRICS), *restarts, *profiling]
 
 
 def column(text: str, further: Sequence[Column] = ()) -> Column:

@@ -201,6 +201,50 @@ def test_a_wrong_request_of_a_process_ends_it_with_2(tmp_path):
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.alone
+class TestProfiledSpeed:
+    """Speeds of two processes are compared."""
+
+    @pytest.mark.parametrize("backend", ["torch", "tf"])
+    def test_tracing_steps_does_not_change_the_speed(self, tmp_path, backend):
+        job = ("--backend", backend, "--steps", "2000", "--no-calibrate", "--no-save-final", "--json", "--quiet", "--out", str(tmp_path))
+        speeds = {}
+        for name, asked in (("plain", "0"), ("profiled", "20")):
+            done = trainer("run", *job, "--profile", asked, "--name", name)
+            assert done.returncode == 0, done.stderr
+            summary = json.loads(done.stdout)
+            assert summary["profiled_updates"] == int(asked)
+            assert (summary["profile_seconds"] > 0) == (name == "profiled")
+            whole = summary["train_seconds"] + summary["profile_seconds"] + summary["eval_seconds"] + summary["checkpoint_seconds"]
+            assert whole <= summary["run_seconds"]
+            speeds[name] = summary["examples_per_second"]
+        assert 0.5 < speeds["profiled"] / speeds["plain"] < 2
+
+
+@pytest.mark.parametrize("backend", ["torch", "tf"])
+def test_tracing_asynchronous_steps_is_counted_apart(tmp_path, backend):
+    done = run_job(tmp_path, backend=backend, mode="async", nodes=2, steps=600, profile=20, calibrate=False)
+    profiled = [record for record in done.steps if record.profiled_seconds is not None]
+    first_plain = next(index for index, record in enumerate(done.steps) if record.profiled_seconds is None)
+    assert profiled == list(done.steps[:first_plain])
+    own = [record for record in profiled if record.worker == 0] if backend == "torch" else profiled
+    assert sum(record.count for record in own) >= 20 + (backend == "torch")
+    assert sum(record.count for record in own[:-1]) < 20 + (backend == "torch")
+    assert done.summary["profiled_updates"] == sum(record.count for record in profiled)
+    assert done.summary["profile_seconds"] == pytest.approx(sum(record.profiled_seconds for record in profiled))
+    assert done.summary["profile_seconds"] + done.summary["train_seconds"] <= done.summary["run_seconds"]
+
+
+def test_a_trace_of_all_updates_leaves_no_speed(tmp_path):
+    done = trainer("run", "--backend", "torch", "--steps", "20", "--profile", "20", "--json", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["profiled_updates"], summary["examples_per_second"], summary["steps_per_second"]) == (20, None, None)
+    explained = trainer("explain", summary["path"])
+    assert (explained.returncode, explained.stderr) == (0, "")
+    assert "profiling" in explained.stdout
+
+
 def test_a_trace_that_is_longer_than_the_run_is_missed(tmp_path):
     done = trainer("run", "--backend", "torch", "--steps", "3", "--profile", "50", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

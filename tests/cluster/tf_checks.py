@@ -244,7 +244,8 @@ def test_states_are_taken_over_whole_or_refused(session):
 def test_a_trace_is_written(monkeypatch, tmp_path):
     monkeypatch.setenv("TRAINER_PROFILE_DIR", str(tmp_path))
     session, _, _ = opened("worker-0", {"model": "cnn", "batch_size": 8, "profile": 2}, 32, free_ports(1))
-    assert [result.count for result in session.train(Plan(0, 7, 0, 0, np.full(7, 0.01)))] == [2, 5]
+    results = session.train(Plan(0, 7, 0, 0, np.full(7, 0.01)))
+    assert [(result.count, result.profiled) for result in results] == [(2, True), (5, False)]
     (trace,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     assert b"Conv2D" in trace.read_bytes()
 

@@ -203,7 +203,7 @@ def test_a_few_updates_are_traced(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_PROFILE_DIR", str(tmp_path))
     session, _, _ = opened("worker-0", {"model": "cnn", "batch_size": 10, "profile": 2}, 32, free_ports(1))
     results = list(session.train(Plan(0, 5, 0, 0, np.full(5, 0.1))))
-    assert [result.count for result in results] == [2, 3]
+    assert [(result.count, result.profiled) for result in results] == [(2, True), (3, False)]
     session.close()
     (path,) = tmp_path.glob("worker-0.*.pt.trace.json")
     names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]

@@ -95,7 +95,7 @@ DIFFERENCES = [
     ("steps_per_call", {}, {"steps_per_call": 1}, WORK),
     ("deterministic", {}, {"deterministic": True}, WORK),
     ("accumulate", {"batch_size": 8, "accumulate": 4}, {"batch_size": 16, "accumulate": 2}, WORK),
-    ("profile", {}, {"profile": 5}, WORK),
+    ("profile", {}, {"profile": 5, "summary": {"profiled_updates": 0}}, set()),
     ("sample_interval", {}, {"sample_interval": 2.0}, {RESOURCES}),
     ("start_timeout", {}, {"start_timeout": 60.0}, set()),
     ("stall_timeout", {}, {"stall_timeout": 60.0}, set()),
@@ -273,6 +273,8 @@ def segments(**changed):
     return {"segments": [{}, {"changed": {key: [1, 2] for key in changed}}]}
 
 
+PROFILED = {"profiled_updates": 5, "profile_seconds": 2.5}
+
 FAULTY = [
     ("state", {"summary": {"state": "interrupted"}}, set(GROUPS)),
     ("diverged", {"summary": {"non_finite_from_step": 3}}, set(GROUPS)),
@@ -282,6 +284,9 @@ FAULTY = [
     ("changed", {"summary": {"resumed": 1}, "described": segments(batch_size=1, epochs=1)}, set(GROUPS)),
     ("restarted", {"summary": {"restarts": 2, "restart_seconds_lost": 7.5}}, {TIME, TARGET, RESOURCES}),
     ("lacked workers", {"summary": {"restarts": 1, "worker_restarts": 1, "worker_absent_seconds": 4.5}}, WORK),
+    ("profiled", {"profile": 5, "summary": PROFILED}, {TIME, TARGET, RESOURCES}),
+    ("profiled throughout", {"profile": 500, "summary": {**PROFILED, "examples_per_second": None}}, WORK),
+    ("profiled throughout", {"profile": 5}, WORK),  # by a release that did not count what was profiled
     ("starved", {"summary": {"per_node": [starved_node(0.4)]}}, WORK),
     ("learnt under contention", {"mode": "async", "summary": {"per_node": [starved_node(0.7)]}}, WORK | LEARNT),
 ]

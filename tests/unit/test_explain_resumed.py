@@ -85,7 +85,7 @@ def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
     assert found.step_fractions["compute"] == pytest.approx(1.0)
     assert found.run_fractions == pytest.approx(
         {"compute": 5.6 / 6, "data": 0.0, "peers": 0.0, "network": 0.0, "evaluating": 0.2 / 6, "saving": 0.0, "other": 0.2 / 6}
-        | {"translating": 0.0}
+        | {"translating": 0.0, "profiling": 0.0}
     )
     assert (found.evidence.evaluations, found.evidence.saved) == (1, 1)
 

@@ -93,7 +93,7 @@ SOUND = {
             "steps",
             {
                 **OWN, "first_step": 0, "examples": 8, "seconds": 0.1, "data_wait_seconds": None, "network_wait_seconds": 0.0,
-                "worker": None,
+                "worker": None, "profiled_seconds": None,
             },
             {"losses": np.array([float("nan"), 1.0], "<f4")},
         ),

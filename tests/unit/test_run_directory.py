@@ -172,7 +172,7 @@ def test_a_run_is_read_back(tmp_path):
         write(record)
         write(record)
     asked = {"backend": "tf", "mode": "sync", "model": "logreg", "data": "digits", "nodes": 1, "workers": 1, "seed": 0}
-    clock = {f"{name}_seconds": 0.5 for name in ("init", "train", "eval", "checkpoint", "translate", "run", "total")}
+    clock = {f"{name}_seconds": 0.5 for name in ("init", "train", "eval", "checkpoint", "translate", "profile", "run", "total")}
     sizes = {"batch_size": 5, "global_batch_size": 5, "steps": 2, "examples": 10}
     figures = {"run": writer.path.name, "state": "succeeded", **asked, **sizes, **clock, "per_node": []}
     writer.write_summary({**figures, "final_train_loss": float("nan")})

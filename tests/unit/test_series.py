@@ -15,6 +15,8 @@ from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.records.summary.node_usage import rate_between
+from crosstrain.report.catalog.run import Run
+from crosstrain.report.export.curves import curves
 from crosstrain.report.series.arrays import read_steps, read_system
 from crosstrain.report.series.downsample import smoothed, thinned
 from crosstrain.report.series.throughput import pace, pauses, training_clock
@@ -228,6 +230,34 @@ def test_speed_leaves_evaluations_out_and_adds_up(tmp_path):
     assert speed.examples_per_second == pytest.approx(np.full(20, 2000.0))
     assert speed.steps[-1] == 400
     assert speed.seconds[-1] == pytest.approx(4.0 + EVAL_SECONDS)
+
+
+def profiled_in_between(tmp_path):
+    """100 updates a second and 2,000 examples, of which the third group took 3 s for its 10 updates as it was traced."""
+    writer = open_run(a_job(tmp_path, name="profiled"))
+    for group in range(20):
+        now, profiled = 0.1 * (group + 1) + 2.9 * (group >= 2), 3.0 if group == 2 else None
+        writer.step(StepRecord(10 * group, 10, 0, now, 0.1, 200, (1.0,) * 10, (0.1,), profiled_seconds=profiled))
+    writer.close()
+    return writer.path
+
+
+def test_speed_leaves_out_what_was_profiled(tmp_path):
+    series = read_steps(profiled_in_between(tmp_path))
+    assert series.profile_pauses() == [(pytest.approx(0.2), pytest.approx(3.2))]
+    assert np.flatnonzero(series.profiled).tolist() == list(range(20, 30))
+    speed = pace(series, [], windows=19)
+    assert speed.steps_per_second == pytest.approx(np.full(19, 100.0))
+    assert speed.examples_per_second == pytest.approx(np.full(19, 2000.0))
+    assert (speed.steps[-1], speed.seconds[-1]) == (200, pytest.approx(4.9))
+
+
+@pytest.mark.parametrize("over", ["steps", "examples", "seconds"])
+def test_curves_of_speed_leave_out_what_was_profiled(tmp_path, over):
+    found = curves([Run(profiled_in_between(tmp_path))], "examples_per_second", over, points=50)
+    known = found.raw["profiled"][found.inside["profiled"]]
+    assert known == pytest.approx(np.full(len(known), 2000.0))
+    assert len(known) > 15
 
 
 def test_the_speed_of_async_workers_adds_up(tmp_path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,6 +158,56 @@ def test_waits_are_summed_where_they_were_measured(tmp_path):
     summary = summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=6, updates_applied=6)
     writer.close()
     assert (summary["data_wait_seconds"], summary["network_wait_seconds"]) == (0.75, None)
+
+
+def profiled_run(path, groups, *, train_seconds, **job):
+    """The summary of a run of groups (count, seconds, seconds of profiling or None, worker)."""
+    writer, step = open_run(a_job(path, **job)), 0
+    for count, seconds, profiled, worker in groups:
+        staleness = None if worker is None else (0,) * count
+        record = replace(STEP, step=step, count=count, seconds=seconds, examples=10 * count, losses=(0.5,) * count, data_wait_seconds=0.01)
+        writer.step(replace(record, profiled_seconds=profiled, worker=worker, staleness=staleness))
+        step += count
+    clock = replace(CLOCK, train_seconds=train_seconds, run_seconds=train_seconds + 0.5)
+    summary = summarise(writer.path, clock, state="succeeded", updates_scheduled=step, updates_applied=step)
+    writer.close()
+    return summary
+
+
+def test_what_was_profiled_is_in_no_speed(tmp_path):
+    groups = [(4, 2.0, 2.5, None), (1, 0.5, 7.0, None), (7, 0.7, None, None), (8, 0.8, None, None)]
+    summary = profiled_run(tmp_path, groups, train_seconds=11.0)
+    assert (summary["profiled_updates"], summary["profile_seconds"], summary["train_seconds"]) == (5, 9.5, 1.5)
+    assert (summary["steps"], summary["examples"]) == (20, 200)
+    assert (summary["steps_per_second"], summary["examples_per_second"]) == (pytest.approx(10.0), pytest.approx(100.0))
+    assert summary["step_seconds"] == pytest.approx({"p50": 0.1, "p95": 0.1, "max": 0.1, "group_size": 8})
+    assert summary["data_wait_seconds"] == pytest.approx(0.02)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0.01, 9.0), st.none() | st.floats(0.01, 99.0)), min_size=1, max_size=30),
+)
+def test_a_profiled_run_has_the_speed_of_its_other_updates(groups):
+    plain = [(count, seconds, None, None) for count, seconds, profiled in groups if profiled is None]
+    training = sum(seconds for _, seconds, _, _ in plain)
+    profiling = sum(profiled for _, _, profiled in groups if profiled is not None)
+    with tempfile.TemporaryDirectory() as folder:
+        found = profiled_run(Path(folder), [(*group, None) for group in groups], train_seconds=training + profiling)
+    with tempfile.TemporaryDirectory() as folder:
+        expected = profiled_run(Path(folder), plain, train_seconds=training)
+    for name in ("steps_per_second", "examples_per_second", "step_seconds"):
+        assert found[name] == (None if not plain else pytest.approx(expected[name]))
+    assert found["profiled_updates"] == sum(count for count, _, profiled in groups if profiled is not None)
+    assert found["train_seconds"] == pytest.approx(training)
+
+
+@pytest.mark.parametrize("groups_beside", [0, 19, 20])
+def test_async_workers_have_a_speed_where_most_of_their_groups_began_after_the_trace(tmp_path, groups_beside):
+    groups = [(2, 0.5, 0.5, 0), (2, 0.5, 3.5, 1), *[(2, 0.2, None, 1)] * groups_beside]
+    summary = profiled_run(tmp_path, groups, train_seconds=4.0 + 0.1 * groups_beside, mode="async", nodes=2)
+    known = [summary["steps_per_second"], summary["examples_per_second"]]
+    assert known == ([pytest.approx(20.0), pytest.approx(200.0)] if groups_beside == 20 else [None, None])
+    assert summary["profiled_updates"] == 4
 
 
 def test_the_best_evaluation_is_the_earliest_of_the_most_accurate_with_the_lowest_loss(tmp_path):

@@ -19,6 +19,7 @@ from run_samples import EVALUATION, RESUMED, STEP, a_job, resumed_run, resumed_s
 from crosstrain.metrics import LOSS
 from crosstrain.metrics.classification import ACCURACY
 from crosstrain.records.loggers.base import replay
+from crosstrain.records.loggers.curve_points import TrainingCurve
 from crosstrain.records.loggers.tensorboard import FOLDER, TensorBoardWriter
 from crosstrain.records.loggers.tensorboard_hparams import figures as hparams_figures
 from crosstrain.records.schema import StepRecord
@@ -65,6 +66,15 @@ def test_every_value_can_be_read_back(tmp_path):
     for tag, points in EXPECTED.items():
         assert [step for step, _ in found[tag]] == [step for step, _ in points]
         assert [value for _, value in found[tag]] == pytest.approx([value for _, value in points])
+
+
+def test_points_of_speed_leave_out_what_was_profiled():
+    curve, points = TrainingCurve(1.0), []
+    for group, (now, profiled) in enumerate([(6.0, 6.0), (6.5, 0.5), (7.0, None), (9.5, 2.0), (10.0, None), (10.5, None), (11.0, None)]):
+        points.append(curve.add(replace(STEP, step=2 * group, time_seconds=now, seconds=0.5, profiled_seconds=profiled)))
+    known = [point["train/examples_per_second"] for point in points if point and "train/examples_per_second" in point]
+    assert known == pytest.approx([40.0] * len(known))
+    assert len(known) >= 2
 
 
 def test_a_long_run_has_a_bounded_number_of_points(tmp_path):

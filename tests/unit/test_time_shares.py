@@ -143,7 +143,7 @@ def test_a_summary_has_them_where_the_run_was_calibrated(tmp_path, make, step):
 
 # A run that was resumed ------------------------------------------------------------------------------------------------
 
-RUN = {"checkpoint_seconds": 0.0, "translate_seconds": 0.0}
+RUN = {"checkpoint_seconds": 0.0, "translate_seconds": 0.0, "profile_seconds": 0.0}
 EARLIER = {"run_seconds": 0.75, "train_seconds": 0.5, "eval_seconds": 0.25, "checkpoint_seconds": 0.0}
 
 

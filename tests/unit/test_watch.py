@@ -21,7 +21,8 @@ from crosstrain.records.schema import EventRecord, StepRecord
 from crosstrain.records.store.run_directory import RunReader, RunWriter
 from crosstrain.records.summary.summary import summarise
 from crosstrain.report.live.text import figures_line, news_line
-from crosstrain.report.live.watched_run import WatchedRun
+from crosstrain.report.live.watched_run import WatchedRun, _Training
+from crosstrain.report.questions.time_left import Block
 
 WATCH = [sys.executable, "-m", "crosstrain.cli.main", "watch"]
 
@@ -326,6 +327,17 @@ def test_the_translation_at_the_end_is_counted_once_it_was_measured(watched):
     run.poll()
     assert figures_line(run).endswith("  6.50 s left")
     assert run.snapshot([])["time_left_translate_seconds"] == 3.0
+
+
+def test_the_speed_leaves_out_what_was_profiled():
+    training = _Training()
+    for first, now, profiled in ((0, 5.0, 5.0), (10, 6.0, None), (20, 7.0, None)):
+        training.add(StepRecord(first, 10, 0, now, 1.0, 100, (0.5,) * 10, (0.1,), profiled_seconds=profiled))
+        if profiled is not None:
+            assert training.speed() is None
+        else:
+            assert training.speed().examples_per_second == pytest.approx(100)
+    assert training.blocks([]) == [Block(10, 1.0)]
 
 
 def test_the_speed_is_that_of_late(watched):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -202,8 +203,9 @@ class AsyncSession:
         result, loss_scale = read_outcome(ticket, outcome)
         if self._loss_scale is not None:
             self._loss_scale.learn(ticket.loss_scale, loss_scale, ticket.count)
-        if self._tracer is not None:
+        if self._tracer is not None and not self._tracer.ended:
             self._tracer.done(result.count)
+            return replace(result, profiled=True)
         return result
 
     def evaluate(self, split: Split) -> EvalResult:

@@ -141,7 +141,7 @@ class SyncSession:
         """Apply the plan in calls of at most `job.steps_per_call` steps; a call is a result."""
         begin = 0
         while begin < plan.count:
-            count = min(self._left_to_trace or self.steps.most_per_call, plan.count - begin)
+            count, profiled = min(self._left_to_trace or self.steps.most_per_call, plan.count - begin), self._left_to_trace > 0
             if self._tracer is not None:
                 self._tracer.begin()
             started = time.perf_counter()
@@ -151,7 +151,7 @@ class SyncSession:
             self._left_to_trace = max(0, self._left_to_trace - count)
             if self._tracer is not None:
                 self._tracer.done(count)
-            yield StepResult(plan.first_step + begin, losses, int(batches.examples.sum()), seconds)
+            yield StepResult(plan.first_step + begin, losses, int(batches.examples.sum()), seconds, profiled=profiled)
             begin += count
 
     def drain(self) -> Iterator[StepResult]:

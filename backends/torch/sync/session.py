@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -124,14 +125,14 @@ class SyncSession:
         self._healthy = self._averaged = False
         first = 0
         while first < plan.count:
-            count = self._group(plan.count - first)
+            count, profiled = self._group(plan.count - first), self._left_to_trace > 0
             if self._tracer is not None:
                 self._tracer.begin()
             result = self._run(plan, batches, first, count)
             self._left_to_trace = max(0, self._left_to_trace - count)
             if self._tracer is not None:
                 self._tracer.done(count)
-            yield result
+            yield replace(result, profiled=profiled)
             first += count
         self._healthy = True
 
