@@ -75,7 +75,7 @@ class _Servers:
         try:
             equal = said["state"] == self._state
             if equal:
-                self._server(Job.model_validate(said["job"])).lend(launcher, descriptors[0], said["variables"], said["open_files"])
+                self._server(Job.model_validate(said["job"])).lend(launcher, descriptors[0], said["variables"])
             launcher.send(json.dumps({"lent": equal}).encode())
         finally:
             for descriptor in descriptors:

@@ -10,6 +10,7 @@ import argparse
 import gc
 import os
 import queue
+import resource
 import socket
 import sys
 import threading
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -312,6 +314,7 @@ def run_task(connection: socket.socket, parent_pid: int, stacks: int | None) -> 
     """
     ignore_interrupts()
     die_with_parent(parent_pid)
+    _allow_open_files()
     if stacks is not None:
         write_stacks_on_signal(stacks)
     stream = Stream(connection.makefile("rb"), connection.makefile("wb"))
@@ -326,6 +329,13 @@ def run_task(connection: socket.socket, parent_pid: int, stacks: int | None) -> 
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _allow_open_files() -> None:
+    """Have as many open files as the system allows: a framework that listens keeps whatever connects, and aborts at the limit."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # where the kernel has a smaller limit of its own, what there is has to do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _await_opening(stream: Stream) -> Message:

@@ -8,6 +8,7 @@ order of arrival.
 from __future__ import annotations
 
 import errno
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,17 @@ from ...engine.peer_loss import indicates_peer_loss
 from ...engine.protocol.messages import Message
 
 __all__ = ["AddressInUseError", "Failures", "NodeLostError", "TaskDiedError", "Termination", "first_cause", "is_victim"]
+
+
+MOST_QUOTED_CHARACTERS = 300
+
+_SAYS_NOTHING = re.compile(
+    r"""\s*$|\s+File\ "|\s*(?:frame\ )?\#\d|\s*@\s+0x|(?:Current\ t|T)hread\ 0x|Extension\ modules:|\*\*\*\ (?:Begin|End)
+    |\[?[IW]\d{4}\ |.{0,60}:\ [IW]\ \S+:\d+|terminate\ called|Stack\ (?:Trace|trace)""",
+    re.VERBOSE,
+)
+"""Lines of a log that tell nobody why its task has ended: stacks, their titles, and what frameworks say at the levels of information and
+warning."""
 
 
 class AddressInUseError(TrainerError):
@@ -189,11 +201,19 @@ class Failures:
             how, why = f"{how}, as {'it' if starved == task else starved} ran out of memory", f" ({told}): {REMEDY}"
         elif death["signal"] == "SIGKILL" and death.get("oom_kills"):
             why = f"; the kernel has killed for want of memory meanwhile, so that it ran out of memory, most likely: {REMEDY}"
+        elif death["signal"] and not why and (last := _last_words(death["tail"])) is not None:
+            why = f'; its log ends with "{last}"'
         log = "\n".join(f"  {line}" for line in death["tail"])
         text = f"task {task} on {name} {how}{doing}{why}"
         died = TaskDiedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task, node)
         died.stalled = error is not None and error["type"] == StalledRunError.__name__
         return died
+
+
+def _last_words(tail: Sequence[str]) -> str | None:
+    """Return the last line of the end of a log that may say why its task has ended; None where there is no such line."""
+    said = next((line.strip() for line in reversed(tail) if not _SAYS_NOTHING.match(line)), None)
+    return said if said is None or len(said) <= MOST_QUOTED_CHARACTERS else f"{said[:MOST_QUOTED_CHARACTERS]}…"
 
 
 def _ending_of(death: Message) -> str:

@@ -19,7 +19,6 @@ import argparse
 import ctypes
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -57,10 +56,9 @@ class _Launcher:
     connection: socket.socket
     directory: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-    open_files: int = 0
 
     def adopt(self) -> None:
-        """In a task: work where the launcher does, with its variables and as many open files as it may have."""
+        """In a task: work where the launcher does, with its variables."""
         if self.directory is None:
             return
         os.fchdir(self.directory)
@@ -70,7 +68,6 @@ class _Launcher:
             del os.environ[name]
         os.environ.update(self.variables)
         sys.path[:] = [*path_entries(self.variables), *(entry for entry in sys.path if entry not in own)]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
     def close(self) -> None:
         """Close what this process has of it."""
@@ -150,7 +147,7 @@ class ForkServer:
             joined = _Agent(launcher, socket.socket(fileno=connection), named.get("user"), named.get("network"), said["cgroups"])
             self._agents.append(joined)
         else:
-            joined = _Launcher(socket.socket(fileno=connection), descriptors[0], said["variables"], said["open_files"])
+            joined = _Launcher(socket.socket(fileno=connection), descriptors[0], said["variables"])
             self._launchers.append(joined)
         self._selector.register(joined.connection, selectors.EVENT_READ)
         return True

@@ -81,7 +81,6 @@ def _lent_server(pool: str, job: Job) -> ForkServer | None:
         "job": job.model_dump(mode="json"),
         "state": inherited_state(),
         "variables": {key: value for key, value in task_environment(os.environ, None, None).items() if is_transferred(key)},
-        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     }
     directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
@@ -187,9 +186,9 @@ class ForkServerProcess(ForkServer):
         """Whether the server has ended."""
         return self._process.poll() is not None
 
-    def lend(self, launcher: socket.socket, directory: int, variables: Mapping[str, str], open_files: int) -> None:
+    def lend(self, launcher: socket.socket, directory: int, variables: Mapping[str, str]) -> None:
         """Have it serve another launcher too, whose connection and working directory are handed over; see `open_fork_server`."""
-        self._tell({"variables": variables, "open_files": open_files}, [launcher.fileno(), directory])
+        self._tell({"variables": variables}, [launcher.fileno(), directory])
 
     def kill(self) -> None:
         """End it at once, and with it whatever it has forked; safe in a signal handler."""

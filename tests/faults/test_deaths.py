@@ -2,8 +2,13 @@
 
 import json
 import os
+import re
+import resource
 import signal
+import socket
+import sys
 import time
+from contextlib import ExitStack
 
 import psutil
 import pytest
@@ -32,6 +37,10 @@ def training(run, tmp_path):
     steps = tmp_path / "runs/run/steps.jsonl"
     wait_until(lambda: run.process.poll() is not None or (steps.exists() and steps.stat().st_size > 0), 90, "the first step")
     assert run.process.poll() is None, run.stderr()
+
+
+def steps_done(tmp_path):
+    return len((tmp_path / "runs/run/steps.jsonl").read_bytes().splitlines())
 
 
 def status(tmp_path):
@@ -79,6 +88,48 @@ def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
         assert status(tmp_path)["task"] == "worker-0"
         assert "SIGKILL" in run.stderr()
         assert "the last words of rank 0" in run.stderr()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "strangers", "ends"),
+    [
+        (600, None, 700, "well"),
+        pytest.param(600, 600, 700, "badly", marks=pytest.mark.slow),
+    ],
+)
+def test_idle_connections_to_a_task_end_it_only_at_the_systems_limit_which_is_told(tmp_path, soft, hard, strangers, ends):
+    """gloo listens where anybody may connect, keeps whatever does, and aborts where it can accept no more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 4 * strangers:
+        pytest.skip(f"the system allows {before[1]} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * strangers, before[1]))
+    limits = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard or before[1]})); "
+    limits += "os.execv(sys.argv[1], sys.argv[1:])"
+    job = ["run", "--backend", "torch", "--nodes", "2", "--network", "host", "--epochs", "1000000", "--eval-every", "end"]
+    job += ["--checkpoint-every", "1000000steps", "--sample-interval", "0.1", "--out", str(tmp_path / "runs"), "--name", "run"]
+    try:
+        with MarkedRun(job, tmp_path, before=[sys.executable, "-c", limits]) as run, ExitStack() as connections:
+            training(run, tmp_path)
+            pid = task_pid(run, tmp_path, "worker-1")
+            listening = [each.laddr for each in psutil.Process(pid).net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+            assert listening
+            for address in listening:
+                for _ in range(strangers):
+                    connections.enter_context(socket.create_connection(address))
+            if ends == "well":
+                wait_until(lambda: psutil.Process(pid).num_fds() > strangers, 20, "the connections")
+                done = steps_done(tmp_path)
+                wait_until(lambda: run.process.poll() is not None or steps_done(tmp_path) > done + 3, 20, "further steps")
+                assert run.process.poll() is None, run.stderr()
+                os.kill(run.process.pid, signal.SIGTERM)
+                assert run.wait(30) == 75, run.stderr()
+            else:
+                assert run.wait(30) == 1
+                told = r'error: task worker-1 on node 1 was killed by SIGABRT; its log ends with "what\(\): .*Too many open files"'
+                assert re.search(told, run.stderr())
+                assert "Too many open files" in status(tmp_path)["cause"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_ctrl_c_ends_cleanly(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from crosstrain.engine.peer_loss import caused_by_peer_loss
 from crosstrain.engine.protocol.messages import Message
-from crosstrain.launch.driver.first_failure import Termination, first_cause, is_victim
+from crosstrain.launch.driver.first_failure import Failures, Termination, first_cause, is_victim
 
 GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.77.0.2]:49049. This is typically caused by …"
 GRPC = ':UNKNOWN:Error received from peer  {grpc_message:"recvmsg:Connection reset by peer", grpc_status:14}'
@@ -58,6 +58,32 @@ def test_what_an_error_tells(error, lost):
 )
 def test_who_is_a_victim(signal, tail, error, victim):
     assert is_victim(death(signal=signal, tail=tail), None if error is None else Message("error", error)) is victim
+
+
+@pytest.mark.parametrize(
+    ("tail", "last"),
+    [
+        ([], None),
+        (["", "   "], None),
+        (
+            ["terminate called after throwing an instance of 'x'", "  what():  accept: Too many open files", ""],
+            "what():  accept: Too many open files",
+        ),
+        (
+            ["Fatal Python error: Aborted", "", "Current thread 0x00 (most recent call first):", '  File "a.py", line 1 in f'],
+            "Fatal Python error: Aborted",
+        ),
+        (["CUDA error: out of luck", "frame #0: c10::Error + 0x9f (0x7f)", "  @ 0x7f3a  raise"], "CUDA error: out of luck"),
+        (["F0000 00:00:1 a.cc:1] Check failed", "I0000 00:00:1 b.cc:2] started"], "F0000 00:00:1 a.cc:1] Check failed"),
+        (["2026-01-01 00:00:00.1: I tensorflow/core/a.cc:15] cpu"], None),
+        (["[W1127 20:02:38.877 socket.cpp:207] [c10d] The hostname cannot be retrieved"], None),
+        (["x" * 1000], "x" * 300 + "…"),
+    ],
+)
+def test_the_last_words_of_a_log_that_say_something_are_quoted_of_a_task_that_a_signal_has_ended(tail, last):
+    fields = {"signal": "SIGABRT", "tail": tail}
+    told = str(Failures([]).death_of(0, "node 0", death(**fields))).splitlines()[0]
+    assert told == "task worker-0 on node 0 was killed by SIGABRT" + ("" if last is None else f'; its log ends with "{last}"')
 
 
 def history(seed, offsets):
