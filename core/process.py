@@ -20,6 +20,7 @@ __all__ = [
     "InterruptsIgnored",
     "command_ending_with_parent",
     "die_with_parent",
+    "ending_in_words",
     "ignore_interrupts",
     "ignores_signal",
     "interrupts_answered",
@@ -55,6 +56,11 @@ def python(module: str, *arguments: str, interpreter: str | None = None) -> list
 def isolated_python(*arguments: str) -> list[str]:
     """Return the command that runs a script with the standard library alone: neither PYTHONPATH nor any installed package counts."""
     return [sys.executable, "-I", "-S", *arguments]
+
+
+def ending_in_words(code: int) -> str:
+    """Say how a process ended, by its exit code as `subprocess` has it: below 0 for a signal."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:

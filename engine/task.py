@@ -17,8 +17,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn

@@ -397,13 +397,18 @@ class Restarts:
             if not decision.because:
                 raise error
             raise RunFailedError(f"{decision.because}: {error}", failure.task) from error
+        replaces_nodes = isinstance(decision, Restart) and decision.replaces_nodes
+        if failure.kind == "network" and not replaces_nodes:
+            raise error  # there are no nodes any more
         if self._interrupted():  # while it trained, and no checkpoint came of that
             raise InterruptedRunError(f"interrupted by the user, before a failure: {failure.cause}") from error
         seconds = attempt.seconds
         self._tell(failure, decision, attempt)
         attempt.end(politely=False)
+        if failure.kind == "network":
+            self._nodes.lose_all()
         self._nodes.wait(decision.after_seconds)
-        if isinstance(decision, Restart) and decision.replaces_nodes:
+        if isinstance(decision, Restart) and replaces_nodes:
             self._replace_lost(decision)
         if self._nodes.violation is not None:
             raise self._nodes.violation from error

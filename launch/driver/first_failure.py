@@ -18,8 +18,11 @@ from ...core.liveness.memory_exhaustion import REMEDY, worker_in
 from ...engine.peer_loss import indicates_peer_loss
 from ...engine.protocol.messages import Message
 
-__all__ = ["AddressInUseError", "Failures", "NodeLostError", "TaskDiedError", "Termination", "first_cause", "is_victim"]
+__all__ = ["FORK_SERVER", "AddressInUseError", "Failures", "NodeLostError", "TaskDiedError", "Termination", "first_cause", "is_victim"]
 
+
+FORK_SERVER = "fork-server"
+"""What stands for the name of a task where the process has ended from which tasks were forked, and they with it."""
 
 MOST_QUOTED_CHARACTERS = 300
 
@@ -76,6 +79,11 @@ def is_victim(death: Message, error: Message | None) -> bool:
     if error is not None:
         return bool(error.get("peer_lost"))
     return death["signal"] in (None, "SIGABRT") and any(map(indicates_peer_loss, death["tail"]))
+
+
+def ended_with_fork_server(death: Message) -> bool:
+    """Return whether a task ended because the fork server did: nobody has waited for its process, and so heard its usage of the CPU."""
+    return death["pid"] is not None and death["cpu_seconds"] is None
 
 
 def first_cause(terminations: Sequence[Termination]) -> Termination:

@@ -280,6 +280,11 @@ class Nodes:
         self.members.cut_off(node, wrong)
         return True
 
+    def lose_all(self) -> None:
+        """Give every node up, as what they live in has gone; call while there are no tasks."""
+        for node in sorted(self.members.present):
+            self.members.lose(node)
+
     def ignores_requests(self, nodes: set[int]) -> None:
         """Remember nodes that do not answer: they are not waited for again."""
         self._silent |= nodes

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from ...core.errors import StalledRunError, TrainerError
 from ...core.job import Job
+from ..virtual.errors import NetworkLostError
 from .first_failure import AddressInUseError, NodeLostError, TaskDiedError
 
 __all__ = [
@@ -44,12 +45,13 @@ LONGEST_PAUSE_SECONDS = 30.0
 class Failure:
     """What an attempt has ended with.
 
-    `kind`: a task has died; a node was lost; nothing was finished for the stall time-out; a port was taken before a task could listen.
+    `kind`: a task has died; a node was lost; nothing was finished for the stall time-out; a port was taken before a task could listen; the
+    network that the nodes live in was lost, and they with it.
     `task` and `node` are the first that failed, where one is known. `cause` is for people, in one line. `step`: updates done by then.
     `rejoins`: the attempt need not end with it, since the task can be started anew by itself (`RestartTask`) while others train on.
     """
 
-    kind: Literal["task", "node", "stall", "port"]
+    kind: Literal["task", "node", "stall", "port", "network"]
     task: str | None
     node: int | None
     cause: str
@@ -241,6 +243,8 @@ def failure_of(error: BaseException, step: int, *, rejoins: bool = False) -> Fai
         return Failure("task", error.task, error.node, cause, step, rejoins)
     if isinstance(error, NodeLostError):
         return Failure("node", None, error.node, cause, step)
+    if isinstance(error, NetworkLostError):
+        return Failure("network", None, None, cause, step)
     if isinstance(error, StalledRunError):
         return Failure("stall", error.task, None, cause, step, rejoins)
     return None

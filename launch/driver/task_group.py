@@ -27,7 +27,7 @@ from ..replacement.absent_tasks import AbsentTasks
 from ..stacks.collect import COLLECT_SECONDS
 from ..stacks.inquiries import Inquiries
 from ..stacks.places import TaskStack
-from .first_failure import Failures, first_cause
+from .first_failure import FORK_SERVER, Failures, TaskDiedError, ended_with_fork_server, first_cause
 from .nodes import Nodes
 
 __all__ = ["ClusterState", "TaskGroup", "TaskReady", "load_state"]
@@ -382,6 +382,8 @@ class TaskGroup:
         first = first_cause(self._failures.terminations)
         if first.death is None:
             return self.nodes.loss(first.node)
+        if ended_with_fork_server(first.death) and (described := self.nodes.channels[first.node].fork_server) is not None:
+            return TaskDiedError(f"{described()}, which ended the tasks that it had forked", FORK_SERVER, first.node)
         return self._failures.death_of(first.node, self.nodes.name(first.node), first.death)
 
     def _await_silent_cause(self, before: Mapping[int, Hashable]) -> None:

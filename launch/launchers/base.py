@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ...core.job import Job
-from ...core.process import python
+from ...core.process import ending_in_words, python
 from ...engine.protocol.messages import Message, PreparedJson, Stream
 from ..node.scratch import remove_scratch
 
@@ -35,11 +35,6 @@ AGENT_MODULE = "crosstrain.launch.node.agent"
 
 OWN_END_SECONDS = 0.5
 """How long is waited for the exit code of a child whose channel has ended."""
-
-
-def ending_in_words(code: int) -> str:
-    """Say how a process ended, by its exit code as `subprocess` has it: below 0 for a signal."""
-    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 class _Input(Protocol):
@@ -87,7 +82,8 @@ class NodeChannel:
     has. `isolated`: the node has interfaces of its own, so that their counters are the node's; None where the agent has to find out.
     `cores` is the node's CPU limit, where it has one. `shares_files`: the agent is on this machine, and sees the driver's files. `process`
     is our child, the agent or what has started it on another machine, and `explain` says what its exit code means. `ports` are those that
-    a contract assigns to tasks. `scratch` is the folder of temporary files of an agent on this machine.
+    a contract assigns to tasks. `scratch` is the folder of temporary files of an agent on this machine. `fork_server` says what has become
+    of the fork server of its tasks, where it has one.
     """
 
     node: int
@@ -101,6 +97,7 @@ class NodeChannel:
     explain: Callable[[int], str] = ending_in_words
     ports: Mapping[str, int] = field(default_factory=dict)
     scratch: Path | None = None
+    fork_server: Callable[[], str] | None = None
 
     def cut_off(self) -> None:
         """Give the node up at once: kill an agent on this machine, end what carries the channel of another, or the connection itself."""

@@ -15,7 +15,7 @@ from ...core.job import Job
 from ...engine.protocol.transport import start_over_stdio
 from ..node.fork_server_client import ForkServer, open_fork_server
 from ..node.scratch import remove_scratch
-from ..virtual.errors import MissingCapabilityError
+from ..virtual.errors import MissingCapabilityError, NetworkLostError
 from .base import AgentProcess, Launcher, LauncherDefaults, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
 from .request import LauncherPlugin, LaunchRequest
 
@@ -48,6 +48,7 @@ class LocalLauncher(LauncherDefaults):
     job: Job
     warn: Callable[[str], None]
     network: VirtualNetwork | None = None
+    _network_lost: bool = False
     _starter: HostStarter | NamespaceStarter | None = None
     _fork_server: ForkServer | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
@@ -81,11 +82,15 @@ class LocalLauncher(LauncherDefaults):
                 agent = self._starter.start(node, agent_command(node, *options), [connection.fileno()])
         self._agents.append(agent.process)
         send_prepare(agent.stream, self.job, node, one_machine=True)
-        return NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, agent.shares_files, agent.process)
+        channel = NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, agent.shares_files, agent.process)
+        channel.fork_server = None if self._fork_server is None else self._fork_server.describe_end
+        return channel
 
     def replace(self, node: int) -> NodeChannel | None:
-        """Start another agent in the same virtual node, or on this host."""
+        """Start another agent in the same virtual node, or on this host; in a network of the same kind where the holder has ended."""
         end_lost(self._channels[node], self._agents)
+        if self._network_lost:
+            self._make_network_again()
         self._channels[node] = self._started(node)
         return self._channels[node]
 
@@ -101,9 +106,14 @@ class LocalLauncher(LauncherDefaults):
         self._cleanup.close()
 
     def check(self) -> None:
-        """Raise RunFailedError where the virtual network's holder has ended."""
-        if self.network is not None:
+        """Raise NetworkLostError where the virtual network's holder has ended, once: from then on `replace` makes another network."""
+        if self.network is None or self._network_lost:
+            return
+        try:
             self.network.check()
+        except NetworkLostError:
+            self._network_lost = True
+            raise
 
     def kill(self) -> None:
         """Kill the agents at once, and who has forked tasks; the tasks follow them by the parent-death signal."""
@@ -138,6 +148,16 @@ class LocalLauncher(LauncherDefaults):
                 raise
             self._warn_about_host(str(lack))
         return self.network
+
+    def _make_network_again(self) -> None:
+        """Make a network like the one that was lost, which goes with whatever is left in it. Raises OSError where that cannot be done."""
+        assert self.network is not None
+        self.network.close()
+        try:
+            self.network.start()
+        except (MissingCapabilityError, RuntimeError) as error:
+            raise OSError(f"the virtual network cannot be made again: {error}") from error
+        self._network_lost = False
 
     def _check_cores(self) -> None:
         """Raise UsageError where a node is to have more cores than there are: the limit would be one in name alone."""

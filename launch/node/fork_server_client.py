@@ -20,7 +20,7 @@ from typing import Any
 
 from ...backends.loading import load_backend
 from ...core.job import Job
-from ...core.process import python
+from ...core.process import ending_in_words, python
 from .fork_server_connection import is_own_user, receive_packet
 from .task_environment import task_environment
 
@@ -42,6 +42,9 @@ POOL_VARIABLE = "CROSSTRAIN_FORK_SERVERS"
 framework, so that the time of their start is not that of other runs."""
 
 POOL_ANSWER_SECONDS = 10.0
+
+END_SECONDS = 1.0
+"""How long is waited for the exit code of a server whose tasks have ended with it."""
 
 TRANSFERRED = ("CROSSTRAIN_", "PYTEST_", "TRAINER_")
 TRANSFERRED_NAMES = frozenset({"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTHONPATH", "SHLVL", "XDG_CONFIG_HOME", "_"})
@@ -154,6 +157,10 @@ class ForkServer:
         except OSError:
             return  # it has ended; the agents find their connections closed
 
+    def describe_end(self) -> str:
+        """Say in words that it has ended, and how, where that is known."""
+        return "the fork server, which was lent to this run, has ended"
+
     def kill(self) -> None:
         """Have whatever it has forked for this launcher end at once; safe in a signal handler."""
         self._control.close()
@@ -185,6 +192,14 @@ class ForkServerProcess(ForkServer):
     def ended(self) -> bool:
         """Whether the server has ended."""
         return self._process.poll() is not None
+
+    def describe_end(self) -> str:
+        """Say in words how it has ended; call where its tasks have ended with it."""
+        try:
+            how = ending_in_words(self._process.wait(END_SECONDS))
+        except subprocess.TimeoutExpired:
+            how = "has ended the connection to an agent"
+        return f"the fork server (process {self._process.pid}) {how}"
 
     def lend(self, launcher: socket.socket, directory: int, variables: Mapping[str, str]) -> None:
         """Have it serve another launcher too, whose connection and working directory are handed over; see `open_fork_server`."""

@@ -1,14 +1,18 @@
-"""The error of this room: what this machine lacks for virtual nodes."""
+"""The errors of this room: what this machine lacks for virtual nodes, and that they have been lost."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from ...core.errors import UsageError
+from ...core.errors import RunFailedError, UsageError
 
-__all__ = ["MissingCapabilityError", "VirtualNodeCapability"]
+__all__ = ["MissingCapabilityError", "NetworkLostError", "VirtualNodeCapability"]
 
 VirtualNodeCapability = Literal["namespaces", "bandwidth", "cpu_quota"]
+
+
+class NetworkLostError(RunFailedError):
+    """What holds the virtual network has ended, and with it all nodes; another network can be made in its place."""
 
 
 class MissingCapabilityError(UsageError):

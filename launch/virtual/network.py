@@ -22,12 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...core.errors import RunFailedError, UsageError
-from ...core.process import isolated_python, python
+from ...core.errors import UsageError
+from ...core.process import ending_in_words, isolated_python, python
 from ...core.units import bandwidth_text
 from .addressing import INTERFACE, LEAST_BITS_PER_SECOND, MESSAGE_BYTES, MOST_BITS_PER_SECOND, MOST_NODES, address
 from .cpu_quota import CpuGroup
-from .errors import MissingCapabilityError, VirtualNodeCapability
+from .errors import MissingCapabilityError, NetworkLostError, VirtualNodeCapability
 
 __all__ = ["Possibility", "VirtualNetwork", "possible"]
 
@@ -157,11 +157,10 @@ class VirtualNetwork:
         return [(received, sent) for received, sent in json.loads(answer)["counters"]]
 
     def check(self) -> None:
-        """Raise RunFailedError where the holder has ended: nobody would count any more, or tidy up."""
+        """Raise NetworkLostError where the holder has ended: nobody would count any more, or tidy up."""
         code = None if self._started is None else self._started.holder.poll()
         if code is not None:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise RunFailedError(f"the holder of the virtual network (process {self.holder_pid}) {how}")
+            raise NetworkLostError(f"the holder of the virtual network (process {self.holder_pid}) {ending_in_words(code)}")
 
     def close(self) -> None:
         """Take the nodes away; processes still in them get half a second and are then killed. A second call does nothing."""

@@ -1,10 +1,14 @@
 """The process that tasks are forked from dies: its tasks end with it, and a run that may go on does so with tasks that agents start."""
 
+import random
+import time
+
 import psutil
 import pytest
 from restart_runs import losses, pids, train, trains, when
 
 from crosstrain.core.errors import RunFailedError
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
@@ -16,13 +20,15 @@ def kill_server():
     """Have the server of the run killed as soon as it trains; the names of its tasks' parents are kept."""
     killers, parents = [], []
 
-    def act(path):
+    def act(path, after):
+        time.sleep(after)
         parents.extend(psutil.Process(pids(path, f"worker-{worker}")[0]).parent() for worker in range(2))
         for server in set(parents):
             server.kill()
 
-    def start(path):
-        killers.append(when(path, lambda run: trains(run) and all(pids(run, f"worker-{worker}") for worker in range(2)), lambda: act(path)))
+    def start(path, after=0.0):
+        ready = lambda run: trains(run) and all(pids(run, f"worker-{worker}") for worker in range(2))  # noqa: E731
+        killers.append(when(path, ready, lambda: act(path, after)))
         return parents
 
     yield start
@@ -30,11 +36,15 @@ def kill_server():
         killer.join()
 
 
-def test_the_run_fails_and_names_a_task_that_was_killed(tmp_path, kill_server):
+def test_the_run_fails_and_names_the_server_that_was_killed(tmp_path, kill_server):
     parents = kill_server(tmp_path / "run")
-    with pytest.raises(RunFailedError, match=r"worker-[01] .*SIGKILL"):
+    with pytest.raises(RunFailedError) as failed:
         train(tmp_path, "run", **JOB)
     (server,) = set(parents)  # both were forked by the one server
+    assert str(failed.value).startswith(
+        f"the fork server (process {server.pid}) was killed by signal 9, which ended the tasks that it had forked"
+    )
+    assert RunReader(tmp_path / "run").status()["task"] == "fork-server"
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
@@ -45,3 +55,16 @@ def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_
     assert (summary["state"], summary["restarts"]) == ("succeeded", 1)
     assert len(losses(path)) == 2500
     assert len(pids(path, "worker-0")) == 2
+
+
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
+def test_whenever_it_dies_it_is_named_and_a_run_that_may_goes_on(tmp_path, kill_server, request, mode):
+    """Also where a worker could be started again alone: all tasks have ended."""
+    seed = request.config.getoption("--seed") or random.SystemRandom().randrange(2**32)
+    print(f"--seed {seed}")
+    job = {**JOB, "mode": mode, "steps": 2500 if mode == "sync" else 20_000}
+    kill_server(tmp_path / "run", after=random.Random(seed).uniform(0, 2))
+    path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="250steps", **job)
+    assert (summary["state"], summary["restarts"]) == ("succeeded", 1)
+    (cause,) = [event.detail["cause"] for event in RunReader(path).events() if event.event == "attempt_failed"]
+    assert cause.startswith("the fork server (process ")

@@ -1,18 +1,23 @@
 """The process that holds the virtual network may be killed: whoever waits for the nodes hears of it, and nothing is left of them."""
 
 import os
+import random
 import signal
+import time
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 from processes import MARK, living_in, wait_until
+from restart_runs import train, trains, when
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.local import LocalLauncher
+from crosstrain.records.store.run_directory import RunReader
 
 TOY = Path(__file__).parent.parent / "toy"
 
@@ -44,3 +49,51 @@ def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left(m
     finally:
         launcher.close()
     wait_until(lambda: not living_in(namespaces, mark), 5, "the end of whatever lives in the namespaces")
+
+
+@pytest.fixture
+def kill_holder():
+    """Have the holder of the run killed once it trains, so many seconds later; its process is kept."""
+    killers, killed = [], []
+
+    def act(after):
+        time.sleep(after)
+        holders = [child for child in psutil.Process().children() if "crosstrain.launch.virtual.namespace_holder" in child.cmdline()]
+        killed.extend(holders)
+        for holder in holders:
+            holder.kill()
+
+    def start(path, after):
+        killers.append(when(path, trains, lambda: act(after)))
+        return killed
+
+    yield start
+    for killer in killers:
+        killer.join()
+
+
+@pytest.mark.parametrize("case", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_that_may_goes_on_in_another_network(tmp_path, kill_holder, request, case):
+    seed = request.config.getoption("--seed") or random.SystemRandom().randrange(2**32)
+    print(f"--seed {seed}")
+    draw = random.Random(f"{seed} {case}")
+    limits = draw.choice([{}, {"bandwidth": "200mbit"}, {"cores_per_node": (0.9,)}])
+    shape = {"backend": "torch", "mode": draw.choice(["sync", "async"]), "nodes": draw.choice([2, 3]), "network": "isolated", **limits}
+    steps = 1500 if shape["mode"] == "sync" else 10_000
+    job = {
+        **shape,
+        "steps": steps,
+        "eval_every": "end",
+        "max_restarts": 1,
+        "checkpoint_every": "100steps",
+    }
+    killed = kill_holder(tmp_path / "run", after=draw.uniform(0, 1))
+    path, summary = train(tmp_path, "run", **job)
+    (holder,) = killed
+    assert (summary["state"], summary["restarts"]) == ("succeeded", 1)
+    assert sum(len(record.losses) for record in RunReader(path).steps()) == steps
+    events = list(RunReader(path).events())
+    (cause,) = [event.detail["cause"] for event in events if event.event == "attempt_failed"]
+    assert cause == f"the holder of the virtual network (process {holder.pid}) was killed by signal 9"
+    assert sorted(event.detail["node"] for event in events if event.event == "node_replaced") == list(range(shape["nodes"]))
+    assert not [child for child in psutil.Process().children() if child.pid == holder.pid]
