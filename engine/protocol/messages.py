@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE_PIECE_BYTES",
     "MOST_ERROR_CHARACTERS",
+    "MOST_PEERS_PROBED",
     "MOST_STACK_CHARACTERS",
     "PROTOCOL",
     "Header",
@@ -41,11 +42,14 @@ __all__ = [
     "header_of",
 ]
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
 
 MOST_STACK_CHARACTERS = 32 * 1024
 """Of what a node tells of where one of its tasks stands."""
+
+MOST_PEERS_PROBED = 32
+"""How many other nodes one node tries to reach, where its driver wants to know."""
 
 MOST_ERROR_CHARACTERS = 4000
 """Of what a task says of an error that ends it, whose first line is in the run's status, and a host of what is wrong there."""

@@ -18,7 +18,16 @@ import msgspec
 from ...core.untrusted.bounded_json import MOST_LINE_BYTES, MOST_VALUES
 from ...metrics.base import MOST_SUMS
 from ...records.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS, Count, Seconds, SystemRecord, TaskSample
-from .messages import FILE_PIECE_BYTES, MAX_ARRAY_BYTES, MOST_ERROR_CHARACTERS, MOST_STACK_CHARACTERS, PROTOCOL, Message, RawArray
+from .messages import (
+    FILE_PIECE_BYTES,
+    MAX_ARRAY_BYTES,
+    MOST_ERROR_CHARACTERS,
+    MOST_PEERS_PROBED,
+    MOST_STACK_CHARACTERS,
+    PROTOCOL,
+    Message,
+    RawArray,
+)
 from .said import (
     MOST_GPUS,
     MOST_INTERFACES,
@@ -83,6 +92,20 @@ class _SampleBounds(msgspec.Struct):
     interfaces: Annotated[dict[Label, Any], msgspec.Meta(max_length=MOST_INTERFACES)] | None
     gpus: Annotated[list[_SampledGpu], msgspec.Meta(max_length=MOST_GPUS)] | None
     problems: Annotated[list[Annotated[str, msgspec.Meta(max_length=MOST_PROBLEM_CHARACTERS)]], msgspec.Meta(max_length=MOST_PROBLEMS)]
+
+
+class _ProbePort(Said):
+    number: Count
+    port: Port | None
+
+
+_Nodes = Annotated[list[Number], msgspec.Meta(max_length=MOST_PEERS_PROBED)]
+
+
+class _PeersProbed(Said):
+    number: Count
+    reached: _Nodes
+    heard: _Nodes
 
 
 class _States(Said):
@@ -238,6 +261,8 @@ _KINDS: Mapping[str, type[Said]] = {
     "sample": _Sample,
     "sampled": _Nothing,
     "states": _States,
+    "probe_port": _ProbePort,
+    "peers_probed": _PeersProbed,
     "stacks": _Stacks,
     "stopped": _Nothing,
     "log": _Log,

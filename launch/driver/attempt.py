@@ -403,7 +403,7 @@ class Restarts:
         if self._interrupted():  # while it trained, and no checkpoint came of that
             raise InterruptedRunError(f"interrupted by the user, before a failure: {failure.cause}") from error
         seconds = attempt.seconds
-        self._tell(failure, decision, attempt)
+        self._tell(failure, attempt)
         attempt.end(politely=False)
         if failure.kind == "network":
             self._nodes.lose_all()
@@ -448,8 +448,8 @@ class Restarts:
             self._recording.event("node_replaced", node=node, host=self._nodes.hosts[node]["hostname"])
             self._progress.message(f"{self._nodes.name(node)} is back")
 
-    def _tell(self, failure: Failure, decision: Restart | Resize, attempt: Attempt) -> None:
-        """Record that an attempt has failed, and tell it with what follows; a start on the same nodes is repeated without a word."""
+    def _tell(self, failure: Failure, attempt: Attempt) -> None:
+        """Record that an attempt has failed, and tell it with what follows."""
         self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
         if not attempt.began:
             onwards = "starts again"
@@ -457,8 +457,7 @@ class Restarts:
             onwards = "goes on from its newest checkpoint"
         else:
             onwards = "begins anew, as no checkpoint was saved"
-        if attempt.began or isinstance(decision, Resize):
-            self._progress.message(f"{failure.cause}; the run {onwards}")
+        self._progress.message(f"{failure.cause}; the run {onwards}")
 
     def _another(self, decision: Restart | Resize, error: TrainerError, attempt: Attempt) -> TrainingJob:
         """Return what the next attempt trains. Raises RunFailedError where there are not the nodes for it."""

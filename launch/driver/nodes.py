@@ -72,6 +72,7 @@ class Nodes:
         self._next_try = 0.0
         self._hostnames: dict[int, str | None] = {}
         self._silent: set[int] = set()
+        self._isolated: dict[int, str] = {}
         self._interrupted = threading.Event()
         self._deferring = False
 
@@ -249,6 +250,7 @@ class Nodes:
             self.channels[node] = channel
             self.asked.of_new_agent(node)
             self._silent.discard(node)
+            self._isolated.pop(node, None)
             self.members.admit(channel)
 
     def _come_back(self, node: int, message: Message) -> None:
@@ -279,6 +281,12 @@ class Nodes:
             return False
         self.members.cut_off(node, wrong)
         return True
+
+    def isolate(self, node: int, described: str) -> NodeLostError:
+        """Give a node up that the others do not reach, though this process does; return the error that says so."""
+        self._isolated[node] = described
+        self.members.lose(node)
+        return self.loss(node)
 
     def lose_all(self) -> None:
         """Give every node up, as what they live in has gone; call while there are no tasks."""
@@ -316,6 +324,8 @@ class Nodes:
         members = self.members
         if node in members.broken:
             return f"{self.name(node)} sent {members.broken[node]}: it is broken, or hostile, and has been cut off"
+        if node in self._isolated:
+            return self._isolated[node]
         if node in members.silent:
             places = " and ".join(self.name(each) for each in sorted(members.silent))
             have = "have" if len(members.silent) > 1 else "has"

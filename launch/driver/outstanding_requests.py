@@ -14,7 +14,7 @@ from ...engine.protocol.messages import Message
 
 __all__ = ["OutstandingRequests"]
 
-_OF_NODES = frozenset({"hello", "leaving", "ports", "sampled", "states", "stacks", "stopped"})
+_OF_NODES = frozenset({"hello", "leaving", "peers_probed", "ports", "probe_port", "sampled", "states", "stacks", "stopped"})
 _OF_COMMANDS = frozenset(
     {"done", "steps", "evaluated", "predicted", "decoded", "translated", "calibrated", "state_begin", "state_part", "state_end"}
 )

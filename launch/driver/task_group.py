@@ -23,11 +23,13 @@ from ...core.liveness.startup_watchdog import REPORT_SECONDS
 from ...engine.protocol.messages import Message, PreparedJson
 from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields
+from ..links.inquiry import LinkInquiry
+from ..links.verdict import cut_off
 from ..replacement.absent_tasks import AbsentTasks
 from ..stacks.collect import COLLECT_SECONDS
 from ..stacks.inquiries import Inquiries
 from ..stacks.places import TaskStack
-from .first_failure import FORK_SERVER, Failures, TaskDiedError, ended_with_fork_server, first_cause
+from .first_failure import FORK_SERVER, Failures, NodeLostError, TaskDiedError, ended_with_fork_server, first_cause
 from .nodes import Nodes
 
 __all__ = ["ClusterState", "TaskGroup", "TaskReady", "load_state"]
@@ -96,6 +98,8 @@ class TaskGroup:
         self.on_rejoined: Callable[[str], None] = lambda task: None
         self._ending = False
         self.inquiries = Inquiries(partial(nodes.ask, kind="stacks"))
+        self._links = LinkInquiry(nodes.ask)
+        self._heard_at = time.monotonic()
         nodes.asked.started(self.node_of, self._leaders)
 
     def __len__(self) -> int:
@@ -126,6 +130,7 @@ class TaskGroup:
         own: dict[int, list[dict[str, Any]]] = {node: [] for node in self._places}
         for task in tasks:
             own[task.placed.node].append(task_to_fields(task, cluster))
+        self._heard_at = time.monotonic()
         for node in sorted(self._places):
             fields = request(node)
             self.nodes.asked.of_samples(node, fields["sample_interval_seconds"])
@@ -216,6 +221,7 @@ class TaskGroup:
                 if not (self._failures.only_of(self._rejoins) and self.on_loss(error)):
                     raise error
             self._bring_back()
+            self._look_at_links()
             self.nodes.check()
         return left
 
@@ -235,6 +241,27 @@ class TaskGroup:
         if (late := self._absent.overdue(now - 2 * REPORT_SECONDS)) is not None:  # one that is stuck says first where, and ends
             raise StalledRunError(f"{self._described_start(late)} was started anew, and not ready within --start-timeout", late)
 
+    def _look_at_links(self) -> None:
+        """Where no task has said anything for the node time-out, ask whether the nodes reach each other. Raises NodeLostError where not."""
+        limit = self.nodes.node_timeout_seconds
+        if limit is not None and time.monotonic() - max(self._heard_at, self._links.ended_at) >= limit:
+            self._ask_about_links()
+        if (error := self._node_cut_off()) is not None:
+            raise error
+
+    def _ask_about_links(self) -> None:
+        """Have the nodes that have tasks find out whether they reach each other, unless they are at it or all have the same address."""
+        nodes = self.nodes.answering.intersection(self.node_of.values())
+        if self._tasks and len({self.nodes.channels[node].address for node in nodes}) > 1:
+            self._links.begin(nodes)
+
+    def _node_cut_off(self) -> NodeLostError | None:
+        """Return the error that names a node which others do not reach, where that has just been found."""
+        found = self._links.fetch()
+        joining = not all(map(self._failures.was_ready, self.node_of))
+        cut = None if found is None else cut_off(found, self.nodes.name, joining=joining)
+        return None if cut is None else self.nodes.isolate(cut.node, cut.described)
+
     def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Await a message; keep what tells of an end, and return what does not, if anything."""
         answer = self.nodes.receive(timeout_seconds, self.node_of)
@@ -242,8 +269,12 @@ class TaskGroup:
             return None
         if self._failures.record(*answer) or answer[1] is None:
             return None
+        if "from" in answer[1].fields and answer[1].kind != "error":
+            self._heard_at = time.monotonic()
         if answer[1].kind == "stacks":
             self.inquiries.hear(answer[1])
+        elif answer[1].kind in ("probe_port", "peers_probed"):
+            self._links.hear(answer[0], answer[1])
         elif answer[1].kind == "compile_timed":
             self._hear_timing(answer[1])
         elif answer[1].kind == "worker_stalled":
@@ -370,7 +401,14 @@ class TaskGroup:
         return self._failures.deaths
 
     def first_failure(self) -> TrainerError:
-        """Await further deaths for a moment, unless the cause is certain; then return the error that names the first cause."""
+        """Await further deaths for a moment, unless the cause is certain; then return the error that names the first cause.
+
+        Where only victims have fallen, or none of the tasks has said anything for long before, a node that the others do not reach is that.
+        """
+        limit = self.nodes.node_timeout_seconds
+        suspicious = limit is not None and time.monotonic() - self._heard_at >= limit / 2
+        if not self._failures.certain and (suspicious or all(each.victim for each in self._failures.terminations)):
+            self._ask_about_links()
         arrived = {node: mark for node, mark in self.nodes.members.arrivals.items() if node in self._places}
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while not self._failures.certain and (remaining := deadline - time.monotonic()) > 0:
@@ -379,6 +417,10 @@ class TaskGroup:
         told = self._failures.reported_cause()
         if told is not None:
             return told
+        while self._links.under_way and not self._failures.certain:
+            if (cut := self._node_cut_off()) is not None:
+                return cut
+            self._put_off(self._sorted(TICK_SECONDS))
         first = first_cause(self._failures.terminations)
         if first.death is None:
             return self.nodes.loss(first.node)

@@ -27,6 +27,7 @@ from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
 from ...monitor.gpu import describe_gpus
+from ..links.probe import PeerProbe
 from ..stacks.collect import collect_stacks, find_py_spy
 from .deaths import Death, tail
 from .fork_server_connection import ForkServerConnection
@@ -78,6 +79,8 @@ class Agent:
         self._listening = False
         self._ended = threading.Event()
         self._ports = PortBlock()
+        self._probe = PeerProbe(node)
+        self._probing = threading.Thread(target=self._probe_peers)
         self._supervisor = Supervisor(self._from_task, self._on_death, self._on_pid, fork_server)
         self._keeps_spares = False
         self._environments: list[Mapping[str, str]] = []
@@ -162,6 +165,12 @@ class Agent:
             self._send(Message("stopped", {}))
         elif message.kind == "inspect":
             self._send(Message("states", {"states": {name: self._supervisor.state_of(name) for name in self._supervisor.alive()}}))
+        elif message.kind == "open_probe":
+            port = None if self._probing.is_alive() else self._probe.listen(self._ports.take)
+            self._send(Message("probe_port", {"number": message["number"], "port": port}))
+        elif message.kind == "probe_peers":
+            self._probing = threading.Thread(target=self._probe_peers, args=(message,), name="probe", daemon=True)
+            self._probing.start()
         elif message.kind == "find_stacks":
             self._inspections.append(threading.Thread(target=self._find_stacks, args=(message,), name="stacks", daemon=True))
             self._inspections[-1].start()
@@ -172,6 +181,11 @@ class Agent:
         """Tell the driver where tasks stand; in a thread, as it may take seconds."""
         with self._supervisor.inspected(asked["tasks"]) as inspected:
             self._send(Message("stacks", {"number": asked["number"], "stacks": collect_stacks(inspected, find_py_spy())}))
+
+    def _probe_peers(self, asked: Message) -> None:
+        """Tell the driver which other nodes this one reaches; in a thread, as it may take seconds."""
+        ports = {int(node): port for node, port in asked["ports"].items()}
+        self._send(Message("peers_probed", {"number": asked["number"], **self._probe.run(ports, bytes.fromhex(asked["token"]))}))
 
     def _await_inspections(self) -> None:
         """What is said of tasks comes before the end of these."""
@@ -275,6 +289,8 @@ class Agent:
                 gpu_of_task={task: gpu["gpu"] for task, gpu in message["gpu_of_task"].items() if gpu["gpu"] is not None},
             )
             self._sampler.start()
+        for task in message["tasks"]:
+            self._probe.addresses = task["cluster"]["addresses"]
         start_deadline = time.monotonic() + message["start_seconds"]
         self._environments = [self._start_task(fields, message, start_deadline) for fields in message["tasks"]]
         if self._keeps_spares:

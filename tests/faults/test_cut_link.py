@@ -33,20 +33,25 @@ def begun(run, folder):
     assert run.process.poll() is None, run.stderr()
 
 
+def joined(entered, folder, hosts, *more):
+    """The commands of all nodes of a run, which find each other; the driver is on the first."""
+    job = ["run", "--nodes", str(NODES), "--epochs", "1000000", "--eval-every", "end", "--out", str(folder), "--name", "run"]
+    job += ["--rendezvous", "10.99.0.1:29400", *more]
+    secret = {"TRAINER_SECRET": secrets.token_hex(16)}
+    return [
+        entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], folder, secret, before=hosts.within(node)))
+        for node in range(NODES)
+    ]
+
+
 @pytest.mark.alone  # times are compared
 @pytest.mark.parametrize(
     ("backend", "more", "timeout_seconds"),
     [pytest.param("toy", [], 10, marks=pytest.mark.slow), ("torch", ["--node-timeout", "4"], 4)],
 )
 def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, hosts, backend, more, timeout_seconds):
-    job = ["run", "--backend", backend, "--nodes", str(NODES), "--epochs", "1000000", "--eval-every", "end", "--out", str(tmp_path)]
-    job += ["--name", "run", "--rendezvous", "10.99.0.1:29400", *more]
-    secret = {"TRAINER_SECRET": secrets.token_hex(16)}
     with ExitStack() as entered:
-        runs = [
-            entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], tmp_path, secret, before=hosts.within(node)))
-            for node in range(NODES)
-        ]
+        runs = joined(entered, tmp_path, hosts, "--backend", backend, *more)
         begun(runs[0], tmp_path)
         time.sleep(2)
         hosts.set_link(2, "down")
@@ -65,6 +70,23 @@ def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, hosts, back
         assert (status["state"], status["task"], status["exit_code"]) == ("failed", "agent-2", 1)
         assert driver_seconds < timeout_seconds + MORE_SECONDS
         assert agent_seconds < timeout_seconds + MORE_SECONDS
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("exchange", ["native", pytest.param("direct", marks=pytest.mark.slow)])
+def test_nodes_that_have_joined_and_do_not_reach_each_other_are_named(tmp_path, hosts, exchange):
+    """The driver reaches both."""
+    with ExitStack() as entered:
+        runs = joined(entered, tmp_path, hosts, "--backend", "torch", "--node-timeout", "4", "--exchange", exchange)
+        begun(runs[0], tmp_path)
+        hosts.lose_route(1, 2)
+        cut = time.monotonic()
+        assert runs[0].wait(60) == 1
+        assert time.monotonic() - cut < 4 + MORE_SECONDS + 2  # with the end of the command
+        name = os.uname().nodename
+        pair = f"node 1 (host {name}, 10.99.0.2) and node 2 (host {name}, 10.99.0.3) do not reach each other"
+        assert f"error: {pair}: nothing that node 1 sends arrives at node 2" in runs[0].stderr()
+        wait_until(lambda: not any(run.alive() for run in runs), 20, "the end of every process")
 
 
 def local(tmp_path, *more):

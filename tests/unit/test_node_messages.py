@@ -74,6 +74,8 @@ SOUND = {
         Message("sampled"),
         Message("states", {"states": {"worker-1": "S"}}),
         Message("stacks", {"number": 1, "stacks": {"worker-1": {"text": "File", "problem": None}}}),
+        Message("probe_port", {"number": 1, "port": 21001}),
+        Message("peers_probed", {"number": 1, "reached": [0, 2], "heard": []}),
         Message("stopped"),
         Message("log", {"task": "worker-1"}, {"text": RawArray("|u1", [2], b"ab")}),
         Message("trace", {"path": "worker-1/a"}, {"data": RawArray("|u1", [2], b"ab")}),
@@ -230,7 +232,7 @@ BROKEN = [
     Message("hello", {**SOUND["hello"].fields, "\udc80": 0}),
     Message("evaluated", {**SOUND["evaluated"].fields, "sums": {"loss_sum": "\udc80"}}),
     *(SOUND[kind] for kind in ("done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end")),
-    *(SOUND[kind] for kind in ("ports", "states", "stacks", "sampled", "stopped")),  # that nobody asked for
+    *(SOUND[kind] for kind in ("ports", "probe_port", "peers_probed", "states", "stacks", "sampled", "stopped")),  # that nobody asked for
 ]
 RAW = [
     b"[" * 200_000 + b"\n",
