@@ -213,7 +213,7 @@ class Failures:
             how, why = f"{how}, as {'it' if starved == task else starved} ran out of memory", f" ({told}): {REMEDY}"
         elif death["signal"] == "SIGKILL" and death.get("oom_kills"):
             why = f"; the kernel has killed for want of memory meanwhile, so that it ran out of memory, most likely: {REMEDY}"
-        elif death["signal"] and not why and (last := _last_words(death["tail"])) is not None:
+        elif not why and (last := _last_words(death)) is not None:
             why = f'; its log ends with "{last}"'
         log = "\n".join(f"  {line}" for line in death["tail"])
         text = f"task {task} on {name} {how}{doing}{why}"
@@ -222,10 +222,15 @@ class Failures:
         return died
 
 
-def _last_words(tail: Sequence[str]) -> str | None:
-    """Return the last line of the end of a log that may say why its task has ended; None where there is no such line."""
-    said = next((line.strip() for line in reversed(tail) if not _SAYS_NOTHING.match(line)), None)
-    return said if said is None or len(said) <= MOST_QUOTED_CHARACTERS else f"{said[:MOST_QUOTED_CHARACTERS]}…"
+def _last_words(death: Message) -> str | None:
+    """Return the last line of the log of a task that a signal has ended which may say why; None where there is none.
+
+    A lost peer is why a framework ends itself, by SIGABRT, and not why another signal came.
+    """
+    said = next((line.strip() for line in reversed(death["tail"]) if not _SAYS_NOTHING.match(line)), None)
+    if said is None or death["signal"] is None or (death["signal"] != "SIGABRT" and indicates_peer_loss(said)):
+        return None
+    return said if len(said) <= MOST_QUOTED_CHARACTERS else f"{said[:MOST_QUOTED_CHARACTERS]}…"
 
 
 def _ending_of(death: Message) -> str:

@@ -86,6 +86,12 @@ def test_the_last_words_of_a_log_that_say_something_are_quoted_of_a_task_that_a_
     assert told == "task worker-0 on node 0 was killed by SIGABRT" + ("" if last is None else f'; its log ends with "{last}"')
 
 
+def test_a_lost_peer_is_not_quoted_where_another_signal_than_abort_came():
+    told = str(Failures([]).death_of(0, "node 0", death(signal="SIGKILL", tail=[GLOO]))).splitlines()[0]
+    assert told == "task worker-0 on node 0 was killed by SIGKILL"
+    assert "its log ends with" in str(Failures([]).death_of(0, "node 0", death(signal="SIGABRT", tail=[GLOO])))
+
+
 def history(seed, offsets):
     """Falls on three nodes as they arrive, with the true moment of each; the nodes' clocks are apart, and messages take their time."""
     draw = random.Random(seed)
