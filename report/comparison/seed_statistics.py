@@ -62,14 +62,17 @@ def drop_fastest_and_slowest(summaries: Sequence[Mapping[str, Any]]) -> tuple[li
     """Return the runs whose figures count, from the fastest to the slowest, and those left out.
 
     From `TRIMMED_FROM` runs on the fastest and the slowest are left out: by time to target, without a target by the run clock. A run that
-    missed the target is the slowest. Where more than one did none is left out: another would stay, and the fastest be missing.
+    missed the target is the slowest. Where more than one did none is left out: another would stay, and the fastest be missing. Runs with
+    CPU contention, whose times do not count, come last and are neither, where there are others.
     """
     with_target = summaries[0]["target"] is not None
-    ordered = sorted(summaries, key=lambda summary: _duration(summary, with_target))
+    timed = [summary for summary in summaries if cpu_starvation(summary) is None] or summaries
+    contended = [summary for summary in summaries if not any(summary is each for each in timed)]
+    ordered = sorted(timed, key=lambda summary: _duration(summary, with_target))
     missed = sum(not summary["target_reached"] for summary in summaries) if with_target else 0
     if len(ordered) < TRIMMED_FROM or missed > 1:
-        return ordered, []
-    return ordered[1:-1], [ordered[0], ordered[-1]]
+        return [*ordered, *contended], []
+    return [*ordered[1:-1], *contended], [ordered[0], ordered[-1]]
 
 
 def _duration(summary: Mapping[str, Any], with_target: bool) -> float:

@@ -47,6 +47,7 @@ class Best:
             "set_up": self.set_up.label,
             "figure": self.figure.key,
             "value": self.value,
+            "runs": len(self.set_up.figures(self.figure)),
             "interval": self.interval,
             "worst": None if self.worst is None else self.worst.label,
             "ratio_over_worst": None if self.over_worst is None else self.over_worst.to_json(),

@@ -170,7 +170,8 @@ def _rivals(one: Best) -> str:
     """Say which set-ups the scatter leaves beside the best."""
     if not one.rivals:
         return ""
-    named = [f"{other.label} ({_value(one.figure, geometric_mean(other.figures(one.figure)))})" for other in one.rivals[:MOST_RIVALS]]
+    rivals = [(other, other.figures(one.figure)) for other in one.rivals[:MOST_RIVALS]]
+    named = [f"{other.label} ({_value(one.figure, geometric_mean(values))}, n = {len(values)})" for other, values in rivals]
     more = [f"{len(one.rivals) - MOST_RIVALS} more"] if len(one.rivals) > MOST_RIVALS else []
     return f", not surely {'before' if one.figure is TARGET else 'more than'} {' and '.join([*named, *more])}"
 
@@ -208,7 +209,8 @@ def _slowest(one: Best) -> str:
 
 
 def _does(one: Best) -> str:
-    interval = "" if one.interval is None else " (95 %: {}–{})".format(*map(duration_text if one.figure is TARGET else _rate, one.interval))
+    within = "" if one.interval is None else "95 %: {}–{}, ".format(*map(duration_text if one.figure is TARGET else _rate, one.interval))
+    interval = f" ({within}n = {len(one.set_up.figures(one.figure))})"
     if one.figure is TARGET:
         goal = one_line(str(one.set_up.row.figures["target"]))
         return f"reaches {goal} first, after {duration_text(one.value)}{interval}"

@@ -62,7 +62,7 @@ def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: C
     return Dots(
         title,
         "seconds, less is better" if figure is TARGET else "examples per second, more is better",
-        tuple(line.label for line in rows),
+        tuple(line.named(len(each) or line.repeats) for line, each in zip(rows, values, strict=True)),
         tuple(values),
         tuple(geometric_mean(each) if each else None for each in values),
         tuple(_of(line).interval(figure) if each else None for line, each in zip(rows, values, strict=True)),

@@ -24,7 +24,7 @@ class Line:
     """A set-up with its repeats, or a run without figures, and how it is drawn.
 
     `part` says which of the small multiples it is in: where colours and dashes do not suffice, each picture has several. `timed` are those
-    of its runs whose speed and times count, which is what is drawn over time.
+    of its runs whose speed and times count, which is what is drawn over time. `repeated`: whether some line of the picture has repeats.
     """
 
     number: int
@@ -34,6 +34,11 @@ class Line:
     runs: tuple[Run, ...]
     set_up: SetUp | None
     timed: tuple[Run, ...]
+    repeated: bool = False
+
+    def named(self, count: int) -> str:
+        """Return what it is called where so many of its runs are drawn; that is said where some line of the picture has repeats."""
+        return f"{self.label} (n={count})" if self.repeated else self.label
 
     @property
     def repeats(self) -> int:
@@ -89,8 +94,10 @@ def lines_of(runs: Sequence[Run]) -> Lines:
     coloured, dashed, looks = _looks(found)
     ordered = sorted(zip(found.all, looks, strict=True), key=lambda pair: [_place(found, axis, pair[0]) for axis in found.axes])
     void = {id(one.run) for one in found.disturbed} if len(found.disturbed) < len(runs) else set()
+    timed = [tuple(run for run in one.runs if id(run) not in void) for one, _ in ordered]
+    repeated = bool(found.axes) and any(len(one.runs) > 1 for one in found.all)
     lines = [
-        Line(number, _label(one, found, len(runs)), drawn, part, one.runs, one, tuple(run for run in one.runs if id(run) not in void))
+        Line(number, _label(one, found, len(runs)), drawn, part, one.runs, one, timed[number], repeated)
         for number, (one, (drawn, part)) in enumerate(ordered)
     ]
     used = len(set(looks))
@@ -107,12 +114,10 @@ def _alone(number: int, run: Run) -> Line:
 
 
 def _label(one: SetUp, found: SetUps, runs: int) -> str:
-    """Return what a line is called: by what its set-up differs in, or as its runs where there is only one set-up; and of how many it is."""
+    """Return what a line is called: by what its set-up differs in, or as its runs where there is only one set-up."""
     if runs == 1:
         return one.runs[0].name
-    if not found.axes:
-        return one.row.label
-    return f"{one.label} (n={len(one.runs)})" if any(len(each.runs) > 1 for each in found.all) else one.label
+    return one.label if found.axes else one.row.label
 
 
 def _looks(found: SetUps) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:

@@ -119,12 +119,12 @@ def course(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Seq
 
     `together` makes one of several, as far as all of them go; None where they have nothing in common, so that each is drawn.
     """
-    found = together(curves) if len(curves) > 1 else None
+    found, name = together(curves) if len(curves) > 1 else None, line.named(len(curves))
     if found is None:
-        return [curve(line.label, line.stroke, x, y, line.number, kind) for x, y in curves], []
+        return [curve(name, line.stroke, x, y, line.number, kind) for x, y in curves], []
     pale = band(line.stroke, found.x, found.low, found.high, line.number)
-    beyond = [curve(line.label, line.stroke, *rest, line.number, "faint") for rest in found.beyond]
-    return [*beyond, curve(line.label, line.stroke, found.x, found.mean, line.number, kind)], [] if pale is None else [pale]
+    beyond = [curve(name, line.stroke, *rest, line.number, "faint") for rest in found.beyond]
+    return [*beyond, curve(name, line.stroke, found.x, found.mean, line.number, kind)], [] if pale is None else [pale]
 
 
 def _panels(
@@ -172,7 +172,7 @@ def _loss_curves(line: Line, curves: Sequence[XY], *, raw: bool) -> Drawn:
         bad = np.flatnonzero(~np.isfinite(loss))
         if len(bad):
             picked = bad[:: -(-len(bad) // _MOST_CROSSES)]
-            found.append(Curve(line.label, line.stroke, x[picked], _height_before(loss, picked), line.number, "crosses"))
+            found.append(Curve(line.named(len(curves)), line.stroke, x[picked], _height_before(loss, picked), line.number, "crosses"))
     return found, bands
 
 

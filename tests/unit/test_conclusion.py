@@ -40,7 +40,7 @@ def test_one_axis():
     assert (best.set_up.label, best.worst.label) == ("torch", "tf")
     words = told(found)
     assert words.head == "6 runs · logreg on digits · 1 node · sync · global batch 32 · 3 repeats each"
-    assert words.best == ("torch trains most examples, 1,000/s (95 %: 975–1,025): 2.00 × (1.96–2.05) as fast as tf.",)
+    assert words.best == ("torch trains most examples, 1,000/s (95 %: 975–1,025, n = 3): 2.00 × (1.96–2.05) as fast as tf.",)
     assert words.axes[0].sentence.startswith("backend: torch over tf 2.00 × (1.96–2.05) by examples/s: sure")
 
 
@@ -111,7 +111,7 @@ def test_who_may_be_as_good_as_the_best_is_named():
     (best,) = conclude(runs).best
     assert [one.label for one in best.rivals] == ["learning rate 0.2"]
     sentence = told(conclude(runs)).best[-1]
-    assert "(95 %: 975–1,025), not surely more than learning rate 0.2 (979/s): 2.00 × (1.96–2.05) as fast as learning rate 0.4" in sentence
+    assert "(95 %: 975–1,025, n = 3), not surely more than learning rate 0.2 (979/s, n = 3): 2.00 × (1.96–2.05) as fast as" in sentence
 
 
 def evaluated(run, *seconds):
@@ -172,7 +172,7 @@ def test_what_is_within_the_scatter_is_not_sure():
 def test_of_one_run_each_it_is_not_known():
     words = told(conclude([made("a"), made("b", backend="tf", summary={"examples_per_second": 2000.0})]))
     (best,) = words.best
-    assert best.startswith("tf trains most examples, 2,000/s: 2.00 × as fast as torch, one run each: not known whether")
+    assert best.startswith("tf trains most examples, 2,000/s (n = 1): 2.00 × as fast as torch, one run each: not known whether")
     assert "--repeats 3 would tell" in words.axes[0].sure
 
 
@@ -184,7 +184,7 @@ def test_a_set_up_that_missed_the_target_is_ranked_behind():
     found = conclude(runs)
     assert {one.figure for one in found.verdicts} == {"examples_per_second"}  # by the target there is no ratio
     best = told(found).best
-    assert best[0] == "torch reaches accuracy>=0.9 first, after 8.00 s (95 %: 7.75 s–8.25 s); no other does in every run."
+    assert best[0] == "torch reaches accuracy>=0.9 first, after 8.00 s (95 %: 7.75 s–8.25 s, n = 3); no other does in every run."
     assert best[-1] == "Not every run reached accuracy>=0.9: tf (2 of 3)."
 
 

@@ -175,7 +175,7 @@ def test_a_starved_run_decides_nothing_and_spoils_no_mean():
     assert found.entries[1].counts["examples_per_second"] == 2
     assert cell(found.entries[1], column("examples_per_second")).endswith("(n=2)")
     words = told(conclude(found.runs))
-    assert words.best[0].startswith("torch trains most examples, 1,205/s")
+    assert words.best[0].startswith("torch trains most examples, 1,205/s (95 %: ")
     assert any("the tasks of torch-seed=2 asked for, so its speed and its times are not used" in text for text in words.mind)
 
 

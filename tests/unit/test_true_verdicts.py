@@ -68,7 +68,7 @@ def best_of(runs):
 
 
 def test_contention_takes_speed_and_times_of_a_run_and_nothing_that_it_has_learnt():
-    """Two of three repeats had others on their cores: the accuracy is of three runs, the speed of one, and both say so."""
+    """Two of three repeats had other programs on their cores: the accuracy is of three runs, the speed of one, and both say so."""
     runs = [
         *repeated("base", SLOW, (0.9350, 0.9472, 0.9678), contention=(0.5, 0.0, 0.6)),
         *repeated("low", FAST, (0.93, 0.94, 0.95), precision="bf16"),
@@ -87,7 +87,7 @@ def test_contention_takes_speed_and_times_of_a_run_and_nothing_that_it_has_learn
     assert "0.9500" in latex
     assert "($n=1$)" in latex
     lines = lines_of(labelled(runs))
-    assert {(line.label, len(line.runs), len(line.timed)) for line in lines.all} == {
+    assert {(line.named(len(line.runs)), len(line.runs), len(line.timed)) for line in lines.all} == {
         ("precision fp32 (n=3)", 3, 1),
         ("precision bf16 (n=3)", 3, 3),
     }
@@ -148,6 +148,16 @@ def test_one_contended_run_never_turns_a_verdict_round(ours, theirs, factor, fra
         assert (true.ratio > 1) == (seen.ratio > 1)
     if fraction < STARVED and seen.sure:  # contention counts: it can only have made the disturbed side look worse than it was
         assert seen.ratio > 1 or true.ratio < 1
+
+
+def test_of_five_repeats_contention_leaves_none_out_of_what_was_learnt():
+    """The fastest and the slowest of five are left out; a contended run is neither, however slow."""
+    runs = [run(f"r-{seed}", 1000.0 + seed, 0.9 + 0.01 * seed, seed=seed, summary={"run_seconds": 10.0 - seed}) for seed in range(5)]
+    slow = run("slow", 100.0, 0.5, seed=5, contention=0.9, summary={"run_seconds": 99.0})
+    (row,) = compare_runs([*runs, slow]).entries
+    assert set(row.left_out) == {"r-0", "r-4"}
+    assert row.figures["eval_accuracy"] == pytest.approx((0.91 + 0.92 + 0.93 + 0.5) / 4)
+    assert (row.figures["examples_per_second"], row.counts["examples_per_second"]) == (1002.0, 3)
 
 
 # Quality ---------------------------------------------------------------------------------------------------------------
@@ -288,7 +298,7 @@ def test_of_any_runs_the_best_has_not_diverged_has_an_opponent_and_each_n_is_rig
             assert int(count) == len(values)
     for entry in compare_runs(runs).entries:
         for name, count in entry.counts.items():
-            timed = [each for each in entry.runs if cpu_starvation(each.summary) is None]
+            timed = [each for each in entry.runs if cpu_starvation(each.summary) is None and each.name not in entry.left_out]
             known = [each for each in timed if name != "time_to_target_seconds" or each.summary["target_reached"]]
             assert count == len(known), name
     _copied_under_contention(found, runs, jobs, copied % len(jobs), until)
