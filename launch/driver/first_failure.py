@@ -158,10 +158,6 @@ class Failures:
         gone = any(death["task"] == task for _, death in self._unforgiven if death is not None)
         return task in self._ready and not gone and not self._awaited[task]
 
-    def was_ready(self, task: str) -> bool:
-        """Whether a task has been ready, whatever has become of it since."""
-        return task in self._ready
-
     def phase_of(self, task: str) -> str | None:
         """Return what a task that is not ready yet said last that it was doing, if it has said so."""
         return self._phases.get(task)

@@ -258,8 +258,7 @@ class TaskGroup:
     def _node_cut_off(self) -> NodeLostError | None:
         """Return the error that names a node which others do not reach, where that has just been found."""
         found = self._links.fetch()
-        joining = not all(map(self._failures.was_ready, self.node_of))
-        cut = None if found is None else cut_off(found, self.nodes.name, joining=joining)
+        cut = None if found is None else cut_off(found, self.nodes.name)
         return None if cut is None else self.nodes.isolate(cut.node, cut.described)
 
     def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:

@@ -22,9 +22,6 @@ __all__ = ["PROBE_SECONDS", "PeerProbe"]
 PROBE_SECONDS = 2.5
 """How long the others are tried at most; where all answer, a few milliseconds."""
 
-CONNECT_SECONDS = 0.8
-"""How long an attempt to connect waits. Several are made, since a busy link may drop the packet that asks for one."""
-
 DATAGRAM_SECONDS = 0.1
 """How often each of the others is sent a datagram."""
 
@@ -100,7 +97,7 @@ def _reaches(peer: tuple[str, int], deadline: float) -> bool:
     """Return whether something at this address answers before the deadline."""
     while (left := deadline - time.monotonic()) > 0:
         try:
-            socket.create_connection(peer, timeout=min(CONNECT_SECONDS, left)).close()
+            socket.create_connection(peer, timeout=left).close()
         except ConnectionRefusedError:
             return True
         except OSError:

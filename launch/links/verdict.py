@@ -29,35 +29,28 @@ class CutOff:
     described: str
 
 
-def cut_off(found: Mapping[int, Found], name: Callable[[int], str], *, joining: bool) -> CutOff | None:
+def cut_off(found: Mapping[int, Found], name: Callable[[int], str]) -> CutOff | None:
     """Return which node does not reach others, or is not reached by them; None where all that have answered reach each other.
 
-    Both nodes of a pair have to say it. While tasks are `joining` each other, a connection that only one side can make is none: later
-    those that there are go on. It is the node that all failing pairs have in common; where several can be, the one of
-    most pairs, and of equals the last, as the first ones have other work for the run; then the pairs are named.
+    A pair fails where neither node connects to the other, and datagrams do not arrive both ways: on a slow link that is full connections
+    take too long, and a firewall may let through only one of the two. The node to blame is the one that all failing pairs have in common;
+    where several can be, the one of most pairs, and of equals the last; then the pairs are named.
     """
     lost: dict[tuple[int, int], set[tuple[int, int]]] = {}
-    filtered: set[tuple[int, int]] = set()
     for pair in combinations(sorted(found), 2):
         ways = (pair, pair[::-1])
-        if any(to not in found[sender].tried for sender, to in ways):
-            continue
-        refused = {(sender, to) for sender, to in ways if to not in found[sender].reached}
-        dead = {(sender, to) for sender, to in ways if sender not in found[to].heard}
-        if len(refused) == 2 and (dead or joining):
-            lost[pair] = dead
-        elif refused and joining:
-            lost[pair] = refused
-            filtered |= refused
+        if all(to in found[sender].tried and to not in found[sender].reached for sender, to in ways):
+            dead = {(sender, to) for sender, to in ways if sender not in found[to].heard}
+            if dead:
+                lost[pair] = dead
     if not lost:
         return None
     pairs = Counter(node for pair in lost for node in pair)
     node = max(pairs, key=lambda node: (pairs[node], node))
     if [each for each in pairs if pairs[each] == len(lost)] == [node]:
         others = _listed(name(each) for each in sorted(pairs) if each != node)
-        dead = set().union(*lost.values())
-        return CutOff(node, f"{name(node)} is cut off from {others}{_direction(node, dead, len(lost)) if not filtered else ''}")
-    told = [f"{name(one)} and {name(other)} do not reach each other{_way(ways, filtered)}" for (one, other), ways in lost.items()]
+        return CutOff(node, f"{name(node)} is cut off from {others}{_direction(node, set().union(*lost.values()), len(lost))}")
+    told = [f"{name(one)} and {name(other)} do not reach each other{_way(dead)}" for (one, other), dead in lost.items()]
     more = f"; and {len(told) - MOST_PAIRS_NAMED} more pairs" if len(told) > MOST_PAIRS_NAMED else ""
     return CutOff(node, "; ".join(told[:MOST_PAIRS_NAMED]) + more)
 
@@ -71,13 +64,11 @@ def _direction(node: int, dead: Collection[tuple[int, int]], others: int) -> str
     return ""
 
 
-def _way(lost: Collection[tuple[int, int]], filtered: Collection[tuple[int, int]]) -> str:
+def _way(dead: Collection[tuple[int, int]]) -> str:
     """Say which way is dead between two nodes, where one is."""
-    if len(lost) != 1:
+    if len(dead) != 1:
         return ""
-    ((sender, to),) = lost
-    if (sender, to) in filtered:
-        return f": node {sender} cannot connect to node {to}"
+    ((sender, to),) = dead
     return f": nothing that node {sender} sends arrives at node {to}"
 
 

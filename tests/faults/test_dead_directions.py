@@ -53,7 +53,8 @@ def seed(request):
 
 
 def started(tmp_path, backend, exchange, *more):
-    job = ["run", "--backend", backend, "--exchange", exchange, "--nodes", str(NODES), "--network", "isolated", "--epochs", "1000000"]
+    job = ["run", "--backend", backend, "--exchange", exchange, "--nodes", str(NODES), "--network", "isolated"]
+    job += [] if "--steps" in more else ["--epochs", "1000000"]
     job += ["--eval-every", "end", "--node-timeout", str(NODE_TIMEOUT_SECONDS), "--out", str(tmp_path), "--name", "run", *more]
     return MarkedRun(job, tmp_path)
 
@@ -126,3 +127,13 @@ def test_a_direction_that_is_dead_for_less_than_the_time_out_ends_nothing(tmp_pa
             lambda: run.process.poll() is not None or (tmp_path / "run/steps.jsonl").stat().st_size > size + 1000, 40, "further steps"
         )
         assert run.process.poll() is None, run.stderr()
+
+
+@pytest.mark.slow
+def test_a_slow_link_that_is_full_is_not_dead(tmp_path):
+    """Its steps take several times the time-out, in which no task says anything."""
+    more = ["--model", "cnn", "--bandwidth", "20kbit", "--start-timeout", "600", "--stall-timeout", "600", "--node-timeout", "3"]
+    with started(tmp_path, "torch", "native", *more, "--steps", "1") as run:
+        assert run.wait(300) == 0, run.stderr()
+    (record,) = (json.loads(line) for line in (tmp_path / "run/steps.jsonl").read_text().splitlines())
+    assert record["seconds"] > 3 * 3

@@ -29,14 +29,14 @@ def name(node):
     return f"node {node}"
 
 
-@given(st.integers(2, 6), st.integers(0, 2**32), st.booleans())
-def test_the_node_that_all_dead_links_have_in_common_is_blamed_and_only_where_there_are_dead_links(nodes, seed, joining):
+@given(st.integers(2, 6), st.integers(0, 2**32))
+def test_the_node_that_all_dead_links_have_in_common_is_blamed_and_only_where_there_are_dead_links(nodes, seed):
     draw = random.Random(seed)
-    assert cut_off(observed(nodes, set()), name, joining=joining) is None
+    assert cut_off(observed(nodes, set()), name) is None
     blamed = draw.randrange(nodes)
     others = draw.sample([each for each in range(nodes) if each != blamed], draw.randrange(1, nodes))
     dead = {draw.choice([(blamed, other), (other, blamed)]) for other in others}
-    found = cut_off(observed(nodes, dead), name, joining=joining)
+    found = cut_off(observed(nodes, dead), name)
     assert found is not None
     if len(others) > 1:
         assert (found.node, found.described.split(" is cut off from ")[0]) == (blamed, f"node {blamed}")
@@ -44,7 +44,7 @@ def test_the_node_that_all_dead_links_have_in_common_is_blamed_and_only_where_th
         assert found.node in (blamed, others[0])
         assert f"node {min(blamed, others[0])} and node {max(blamed, others[0])} do not reach each other" in found.described
     assert all(f"node {other}" in found.described for other in others)
-    assert cut_off(observed(nodes, dead, silent=[blamed]), name, joining=joining) is None  # whoever says nothing is none of this
+    assert cut_off(observed(nodes, dead, silent=[blamed]), name) is None  # whoever says nothing is none of this
 
 
 @pytest.mark.parametrize(
@@ -59,22 +59,20 @@ def test_the_node_that_all_dead_links_have_in_common_is_blamed_and_only_where_th
     ],
 )
 def test_what_is_told(dead, told):
-    assert cut_off(observed(3, dead), name, joining=False).described == told
+    assert cut_off(observed(3, dead), name).described == told
 
 
-def test_a_connection_that_one_side_alone_can_make_is_missed_only_while_tasks_join():
-    """As where a filter of packets refuses new connections."""
-    found = {0: Found([1], [1], [1]), 1: Found([0], [], [0])}
-    assert cut_off(found, name, joining=False) is None
-    assert cut_off(found, name, joining=True).described == "node 0 and node 1 do not reach each other: node 1 cannot connect to node 0"
+def test_a_connection_that_one_side_alone_can_make_is_no_dead_link():
+    """As where a filter of packets refuses new connections, and those that there are go on."""
+    assert cut_off({0: Found([1], [1], []), 1: Found([0], [], [])}, name) is None
 
 
 def test_datagrams_that_are_filtered_alone_are_no_matter():
-    assert cut_off({0: Found([1], [1], []), 1: Found([0], [0], [])}, name, joining=True) is None
+    assert cut_off({0: Found([1], [1], []), 1: Found([0], [0], [])}, name) is None
 
 
 def test_packets_that_a_busy_link_drops_are_no_matter_while_others_arrive():
-    assert cut_off({0: Found([1], [], [1]), 1: Found([0], [], [0])}, name, joining=False) is None
+    assert cut_off({0: Found([1], [], [1]), 1: Found([0], [], [0])}, name) is None
 
 
 def probing(addresses, tokens, ports=None):
@@ -163,5 +161,5 @@ def test_every_node_is_asked_about_as_many_as_it_may_try_and_both_nodes_of_a_pai
     for node, message, kind in draw.sample(list(asked), nodes):
         inquiry.hear(node, Message(kind, {"number": message["number"], "reached": sorted(tried[node]), "heard": []}))
     found = inquiry.fetch()
-    assert cut_off(found, name, joining=True) is None
+    assert cut_off(found, name) is None
     assert not inquiry.under_way

@@ -240,7 +240,7 @@ def heard(stream, *kinds):
 def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, tmp_path):
     process, stream, folder = agent
     (tmp_path / "logs/worker-0.log").mkdir(parents=True)
-    task = {"task": "worker-0", "cluster": {}, "threads": 1, "local_index": 0}
+    task = {"task": "worker-0", "cluster": {"addresses": ["127.0.0.1"]}, "threads": 1, "local_index": 0}
     request = {
         "job": JOB, "log_folder": str(tmp_path / "logs"), "sample_interval_seconds": None, "isolated": False, "cores_available": None,
         "gpu_of_task": {}, "start_seconds": 10.0, "tasks": [task],
