@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["LOSS", "PERCENTAGES", "RESERVED_NAMES", "Better", "Metric", "MetricInfo"]
+__all__ = ["LOSS", "PERCENTAGES", "RESERVED_NAMES", "SHARES_OF_EXAMPLES", "Better", "Metric", "MetricInfo"]
 
 Better = Literal["higher", "lower"]
 
@@ -22,6 +22,9 @@ MOST_SUMS, MOST_METRICS = 1000, 64
 
 PERCENTAGES = frozenset(("bleu", "chrf"))
 """Metrics from 0 to 100, of which people read two decimals."""
+
+SHARES_OF_EXAMPLES = frozenset(("accuracy",))
+"""Metrics that are the share of the examples whose class was guessed right: a single one has a standard error, √(p (1 − p) / n)."""
 
 RESERVED_NAMES = frozenset(
     ("split", "step", "epoch", "time_seconds", "seconds", "examples", "loss", "updates_applied", "schema", "metrics")

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...core.errors import UsageError
-from ...core.untrusted.bounded_json import UnreadableError, open_regular
 from ...core.untrusted.listener import PROOF_SECONDS, Exchange
 from .messages import Stream
 
@@ -45,6 +44,8 @@ class WrongSecretError(HandshakeError):
 def read_secret(secret_file: Path | None) -> bytes:
     """Return the shared secret from a file or from ``TRAINER_SECRET``. Raises UsageError where there is none, or a short one."""
     if secret_file is not None:
+        from ...core.untrusted.bounded_json import UnreadableError, open_regular  # imports pydantic, which an agent starts without
+
         try:
             with open_regular(secret_file) as file:
                 data = file.read(MOST_SECRET_BYTES + 1)

@@ -22,6 +22,9 @@ __all__ = ["PROBE_SECONDS", "PeerProbe"]
 PROBE_SECONDS = 2.5
 """How long the others are tried at most; where all answer, a few milliseconds."""
 
+MOST_DATAGRAM_BYTES, MOST_DATAGRAMS = 64, 1000
+"""Of strangers more may arrive; no more are read between two of one's own."""
+
 DATAGRAM_SECONDS = 0.1
 """How often each of the others is sent a datagram."""
 
@@ -86,11 +89,19 @@ class PeerProbe:
             for peer in peers.values():
                 with suppress(OSError):  # there is no way to it, which its own answer shows
                     datagrams.sendto(own, socket.MSG_DONTWAIT, peer)
-            while (left := now + DATAGRAM_SECONDS - time.monotonic()) > 0 and select.select([datagrams], [], [], left)[0]:
-                with suppress(OSError):  # an earlier one was refused
-                    if (node := expected.get(datagrams.recv(len(own) + 1))) is not None:
-                        heard.add(node)
+            _hear(datagrams, expected, heard, now + DATAGRAM_SECONDS)
+        _hear(datagrams, expected, heard, 0.0)
         return heard
+
+
+def _hear(datagrams: socket.socket, expected: Mapping[bytes, int], heard: set[int], until: float) -> None:
+    """Take in which nodes have sent a datagram, until a moment; what has arrived by then is taken in all the same."""
+    for _ in range(MOST_DATAGRAMS):
+        if not select.select([datagrams], [], [], max(0.0, until - time.monotonic()))[0]:
+            return
+        with suppress(OSError):  # an earlier one was refused
+            if (node := expected.get(datagrams.recv(MOST_DATAGRAM_BYTES))) is not None:
+                heard.add(node)
 
 
 def _reaches(peer: tuple[str, int], deadline: float) -> bool:

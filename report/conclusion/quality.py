@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...metrics import LOSS, MetricInfo
-from ...metrics.classification import ACCURACY
+from ...metrics.base import SHARES_OF_EXAMPLES
 from ...records.text.numbers import figure_text
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
@@ -106,13 +106,14 @@ def judge_quality(groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], com
     idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in among}
     trained = [place for place in among if values[place]]
     learnt = not trained or any(why is None for place in trained for why in idle[place])
-    found = dict(broken)
+    whys: dict[int, list[str]] = {}
     for place in trained:
         others = [other for other in trained if other == place or _alike_data(groups[place][0], groups[other][0])]
         others = [other for other in others if other == place or comparable(place, other, kind)]
         for run, why in zip(groups[place], idle[place], strict=True):
             if why is not None and any(_better(info, groups, values, other, place, run) for other in others):
-                found.setdefault(place, why)
+                whys.setdefault(place, []).append(why)
+    found = {**broken, **{place: _of_how_many(own, len(groups[place])) for place, own in whys.items()}}
     found = _with_the_same_key(found, keys)
     rest = [place for place in trained if place not in found]
     alike = all(comparable(rest[0], place, kind) and _alike_data(groups[rest[0]][0], groups[place][0]) for place in rest[1:])
@@ -126,6 +127,11 @@ def judge_quality(groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], com
     worse = frozenset(place for place, significant in significance.items() if significant)
     unknown = frozenset(place for place, significant in significance.items() if significant is None)
     return Quality(info, values, found, learnt, alike, leads, best, worse, unknown)
+
+
+def _of_how_many(whys: Sequence[str], runs: int) -> str:
+    """Return why some of a configuration's runs have diverged, and how many of them."""
+    return whys[0] if runs == 1 else f"{len(whys)} of {runs} runs: {whys[0]}"
 
 
 def _headline(runs: Sequence[Run]) -> MetricInfo | None:
@@ -168,7 +174,7 @@ def _not_learnt(run: Run, info: MetricInfo) -> str | None:
     if last is None:
         return None
     shown = f"test {info.label} {figure_text(info.name, last)} at the end"
-    chance = _chance(run) if info.name == ACCURACY.name else None
+    chance = _chance(run) if info.name in SHARES_OF_EXAMPLES else None
     if chance is not None and last <= chance + _SIGMAS * math.sqrt(chance * (1 - chance) / _examples(run)):
         return f"{shown}, no better than guessing the commonest class"
     tests = [record.figure(info.name) for record in run.tests]
@@ -195,7 +201,7 @@ def _better(info: MetricInfo, groups: Sequence[Sequence[Run]], values: Sequence[
     """
     mine = _final(run, info)
     assert mine is not None
-    if info.name != ACCURACY.name:
+    if info.name not in SHARES_OF_EXAMPLES:
         theirs = math.fsum(values[other]) / len(values[other])
         return other != place and info.improves(theirs, mine) and bool(_significant(values[other], values[place]))
     for each in groups[other]:

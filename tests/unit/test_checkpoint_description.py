@@ -148,6 +148,7 @@ def array_files(draw):
         elif change == "shape":
             entry["shape"] = draw(st.lists(NUMBERS, max_size=3) | NUMBERS)
         elif change == "offset":
+            entry["data_offsets"] = [*entry["data_offsets"], 0, 0][:2]  # which may have lost one
             entry["data_offsets"][draw(st.integers(0, 1))] = draw(NUMBERS)
         elif change == "number":
             entry["data_offsets"] = draw(st.lists(NUMBERS, max_size=3))

@@ -170,7 +170,8 @@ def test_a_configuration_that_diverged_is_named_and_never_the_fastest():
     words = told(found)
     assert words.best[0].startswith("learning rate 0.02 has the best test accuracy, 0.9500 (n = 3) (95 %: ")
     assert words.best[1] == (
-        "Diverged, so not ranked: learning rate 0.1 (test accuracy 0.1000 at the end, no better than guessing the commonest class)."
+        "Diverged, so not ranked: learning rate 0.1 "
+        "(3 of 3 runs: test accuracy 0.1000 at the end, no better than guessing the commonest class)."
     )
     assert not any("0.1'" in line for line in words.learnt)
     assert all(limit.set_up.label == "learning rate 0.02" for limit in found.limits)
@@ -189,7 +190,7 @@ def test_a_run_that_ends_no_better_than_it_began_has_diverged_where_another_is_b
     worse = [run(f"w-{seed}", 2000.0, 0.60, first=0.62, seed=seed, lr=0.5) for seed in range(3)]
     found = conclude([*worse, *repeated("low", SLOW, GOOD, lr=0.02)])
     assert list(found.set_ups.quality.diverged.values()) == [
-        "test accuracy 0.6000 at the end, no better than 0.6200 at the first evaluation"
+        "3 of 3 runs: test accuracy 0.6000 at the end, no better than 0.6200 at the first evaluation"
     ]
     assert not conclude(worse).set_ups.quality.diverged  # nothing shows that there was more to learn
 
