@@ -93,6 +93,10 @@ def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> s
             digits = _decimals(figure["mean"])
             spread = "" if figure["sigma"] is None else f" ± {figure_text(name, figure['sigma'], digits)}"
             lines.append(f"{name.replace('_', ' '):<24}{figure_text(name, figure['mean'], digits)}{spread}  (of {figure['values']})")
+    if together["contended"]:
+        every = len(together["contended"]) == together["runs"]
+        void = "speeds and times are not their own" if every else "speeds and times are of the other runs"
+        lines.append(f"CPU contention from other programs: {', '.join(together['contended'])}; {void}")
     if any(summary["synthetic"] for summary in summaries):
         from ...report.tables.run_tables import SYNTHETIC
 

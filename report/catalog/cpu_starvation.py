@@ -86,15 +86,19 @@ def contention_judged(summary: Mapping[str, Any]) -> bool:
 def log_speed_lost(summary: Mapping[str, Any]) -> float:
     """Return the logarithm of the factor, at least 1, by which the run may have been faster without other programs; 0 where not observed.
 
-    No step can have got back more than what the node that lost most did without, nor more than all nodes together waited: with the lost
-    fraction c of a node and the cores ℓ that each lost, the factor is at most 1 / (1 − min(max c, Σ ℓ)).
+    No more time was lost than all tasks together waited, which is the cores ℓ that each node lost: the factor is at most 1 / (1 − Σ ℓ), as
+    tasks that wait for each other may have been held up in turn. Of one task alone it is at most 1 / (1 − c) as well, with c the fraction
+    of the CPU time that it asked for.
     """
     nodes = _observed(summary)
     if not nodes:
         return 0.0
-    lost = [math.inf if (cores := node.get("cpu_cores_lost")) is None else max(0.0, float(cores)) for node in nodes]
-    waited = sum(lost)
-    return -math.log1p(-min(max(float(node["starved_fraction"]) for node in nodes), waited, _LARGEST_FRACTION))
+    fraction = max(float(node["starved_fraction"]) for node in nodes)
+    lost = [float(node["cpu_cores_lost"]) for node in nodes if node.get("cpu_cores_lost") is not None]
+    if len(lost) == len(nodes):
+        alone = (summary.get("workers") or 1) + (summary.get("parameter_servers") or 0) == 1
+        fraction = min(math.fsum(lost), fraction if alone else 1.0)
+    return -math.log1p(-min(fraction, _LARGEST_FRACTION))
 
 
 _LARGEST_FRACTION = 0.999

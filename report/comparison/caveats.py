@@ -15,7 +15,7 @@ from ..catalog.run import Run
 from .factor_values import ended_by_patience
 from .factors import ALL, LEARNING, LEARNT, RESOURCES, RULES, TARGET, TIME, WORK
 
-__all__ = ["CAVEATS", "Caveat", "changed_on_resume", "changed_text"]
+__all__ = ["CAVEATS", "LEARNT_UNDER_CONTENTION", "Caveat", "changed_on_resume", "changed_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,8 @@ def _learnt_by_the_clock(run: Run) -> str | None:
     return _starved(run) if run.summary["mode"] == "async" or (by_clock and ended_by_evaluation) else None
 
 
+LEARNT_UNDER_CONTENTION = "learnt under contention"
+
 CAVEATS: tuple[Caveat, ...] = (
     Caveat("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
     Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
@@ -201,7 +203,7 @@ CAVEATS: tuple[Caveat, ...] = (
         repeats="all",
     ),
     Caveat(
-        "learnt under contention",
+        LEARNT_UNDER_CONTENTION,
         "CPU contention where the pace decides what is learnt",
         _learnt_by_the_clock,
         LEARNT,

@@ -75,18 +75,19 @@ class Comparability:
         }
         return {label: names for label, names in lacking.items() if names}
 
-    def confounded(self, one: int, other: int) -> frozenset[str]:
-        """Return the kinds of figures in which two runs cannot be compared."""
+    def confounded(self, one: int, other: int, ignoring: Collection[str] = ()) -> frozenset[str]:
+        """Return the kinds of figures in which two runs cannot be compared, for other reasons than the caveats of these keys."""
         runs = self._runs[one], self._runs[other]
         pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.spoils(*runs)}
-        own = (fault.confounds for fault in CAVEATS for run in (one, other) if fault.text(self._repeats[run]) is not None)
+        faults = [fault for fault in CAVEATS if fault.key not in ignoring]
+        own = (fault.confounds for fault in faults for run in (one, other) if fault.text(self._repeats[run]) is not None)
         return frozenset(pair).union(*own)
 
     def marks(self, run: int) -> frozenset[str]:
         """Return the kinds of figures of a run that do not compare with the first's; of the first, those that its own caveats rule out."""
         return self.confounded(0, run)
 
-    def comparable(self, group: str, among: Collection[int]) -> list[int]:
+    def comparable(self, group: str, among: Collection[int], ignoring: Collection[str] = ()) -> list[int]:
         """Return the largest set of runs, of those `among`, that all compare with each other in a kind of figures.
 
         A set with the first run and another one comes before a larger one without it. The set is found greedily, class by class.
@@ -94,17 +95,19 @@ class Comparability:
         classes: dict[tuple[Any, ...], list[int]] = {}
         rules = [rule for rule in self._rules if group in rule.spoils(*self._runs)]
         for run in sorted(among):
-            if group not in self.confounded(run, run):
+            if group not in self.confounded(run, run, ignoring):
                 classes.setdefault(tuple(self._values[run][rule.key] for rule in rules), []).append(run)
-        circles = [sorted(run for one in circle for run in classes[one]) for circle in self._circles(group, classes)]
+        circles = [sorted(run for one in circle for run in classes[one]) for circle in self._circles(group, classes, ignoring)]
         return max(circles, key=lambda circle: (0 in circle and len(circle) > 1, len(circle)), default=[])
 
-    def _circles(self, group: str, classes: Mapping[tuple[Any, ...], list[int]]) -> Iterator[list[tuple[Any, ...]]]:
+    def _circles(
+        self, group: str, classes: Mapping[tuple[Any, ...], list[int]], ignoring: Collection[str]
+    ) -> Iterator[list[tuple[Any, ...]]]:
         """Yield for each class of like runs a set grown from it: each further class is added that compares with all in the set."""
         for centre in classes:
             circle = [centre]
             for other in classes:
-                if other != centre and all(group not in self.confounded(classes[one][0], classes[other][0]) for one in circle):
+                if other != centre and all(group not in self.confounded(classes[one][0], classes[other][0], ignoring) for one in circle):
                     circle.append(other)
             yield circle
 

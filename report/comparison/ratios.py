@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 __all__ = [
@@ -94,7 +95,7 @@ class Ratio:
 
     def above(self, value: float) -> bool:
         """Return whether it is greater than `value` by more than the scatter; of single runs by more than the usual one."""
-        return self.low > value if self.low is not None else self.ratio > value * (1.0 + USUAL_SCATTER)
+        return self.low > value if self.low is not None else self.ratio / _exp(self.leeway[0]) > value * (1.0 + USUAL_SCATTER)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -109,9 +110,9 @@ def better_by(pairs: Sequence[tuple[Sample, Sample]], better: int = 1) -> Ratio:
     sides = [(one, other) if better > 0 else (other, one) for one, other in pairs]
     found = ratio([(one.values, other.values) for one, other in sides])
     judged = all(sample.judged for pair in pairs for sample in pair)
-    if found.low is None or found.high is None:
-        return replace(found, judged=judged)
     more, less = (math.fsum(pair[place].leeway for pair in pairs) / len(pairs) for place in (0, 1))  # in which the first is better
+    if found.low is None or found.high is None:
+        return replace(found, judged=judged, leeway=(less, more))
     low, high = _exp(math.log(found.low) - less), _exp(math.log(found.high) + more)
     return replace(found, low=low, high=high, judged=judged, leeway=(less, more))
 
@@ -162,12 +163,15 @@ def interval_of_arithmetic_mean(values: Values) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def mean_difference(ours: Values, theirs: Values) -> tuple[float, float | None]:
-    """Return the difference of two means and half the width of its interval of 95 % (Welch); None where a side has one value alone."""
+def mean_difference(ours: Values, theirs: Values, tests: int = 1) -> tuple[float, float | None]:
+    """Return the difference of two means and half the width of its interval (Welch); None where a side has one value alone.
+
+    The interval is one of 95 % where it is the only one of `tests`, and as much wider as all together have that confidence (Bonferroni).
+    """
     means = [_mean_of(values) for values in (ours, theirs)]
     if min(len(ours), len(theirs)) < 2:
         return means[0] - means[1], None
-    return means[0] - means[1], _half_width([(_variance_of(values), len(values)) for values in (ours, theirs)])
+    return means[0] - means[1], _half_width([(_variance_of(values), len(values)) for values in (ours, theirs)], tests)
 
 
 def _variance_of(values: Values) -> float:
@@ -205,16 +209,18 @@ def _variance(values: Values) -> float:
     return math.fsum((math.log(value) - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _half_width(terms: Sequence[tuple[float, int]]) -> float:
-    """Return t √v of terms (variance of a mean, over how many values)."""
+def _half_width(terms: Sequence[tuple[float, int]], tests: int = 1) -> float:
+    """Return t √v of terms (variance of a mean, over how many values), for one of so many tests."""
     variance = math.fsum(term for term, _ in terms)
     if not variance:
         return 0.0
-    return student_quantile(variance**2 / math.fsum(term**2 / (count - 1) for term, count in terms)) * math.sqrt(variance)
+    degrees = 1.0 / math.fsum((term / variance) ** 2 / (count - 1) for term, count in terms)
+    return student_quantile(degrees, tests) * math.sqrt(variance)
 
 
-def student_quantile(degrees_of_freedom: float) -> float:
-    """Return the quantile of Student's distribution that bounds the middle 95 %."""
+@cache
+def student_quantile(degrees_of_freedom: float, tests: int = 1) -> float:
+    """Return the quantile of Student's distribution that bounds the middle 95 %, of one of so many `tests` that share the rest."""
     from scipy.stats import t  # takes a second to import
 
-    return float(t.ppf((1.0 + CONFIDENCE) / 2.0, degrees_of_freedom))
+    return float(t.ppf(1.0 - (1.0 - CONFIDENCE) / tests / 2.0, degrees_of_freedom))

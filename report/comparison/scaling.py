@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..catalog.cpu_starvation import timed_runs
 from ..catalog.summary_rows import number
 from .caveats import changed_on_resume
 from .ratios import Ratio, ratio
@@ -112,9 +113,9 @@ def _point(index: int, row: Row, first_row: Row) -> ScalingPoint:
 
 def _times(row: Row, other: Row) -> Ratio | None:
     """Return how many times as fast one row is as another, with its interval where both have repeats; None where a run has no speed."""
-    sides = [[number(run.summary["examples_per_second"]) for run in one.timed] for one in (row, other)]
+    sides = [[number(run.summary["examples_per_second"]) for run in timed_runs(one.runs)] for one in (row, other)]
     known = [[value for value in side if value is not None and 0 < value < math.inf] for side in sides]
-    return ratio([(known[0], known[1])]) if [len(side) for side in known] == [len(side) for side in sides] else None
+    return ratio([(known[0], known[1])]) if all(known) and [len(side) for side in known] == [len(side) for side in sides] else None
 
 
 def relative_speed(entries: Sequence[Row]) -> list[float | None]:

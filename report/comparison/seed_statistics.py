@@ -32,7 +32,7 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return mean and standard deviation over the runs of one job (their summaries, at least one).
 
     - ``runs``: how many; ``converged``: how many reached the target, null where there is none
-    - ``dropped``: names of the runs left out (see `drop_fastest_and_slowest`)
+    - ``dropped``: names of the runs left out (see `drop_fastest_and_slowest`); ``contended``: of those with CPU contention
     - ``figures``: for each of `FIGURES` and each metric that was evaluated, also at the end (``end_<metric>``), ``mean``, ``sigma`` (sample
       standard deviation, n − 1; null for a single value) and ``values``, over how many runs; null where none has it. Speeds and times are
       of the runs without CPU contention from other programs, where there are such. So a time to target is
@@ -51,6 +51,7 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "runs": len(summaries),
         "converged": sum(bool(summary["target_reached"]) for summary in summaries) if with_target else None,
         "dropped": [summary["run"] for summary in dropped],
+        "contended": [summary["run"] for summary in summaries if cpu_starvation(summary) is not None],
         "figures": {
             name: spread([_reach(summary, path) for summary in (timed if name in TIMED_FIGURES else staying)])
             for name, path in found.items()

@@ -194,4 +194,6 @@ def _why_not_ranked(found: SetUps, pairs: Sequence[tuple[SetUp, SetUp]]) -> str:
     if places & found.quality.diverged.keys():
         return "one of the two diverged"
     assert found.quality.info is not None
-    return f"test {found.quality.info.label} differs significantly"
+    if places & found.quality.worse:
+        return f"test {found.quality.info.label} differs significantly"
+    return f"test {found.quality.info.label} cannot be compared"

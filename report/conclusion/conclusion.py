@@ -114,7 +114,7 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conclusion:
     best = [one for figure in FIGURES if (one := _best(found, figure)) is not None]
     verdicts = [judge_axis(found, axis, figure) for axis in found.axes for figure in FIGURES if _measured(found, figure)]
     limits = _limits(found, best) if sum(len(one.runs) for one in found.all) > 1 else []
-    decided = not found.quality.unknown
+    decided = not found.quality.undecided
     advice = [one for one in advise(limits[0].explanation) if one.speedup is not None] if limits and decided else []
     every = [run for one in found.all for run in one.runs]
     return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice[:MOST_ADVICE]), tuple(loss_agreements(every)))
@@ -135,7 +135,7 @@ def _best(found: SetUps, figure: Figure) -> Best | None:
     own = first.figures(figure)
     over = None if first is last else times_as_good(first, last, figure)
     left = sum(bool(one.figures(figure)) and found.ranks(one) for one in found.all) - len(among)
-    rivals = [one for one in ordered[1:-1] if (times := times_as_good(first, one, figure)).known and not times.sure]
+    rivals = [one for one in ordered[1:-1] if not times_as_good(first, one, figure).sure] if over is not None and over.known else []
     worst = None if first is last else last
     return Best(first, figure, geometric_mean(own), first.interval(figure), worst, over, len(among), left, tuple(rivals))
 
@@ -154,7 +154,8 @@ def _limits(found: SetUps, best: Sequence[Best]) -> list[Limit]:
     Without a best one by a figure it is that of the best quality, or the only one.
     """
     place = found.quality.best if found.quality.best is not None else 0 if len(found.all) == 1 else None
-    looked_at = (best[0].set_up, best[0].worst) if best else () if place is None else (found.all[place],)
+    alone = () if place is None or not found.quality.ranks(place) else (found.all[place],)
+    looked_at = (best[0].set_up, best[0].worst) if best else alone
     return [Limit(one, explanation) for one in looked_at if one is not None and (explanation := _explained(one)) is not None]
 
 

@@ -24,7 +24,7 @@ def quality_told(found: SetUps) -> list[str]:
         name = one_line(quality.info.label) if quality.info is not None else ""
         interval = quality.interval(quality.best)
         within = "" if interval is None else f" (95 %: {'–'.join(map(_figure(quality.info), interval))})"
-        places = [place for place in range(len(every)) if place not in quality.diverged and place != quality.best and quality.values[place]]
+        places = [place for place in range(len(every)) if place in quality.judged and place != quality.best]
         kinds = (
             ("significantly worse", [place for place in places if place in quality.worse]),
             ("not significantly worse", [place for place in places if place not in quality.worse | quality.unknown]),
@@ -39,11 +39,16 @@ def quality_told(found: SetUps) -> list[str]:
     if not quality.learnt:
         worth = "its first evaluation, or guessing the commonest class"
         lines.append(f"No run has learnt anything: none is better at the end than {worth}. So speed alone is ranked.")
-    if quality.unknown:
-        single = "one run each" if all(len(values) == 1 for values in quality.values if values) else "some have one run alone"
+    outside = [every[place].label for place in range(len(every)) if place not in quality.judged | quality.diverged.keys()]
+    if quality.leads and outside:
+        lines.append(f"Quality cannot be compared, so not ranked: {some_of(outside)}.")
+    if quality.undecided and not quality.leads:
+        lines.append("These configurations train differently, and their quality cannot be compared: none is recommended.")
+    elif quality.unknown:
+        single = "one run each" if all(len(one.runs) == 1 for one in every) else "too few repeats of other seeds"
         lines.append(f"These configurations train differently, and with {single} the significance is unknown: none is recommended.")
     elif quality.leads and sum(map(found.ranks, every)) == 1 and len(every) > 1:
-        lines.append("No other configuration is as good, so speed is not ranked.")
+        lines.append("Every other configuration diverged or is significantly worse, so speed is not ranked.")
     return lines
 
 
@@ -58,8 +63,8 @@ def learnt_told(found: SetUps) -> list[str]:
     if len(every) < 2 or info is None or any(run.summary.get("target") is not None or run.summary.get("synthetic") for run in runs):
         return []
     places = [place for place in range(len(every)) if place not in quality.diverged]
-    means = {place: mean for place in places if (mean := quality.mean(place)) is not None}
-    if len(means) < len(places) or len(means) < 2 or not quality.alike:
+    means = {place: mean for place in places if (mean := quality.mean(place)) is not None and place in quality.judged - quality.idle}
+    if len(means) < 2 or (len(means) < len(places) and not quality.leads):
         return []
     ordered = sorted(means, key=means.__getitem__, reverse=info.better == "higher")
     best, worst = ordered[0], ordered[-1]
@@ -68,7 +73,7 @@ def learnt_told(found: SetUps) -> list[str]:
         return [f"All end with the same test {name}, {shown(means[best])}."]
     until = f"--until '{info.name}{_that_all_reach(info, means[worst])}'"
     if quality.leads:
-        return [f"{until} compares the time to a quality that all of the {counted(len(means), 'configuration')} reach."]
+        return [f"{until} compares the time to a quality that {counted(len(means), 'configuration')} reached."]
     both = f"{quality.text(best)} with {every[best].label}, the best, and {quality.text(worst)} with {every[worst].label}, the worst"
     return [f"Test {name} at the end: {both}. {until} tells which is there first."]
 
@@ -79,7 +84,7 @@ def _figure(info: MetricInfo | None) -> Callable[[float], str]:
 
 def _that_all_reach(info: MetricInfo, worst: float) -> str:
     """Return a target that the worst set-up reached too, in two digits: ``>=0.81``."""
-    unit = 10.0 ** (math.floor(math.log10(abs(worst))) - 1) if worst else 1.0
+    unit = (10.0 ** (math.floor(math.log10(abs(worst))) - 1) if worst else 1.0) or abs(worst)
     if info.better == "higher":
         return f">={math.floor(worst / unit) * unit:.6g}"
     return f"<={math.ceil(worst / unit) * unit:.6g}"

@@ -32,24 +32,27 @@ class Quality:
     """What there is to say of the quality of some configurations, which it knows by their places.
 
     `values` are of the metric `info`, a value a seed in sync mode and a run otherwise; empty where a run was not evaluated. `diverged` says
-    why of each configuration with a run that has. `learnt`: whether any run has learnt something. `alike`: whether the values of those that
-    have not diverged compare. `leads`: whether quality comes before throughput, since they train differently and have no target. Then
-    `best` is the best of those that have not diverged, `worse` are significantly worse than it, and of the `unknown` that is not known.
+    why of each configuration with a run that has. `learnt`: whether any run has learnt something; `idle` are configurations that have not.
+    `judged` are those whose values compare with each other. `leads`: whether quality comes before throughput, since the judged ones train
+    differently and reached no target. Then `best` is the best of them, `worse` are significantly worse than another one, and of the
+    `unknown` that is not known. `undecided`: whether what trains differently cannot be told apart in quality, so that none is recommended.
     """
 
     info: MetricInfo | None = None
     values: tuple[tuple[float, ...], ...] = ()
     diverged: Mapping[int, str] = field(default_factory=dict)
     learnt: bool = True
-    alike: bool = False
+    idle: frozenset[int] = frozenset()
+    judged: frozenset[int] = frozenset()
     leads: bool = False
     best: int | None = None
     worse: frozenset[int] = frozenset()
     unknown: frozenset[int] = frozenset()
+    undecided: bool = False
 
     def ranks(self, place: int) -> bool:
-        """Return whether a configuration is ranked by its speed: it has not diverged, and is not significantly worse than the best."""
-        return place not in self.diverged and not (self.leads and place in self.worse)
+        """Return whether a configuration is ranked by speed: it has not diverged, and where quality leads it is judged and not worse."""
+        return place not in self.diverged and (not self.leads or (place in self.judged and place not in self.worse))
 
     def mean(self, place: int) -> float | None:
         """Return the mean of a configuration's values, None where it has none."""
@@ -75,7 +78,7 @@ class Quality:
                 "values": list(self.values[place]) if self.values else [],
                 "mean": self.mean(place),
                 "diverged": self.diverged.get(place),
-                "significantly_worse": None if self.best is None or place in self.unknown else place in self.worse,
+                "significantly_worse": place in self.worse if place in self.judged - self.unknown else None,
             }
             for place, label in enumerate(labels)
         ]
@@ -83,70 +86,95 @@ class Quality:
             "metric": None if self.info is None else self.info.name,
             "leads": self.leads,
             "learnt": self.learnt,
+            "undecided": self.undecided,
             "best": None if self.best is None else labels[self.best],
             "set_ups": values,
         }
 
 
-def judge_quality(groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], comparable: Callable[[int, int, str], bool]) -> Quality:
+Comparable = Callable[[str, Sequence[int]], Sequence[int]]
+"""Returns, of a kind of figures and the places of configurations, the largest set of these that all compare with each other."""
+
+
+def judge_quality(groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], comparable: Comparable) -> Quality:
     """Return what there is to say of the quality of some configurations, each given by its runs.
 
     `keys` are equal for configurations that differ in nothing that was chosen, such as the runs of one that diverged and its others.
-    `comparable` says of two, by their places, whether figures of a kind compare.
     """
-    runs = [run for group in groups for run in group]
-    broken = {place: f"the loss is not finite {since}" for place, group in enumerate(groups) if (since := _not_finite(group))}
-    info = _headline(runs)
-    if info is None or any(run.summary.get("synthetic") for run in runs):
+    places = range(len(groups))
+    info = _headline(groups)
+    broken = {place: why for place in places if (why := _not_finite(groups[place], info)) is not None}
+    if info is None:
         return Quality(diverged=_with_the_same_key(broken, keys))
-    kind = LOSSES if info == LOSS else TRANSLATIONS if any(info.name in run.translation_metrics for run in runs) else METRICS
-    among = [place for place in range(len(groups)) if place not in broken]
-    finals = [[_final(run, info) for run in group] for group in groups]
-    values = tuple(_values(group, found) for group, found in zip(groups, finals, strict=True))
-    idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in among}
-    trained = [place for place in among if values[place]]
+    known = [place for place in places if _has(groups[place], info)]
+    values = tuple(_values(groups[place], info) if place in known and place not in broken else () for place in places)
+    trained = [place for place in known if values[place]]
+    kind = LOSSES if info == LOSS else TRANSLATIONS if info.name in groups[0][0].translation_metrics else METRICS
+    alike = _of_one_data(groups, comparable(kind, trained))
+    idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in trained}
     learnt = not trained or any(why is None for place in trained for why in idle[place])
-    whys: dict[int, list[str]] = {}
-    for place in trained:
-        others = [other for other in trained if other == place or _alike_data(groups[place][0], groups[other][0])]
-        others = [other for other in others if other == place or comparable(place, other, kind)]
-        for run, why in zip(groups[place], idle[place], strict=True):
-            if why is not None and any(_better(info, groups, values, other, place, run) for other in others):
-                whys.setdefault(place, []).append(why)
+    whys = {place: own for place in alike if (own := _behind(groups, values, idle, alike, place, info))}
     found = {**broken, **{place: _of_how_many(own, len(groups[place])) for place, own in whys.items()}}
     found = _with_the_same_key(found, keys)
-    rest = [place for place in trained if place not in found]
-    alike = all(comparable(rest[0], place, kind) and _alike_data(groups[rest[0]][0], groups[place][0]) for place in rest[1:])
-    target = any(run.summary.get("target") is not None for run in runs)
-    leads = learnt and not target and len(trained) > 1 and bool(rest) and alike and _train_differently([group[0] for group in groups])
-    if not leads:
-        return Quality(info, values, found, learnt, alike)
-    means = {place: math.fsum(values[place]) / len(values[place]) for place in rest}
-    best = (max if info.better == "higher" else min)(rest, key=means.__getitem__)
-    significance = {place: _significant(values[best], values[place]) for place in rest if place != best}
-    worse = frozenset(place for place, significant in significance.items() if significant)
-    unknown = frozenset(place for place, significant in significance.items() if significant is None)
-    return Quality(info, values, found, learnt, alike, leads, best, worse, unknown)
+    still = frozenset(place for place in trained if all(idle[place]))
+    rest = [place for place in alike if place not in found]
+    others = [place for place in places if place not in found]
+    open_ended = bool(trained) and learnt and not any(run.summary.get("target_reached") for group in groups for run in group)
+    differ = _train_differently([groups[place][0] for place in others])
+    if not (open_ended and rest and len(alike) > 1 and (differ or len(rest) == 1)):
+        return Quality(info, values, found, learnt, still, frozenset(rest), undecided=open_ended and differ and len(others) > 1)
+    ordered = sorted(rest, key=lambda place: math.fsum(values[place]) / len(values[place]), reverse=info.better == "higher")
+    worse, unknown = _significance(groups, values, ordered, info)
+    return Quality(info, values, found, learnt, still, frozenset(rest), True, ordered[0], worse, unknown, bool(unknown))
 
 
-def _of_how_many(whys: Sequence[str], runs: int) -> str:
-    """Return why some of a configuration's runs have diverged, and how many of them."""
-    return whys[0] if runs == 1 else f"{len(whys)} of {runs} runs: {whys[0]}"
+def _significance(
+    groups: Sequence[Sequence[Run]], values: Sequence[Sequence[float]], ordered: Sequence[int], info: MetricInfo
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return which of some configurations, best first, are significantly worse than another, and of which that is not known.
+
+    Each is held against the best, and against the best that has repeats. As many pairs could have been the best and another, so many tests
+    share the error of 5 % (Bonferroni).
+    """
+    repeated = next((place for place in ordered if len(values[place]) > 1), ordered[0])
+    tests = max(1, len(ordered) * (len(ordered) - 1) // 2)
+    worse, unknown = set(), set()
+    for rank, place in enumerate(ordered[1:], start=1):
+        ahead = {ordered[0], *([repeated] if repeated in ordered[:rank] else [])}
+        results = [_significant(groups, values, other, place, info, tests) for other in ahead]
+        if True in results:
+            worse.add(place)
+        elif None in results:
+            unknown.add(place)
+    return frozenset(worse), frozenset(unknown)
 
 
-def _headline(runs: Sequence[Run]) -> MetricInfo | None:
-    """Return the metric that all runs have in the first place, None where that is not one."""
-    found = {run.metrics[0] for run in runs if run.metrics}
-    return found.pop() if len(found) == 1 and all(run.metrics for run in runs) else None
+def _headline(groups: Sequence[Sequence[Run]]) -> MetricInfo | None:
+    """Return the metric that most configurations have in the first place, of equally many the first; None where none has one."""
+    found = [group[0].metrics[0] for group in groups if group[0].metrics]
+    return max(dict.fromkeys(found), key=found.count, default=None)
+
+
+def _has(group: Sequence[Run], info: MetricInfo) -> bool:
+    """Return whether a configuration is judged by a metric at all: random data has nothing to learn."""
+    return all(run.metrics and run.metrics[0] == info and not run.summary.get("synthetic") for run in group)
+
+
+def _of_one_data(groups: Sequence[Sequence[Run]], places: Sequence[int]) -> list[int]:
+    """Return those of some configurations that have the data of most of them."""
+    rules = [rule for rule in RULES if rule.key in ("data", "digest")]
+    data = {place: tuple(rule.value(groups[place][0]) for rule in rules) for place in places}
+    found = list(data.values())
+    most = max(dict.fromkeys(found), key=found.count, default=None)
+    return [place for place in places if data[place] == most]
 
 
 def _final(run: Run, info: MetricInfo) -> float | None:
-    value = number((run.summary.get("eval") or {}).get(info.name))
-    return value if value is not None and math.isfinite(value) else None
+    return number((run.summary.get("eval") or {}).get(info.name))
 
 
-def _values(group: Sequence[Run], finals: Sequence[float | None]) -> tuple[float, ...]:
-    known = [value for value in finals if value is not None]
+def _values(group: Sequence[Run], info: MetricInfo) -> tuple[float, ...]:
+    known = [value for run in group if (value := _final(run, info)) is not None]
     if len(known) < len(group):
         return ()
     if group[0].summary["mode"] != "sync":
@@ -157,29 +185,29 @@ def _values(group: Sequence[Run], finals: Sequence[float | None]) -> tuple[float
     return tuple(math.fsum(own) / len(own) for own in by_seed.values())
 
 
-def _not_finite(group: Sequence[Run]) -> str | None:
-    """Return since when the loss of some run was not finite to its end, or at its last evaluation."""
+def _not_finite(group: Sequence[Run], info: MetricInfo | None) -> str | None:
+    """Return why some run has no finite loss, or no finite value of the metric, at its end; None where all have."""
     for run in group:
-        loss = number((run.summary.get("eval") or {}).get("loss"))
         if (since := diverged(run.summary)) is not None:
-            return since
-        if loss is not None and not math.isfinite(loss):
-            return "at the last evaluation"
+            return f"the loss is not finite {since}"
+        for name in ("loss", *([] if info is None else [info.name])):
+            value = number((run.summary.get("eval") or {}).get(name))
+            if value is not None and not math.isfinite(value):
+                return f"the {name} is not finite at the last evaluation"
     return None
 
 
 def _not_learnt(run: Run, info: MetricInfo) -> str | None:
-    """Return why a run seems to have learnt nothing; None where it has, or was not evaluated."""
+    """Return why a run seems to have learnt nothing; None where it has."""
     last = _final(run, info)
-    if last is None:
-        return None
+    assert last is not None
     shown = f"test {info.label} {figure_text(info.name, last)} at the end"
     chance = _chance(run) if info.name in SHARES_OF_EXAMPLES else None
     if chance is not None and last <= chance + _SIGMAS * math.sqrt(chance * (1 - chance) / _examples(run)):
         return f"{shown}, no better than guessing the commonest class"
-    tests = [record.figure(info.name) for record in run.tests]
-    if len(tests) > 1 and not info.improves(last, tests[0]):
-        return f"{shown}, no better than {figure_text(info.name, tests[0])} at the first evaluation"
+    tests = sorted(run.tests, key=lambda record: record.step)
+    if len(tests) > 1 and not info.improves(last, first := tests[0].figure(info.name)):
+        return f"{shown}, no better than {figure_text(info.name, first)} at the first evaluation"
     return None
 
 
@@ -194,31 +222,64 @@ def _examples(run: Run) -> int:
     return max(1, int((run.summary.get("eval") or {}).get("examples") or 1))
 
 
-def _better(info: MetricInfo, groups: Sequence[Sequence[Run]], values: Sequence[Sequence[float]], other: int, place: int, run: Run) -> bool:
-    """Return whether a run of another configuration, or a repeat, is significantly better than a run.
+def _behind(
+    groups: Sequence[Sequence[Run]],
+    values: Sequence[Sequence[float]],
+    idle: Mapping[int, Sequence[str | None]],
+    alike: Sequence[int],
+    place: int,
+    info: MetricInfo,
+) -> list[str]:
+    """Return why runs of a configuration have learnt nothing, of those that another run is significantly better than.
 
-    Accuracies are shares of the test examples, so that single ones can be tested (two proportions); of other metrics repeats are needed.
+    Shares of the test examples can be tested one by one (two proportions). Of other metrics repeats are needed: another configuration is
+    significantly better, or each of its runs is better than all of this one's, of which none has learnt.
     """
-    mine = _final(run, info)
-    assert mine is not None
-    if info.name not in SHARES_OF_EXAMPLES:
-        theirs = math.fsum(values[other]) / len(values[other])
-        return other != place and info.improves(theirs, mine) and bool(_significant(values[other], values[place]))
-    for each in groups[other]:
-        theirs, count = _final(each, info) or 0.0, min(_examples(run), _examples(each))
-        together = min(max((mine + theirs) / 2, 0.0), 1.0)
-        if theirs - mine > _SIGMAS * math.sqrt(2 * together * (1 - together) / count):
-            return True
-    return False
+    suspects = [(run, why) for run, why in zip(groups[place], idle[place], strict=True) if why is not None]
+    if not suspects:
+        return []
+    if info.name in SHARES_OF_EXAMPLES:
+        best = max((run for other in alike for run in groups[other]), key=lambda run: _final(run, info) or 0.0)
+        return [why for run, why in suspects if _better_share(best, run, info)]
+    for other in alike:
+        mine, theirs = values[place], values[other]
+        if other == place or not info.improves(math.fsum(theirs) / len(theirs), math.fsum(mine) / len(mine)):
+            continue
+        apart = len(suspects) == len(groups[place]) and min(len(mine), len(theirs)) > 1
+        apart = apart and all(info.improves(one, each) for one in theirs for each in mine)
+        if apart or _significant(groups, values, other, place, info, 1):
+            return [why for _, why in suspects]
+    return []
 
 
-def _significant(ours: Sequence[float], theirs: Sequence[float]) -> bool | None:
-    difference, half = mean_difference(ours, theirs)
-    return None if half is None else abs(difference) > half
+def _better_share(one: Run, other: Run, info: MetricInfo) -> bool:
+    """Return whether a share of the test examples is significantly larger in one run than in another."""
+    larger, smaller = _final(one, info) or 0.0, _final(other, info) or 0.0
+    return larger - smaller > _standard_error(larger, smaller, min(_examples(one), _examples(other))) * _SIGMAS
 
 
-def _alike_data(one: Run, other: Run) -> bool:
-    return all(rule.value(one) == rule.value(other) for rule in RULES if rule.key in ("data", "digest"))
+def _standard_error(one: float, other: float, examples: int) -> float:
+    """Return that of the difference of two shares of so many examples each."""
+    together = min(max((one + other) / 2, 0.0), 1.0)
+    return math.sqrt(2 * together * (1 - together) / examples)
+
+
+def _significant(
+    groups: Sequence[Sequence[Run]], values: Sequence[Sequence[float]], one: int, other: int, info: MetricInfo, tests: int
+) -> bool | None:
+    """Return whether two means differ significantly, None where that is not known.
+
+    Repeats without any scatter say nothing of it; of shares of the test examples that of two proportions is known.
+    """
+    ours, theirs = values[one], values[other]
+    difference, half = mean_difference(ours, theirs, tests)
+    if half is None:
+        return None
+    if half == 0.0:
+        if info.name not in SHARES_OF_EXAMPLES:
+            return None if difference else False
+        half = _SIGMAS * _standard_error(ours[0], theirs[0], min(_examples(groups[one][0]), _examples(groups[other][0])))
+    return abs(difference) > half
 
 
 def _train_differently(firsts: Sequence[Run]) -> bool:
@@ -232,3 +293,8 @@ def _with_the_same_key(found: Mapping[int, str], keys: Sequence[Hashable]) -> di
     """Return the configurations that have diverged with those that are the same but for that: repeats of one that did not."""
     spoilt = {keys[place]: why for place, why in found.items()}
     return {place: found.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}
+
+
+def _of_how_many(whys: Sequence[str], runs: int) -> str:
+    """Return why some of a configuration's runs have diverged, and how many of them."""
+    return whys[0] if runs == 1 else f"{len(whys)} of {runs} runs: {whys[0]}"

@@ -107,7 +107,7 @@ def _nothing(conclusion: Conclusion) -> str:
     found = conclusion.set_ups
     if len(found.all) == 1:
         speeds = found.all[0].figures(SPEED_FIGURE)
-        speed = f": it trains {rate_text(geometric_mean(speeds))} examples (n = {len(speeds)})" if speeds else ""
+        speed = f": it trains {_rate(geometric_mean(speeds))} examples/s (n = {len(speeds)})" if speeds else ""
         return f"There is one configuration alone, and no other to compare it with{speed}."
     if found.without_speed:
         names = some_of([run.name for run in found.without_speed])

@@ -14,6 +14,7 @@ from ...core.untrusted.console import one_line
 from ..catalog.cpu_starvation import CpuStarvation, contention_judged, cpu_starvation, log_speed_lost, timed_runs
 from ..catalog.run import Run
 from ..catalog.summary_rows import number
+from ..comparison.caveats import LEARNT_UNDER_CONTENTION
 from ..comparison.comparability import Comparability, Difference, compare_settings
 from ..comparison.factors import RULES, SPEED, TARGET, Factor
 from ..comparison.names import setting_text
@@ -153,10 +154,11 @@ class SetUps:
     def quality(self) -> Quality:
         """What they have learnt, by their places in `all`."""
 
-        def comparable(one: int, other: int, group: str) -> bool:
-            return group not in self.comparability.confounded(one, other)
+        def comparable(group: str, among: Sequence[int]) -> Sequence[int]:
+            return self.comparability.comparable(group, among, ignoring=(LEARNT_UNDER_CONTENTION,))  # which is marked, and counts
 
-        return judge_quality([one.runs for one in self.all], [tuple(one.values.items()) for one in self.all], comparable)
+        keys = [tuple((key, value) for key, value in one.values.items() if key != "test_size") for one in self.all]
+        return judge_quality([one.runs for one in self.all], keys, comparable)
 
     def ranks(self, one: SetUp) -> bool:
         """Return whether a set-up is ranked by its speed: it has not diverged, and is not significantly worse than the best in quality."""

@@ -153,7 +153,8 @@ def _cell(one: Column, entry: Row, found: Estimate | None, digits: int, *, marke
     mark = _MARK if marked else ""
     figure = number_latex(found.mean, digits)
     if to_target and not entry.all_converged:
-        return Cell(figure, f"({entry.converged} of {len(entry.runs)}){mark}")
+        count = "" if found.repeats == entry.converged else f", $n={found.repeats}$"
+        return Cell(figure, f"({entry.converged} of {len(entry.runs)}{count}){mark}")
     count = rf" ($n={found.repeats}$)" if found.repeats < len(entry.runs) else ""
     if found.half_width is None:
         return Cell(figure + mark, count.strip())

@@ -39,7 +39,8 @@ def decision(lines: Lines) -> Picture | None:
         panels.append(learnt)
     note = "A dot is a run, a tick the geometric mean, a bar its 95 % confidence interval. " if lines.repeated else "A dot is a run. "
     words = "; ".join(_said(lines, line, figure, comparable) for line in rows)
-    return Picture("decision", "Best on top", (note + lines.note).strip(), words, tuple(panels), place="first")
+    title = "Fastest on top, none recommended" if lines.set_ups.quality.undecided and figure is not TARGET else "Best on top"
+    return Picture("decision", title, (note + lines.note).strip(), words, tuple(panels), place="first")
 
 
 def _of(line: Line) -> SetUp:
@@ -77,6 +78,8 @@ def _missing(lines: Lines, one: SetUp, figure: Figure) -> str:
     quality, place = lines.set_ups.quality, lines.set_ups.place(one)
     if place in quality.diverged:
         return f"diverged: {quality.diverged[place]}"
+    if not quality.ranks(place) and place not in quality.judged:
+        return "quality cannot be compared"
     if not quality.ranks(place) and quality.info is not None:
         return f"test {quality.info.label} significantly worse: {quality.text(place)}"
     if not timed_runs(one.runs):

@@ -79,7 +79,9 @@ class Lines:
         """Which runs have no speed and no times in the pictures, and of which contention is not known; empty where there are none."""
         unjudged = [run.name for line in self.all for run in line.runs if run.has_summary and not contention_judged(run.summary)]
         names = some_of([one.run.name for one in self.left_out])
+        every = len(self.left_out) == sum(line.repeats for line in self.all)
         void = f"Not drawn over time, because of CPU contention from other programs: {names}."
+        void = "All runs had CPU contention from other programs: their speeds and times are not their own." if every else void
         unknown = f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
         return " ".join([*([void] if self.left_out else []), *([unknown] if unjudged else [])])
 
@@ -106,7 +108,7 @@ def lines_of(runs: Sequence[Run]) -> Lines:
         Line(len(lines) + place, run.name, Stroke(used + place, used + place), part, (run,), None, (run,))
         for place, run in enumerate(others)
     ]
-    return Lines(tuple(lines), found.disturbed if void else (), found, coloured, dashed)
+    return Lines(tuple(lines), found.disturbed, found, coloured, dashed)
 
 
 def _alone(number: int, run: Run) -> Line:

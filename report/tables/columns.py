@@ -232,7 +232,8 @@ def cell(entry: Row, one: Column, marks: Collection[str] = ()) -> str:
         return "not reached"
     text = _spread(one.show, value, sigma) + _of_fewer(entry, one)
     if one.key == "time_to_target_seconds" and entry.converged is not None and not entry.all_converged:
-        text += f" ({entry.converged} of {len(entry.runs)})"
+        count = entry.counts.get(one.key, entry.converged)
+        text += f" ({entry.converged} of {len(entry.runs)}{'' if count == entry.converged else f', n={count}'})"
     return text + (MARK if value is not None and one.group in marks else "")
 
 

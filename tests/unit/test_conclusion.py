@@ -141,16 +141,14 @@ def test_what_times_to_a_target_leave_out_is_said():
 
 def learnt(*accuracies, **more):
     runs = [
-        made(f"r{lr}", lr=lr, summary={"eval": {"accuracy": accuracy, "loss": 1.0}}, **more)
+        made(f"r{lr}", lr=lr, summary={"eval": {"examples": 360, "accuracy": accuracy, "loss": 1.0}}, **more)
         for lr, accuracy in zip((0.1, 0.2, 0.3), accuracies, strict=False)
     ]
     return told(conclude(runs)).learnt
 
 
 def test_what_was_learnt_is_said_where_no_target_is():
-    assert learnt(0.815, 0.819, 0.809) == (
-        "--until 'accuracy>=0.8' compares the time to a quality that all of the 3 configurations reach.",
-    )
+    assert learnt(0.815, 0.819, 0.809) == ("--until 'accuracy>=0.8' compares the time to a quality that 3 configurations reached.",)
     both = "0.8190 (n = 1) with tf, the best, and 0.8090 (n = 1) with torch, the worst"
     runs = [
         made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
@@ -159,7 +157,8 @@ def test_what_was_learnt_is_said_where_no_target_is():
     assert learnt(0.5, 0.5) == ("All end with the same test accuracy, 0.5000.",)
     assert learnt(0.815, 0.819, until="accuracy>=0.9") == ()
     assert learnt(0.815, None) == ()
-    assert "--until 'accuracy>=0.0012'" in learnt(0.5, 0.00129)[0]
+    assert "--until 'accuracy>=0.41'" in learnt(0.5, 0.4129)[0]
+    assert learnt(0.5, 0.00129) == ()  # one that has learnt nothing names no target
 
 
 def test_what_is_within_the_scatter_is_not_sure():

@@ -145,7 +145,7 @@ def test_runs_of_one_job_are_not_ranked():
     found = conclude(runs)
     assert found.verdicts == ()
     assert found.best == ()  # nothing is best without another to hold it against
-    assert told(found).best == ("There is one configuration alone, and no other to compare it with: it trains 1,100/s examples (n = 2).",)
+    assert told(found).best == ("There is one configuration alone, and no other to compare it with: it trains 1,100 examples/s (n = 2).",)
     assert not conclude(runs[:1]).concludes
 
 

@@ -244,6 +244,104 @@ def test_sync_runs_of_one_seed_are_one_value_of_quality():
     assert conclude(runs).set_ups.quality.unknown
 
 
+def rmse(name, values, *, first=2.3, **job):
+    """Runs with another metric, of which less is better."""
+    metrics = [{"name": "rmse", "label": "rmse", "better": "lower"}]
+    found = []
+    for seed, value in enumerate(values):
+        evaluated = {"split": "test", "examples": 2000, "loss": 1.0, "rmse": value}
+        one = made(f"{name}-{seed}", seed=seed, summary={"eval": evaluated}, described={"metrics": metrics}, **job)
+        one.evals = [
+            EvalRecord(place, float(place), float(place), 0.1, "test", 2000, 1.0, {"rmse": float(each)}, None)
+            for place, each in enumerate((first, value), start=1)
+        ]
+        found.append(one)
+    return found
+
+
+def test_a_further_run_that_cannot_be_judged_switches_no_judgement_off():
+    """The significantly worse one stays unranked, whatever else is there."""
+    pair = repeated("hi", FAST, FAIR, lr=0.1) + repeated("lo", SLOW, GOOD, lr=0.02)
+    for further in (
+        run("i", 900.0, 0.6, lr=0.01, summary={"state": "interrupted"}),
+        run("old", 900.0, 0.6, lr=0.01, node={"packages": {"crosstrain": "0.0.1"}}),
+        run("data", 900.0, 0.6, lr=0.01, data="mnist"),
+        run("random", 900.0, 0.6, lr=0.01, summary={"synthetic": True}),
+        run("until", 900.0, 0.6, lr=0.01, until="accuracy>=0.99", summary={"target_reached": False, "time_to_target_seconds": None}),
+        *rmse("other", (1.0,), lr=0.01),
+    ):
+        found = conclude([*pair, further])
+        first = next(place for place, one in enumerate(found.set_ups.all) if one.runs[0].name == "hi-0")
+        assert first in found.set_ups.quality.worse, further.name
+        assert all(best.set_up.runs[0].name != "hi-0" for best in found.best), further.name
+
+
+def test_what_trains_differently_and_cannot_be_compared_in_quality_is_not_recommended():
+    runs = repeated("hi", FAST, FAIR, lr=0.1, epochs=5) + repeated("lo", SLOW, GOOD, lr=0.02, epochs=10)
+    found = conclude(runs)
+    assert found.set_ups.quality.undecided
+    assert "These configurations train differently, and their quality cannot be compared: none is recommended." in told(found).best
+    assert found.advice == ()
+
+
+def test_contention_in_an_async_repeat_leaves_quality_judged():
+    slow = repeated("as", (900.0, 905.0, 910.0), GOOD, contention=(0.9, 0.0, 0.0), lr=0.02, mode="async")
+    found = conclude(repeated("hi", FAST, FAIR, lr=0.1) + repeated("lo", SLOW, GOOD, lr=0.02) + slow)
+    assert {found.set_ups.all[place].runs[0].name for place in found.set_ups.quality.worse} == {"hi-0"}
+
+
+def test_a_metric_that_explodes_has_diverged_however_it_scatters():
+    for worse in ((3.0, 50.0, 9.0), (3.0, 1e9, 1e3), ("NaN",) * 3, ("Infinity", 3.0, 4.0)):
+        found = conclude(rmse("h", worse, lr=0.1) + rmse("l", (0.1, 0.11, 0.12), lr=0.02))
+        assert [found.set_ups.all[place].values["lr"] for place in found.set_ups.quality.diverged] == [0.1], worse
+        assert found.best == ()
+
+
+def test_a_run_without_an_evaluation_is_not_ranked_beside_others():
+    lacking = repeated("x", (2000.0, 2010.0, 2020.0), GUESSED, lr=0.5)
+    lacking[0].summary["eval"], lacking[0].evals = None, []
+    found = conclude(lacking + repeated("lo", SLOW, GOOD, lr=0.02))
+    assert found.advice == ()
+    assert all(best.set_up.values["lr"] == 0.02 for best in found.best)
+
+
+def test_a_single_run_that_is_best_hides_no_significance_among_the_others():
+    found = conclude([run("s", 900.0, 0.96, lr=0.05), *repeated("lo", SLOW, GOOD, lr=0.02), *repeated("hi", FAST, FAIR, lr=0.1)])
+    assert {found.set_ups.all[place].runs[0].name for place in found.set_ups.quality.worse} == {"hi-0"}
+    assert found.set_ups.quality.undecided
+
+
+def test_values_without_any_scatter_are_no_proof():
+    assert not conclude(rmse("a", (30.0,) * 3, first=50.0) + rmse("b", (29.9999,) * 3, first=50.0, lr=0.1)).set_ups.quality.worse
+    one, other = repeated("a", SLOW, (0.95,) * 3, lr=0.1), repeated("b", SLOW, (0.948,) * 3, lr=0.2)
+    assert not conclude(one + other).set_ups.quality.worse  # 4 of 2,000 examples
+
+
+def test_of_many_equal_configurations_few_are_called_worse():
+    """Twenty draws of ten configurations of one accuracy: by 5 % a set, one such set is expected to have one."""
+    drawn, wrong = random.Random(7), 0
+    for _ in range(20):
+        runs = [run(f"{lr}-{s}", 1000.0, 0.95 + drawn.gauss(0, 0.002), seed=s, lr=0.01 + lr / 1000) for lr in range(10) for s in range(3)]
+        wrong += bool(conclude(runs).set_ups.quality.worse)
+    assert wrong <= 4
+
+
+@pytest.mark.parametrize(("nodes", "fraction", "lost"), [(4, 0.14, 0.0986), (1, 0.2, 0.5)])
+def test_tasks_that_wait_for_each_other_may_have_lost_what_all_of_them_waited(nodes, fraction, lost):
+    """Each was held up in turn: the run was as much slower as all waits together, which no fraction of a node shows."""
+    node = {**used(), "starved_fraction": fraction, "cpu_cores_lost": lost}
+    shape = {"nodes": nodes, "procs_per_node": (4,) if nodes == 1 else (1,)}
+    clean = [run(f"f-{seed}", 1000.0 + seed, backend="tf", seed=seed, **shape, summary={"per_node": [used()] * nodes}) for seed in range(3)]
+    slow = 1300.0 * (1 - nodes * lost)
+    held = [run(f"t-{seed}", slow + seed, seed=seed, **shape, summary={"per_node": [node] * nodes}) for seed in range(3)]
+    assert not conclude([*clean, *held]).verdicts[0].ratio.sure
+
+
+def test_small_figures_end_in_a_sentence():
+    assert best_of(rmse("a", (1e-90, 2e-90, 3e-90)) + rmse("b", (4e-90, 5e-90, 6e-90), lr=0.1))
+    assert best_of(rmse("a", (5e-324,) * 3) + rmse("b", (1e-323,) * 3, lr=0.1))
+
+
 # Any set of runs -------------------------------------------------------------------------------------------------------
 
 RUN = st.fixed_dictionaries(
