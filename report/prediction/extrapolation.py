@@ -138,9 +138,14 @@ def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str
     """Return what a reader has to know about these predictions, most important first."""
     return [
         text
-        for check in (_costs, _exchanges, _misfit, _extrapolation, _cores, _batches, _unvalidated)
+        for check in (_contention, _costs, _exchanges, _misfit, _extrapolation, _cores, _batches, _unvalidated)
         for text in check(fitted, question, rows)
     ]
+
+
+def _contention(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    contended = dict.fromkeys(run.name for run in fitted.runs if run.contended)
+    return [f"CPU contention from other programs slowed {' and '.join(contended)}: speeds may be predicted too low."] if contended else []
 
 
 def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:

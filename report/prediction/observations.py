@@ -11,6 +11,7 @@ from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...core.worker_layout import nodes_of_workers, workers_by_node
 from ...records.store.jsonl import DamagedRunError
+from ..catalog.cpu_starvation import cpu_starvation
 from ..catalog.divergence import diverged
 from ..catalog.run import Run, labelled
 from .cost_model import Exchange
@@ -53,8 +54,8 @@ class Observed:
     `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
     and received over theirs; None where that was not counted, or is not theirs alone. `server_cores` are those of node 0, which has one.
     `reported_examples_per_second` is the summary's, with the time between steps. `exchange` is how sync workers add up their gradients;
-    `tried`: it is not the run's own, but was tried after it. `untried`: why the direct one was not. `compiled`: they computed
-    compiled steps.
+    `tried`: it is not the run's own, but was tried after it. `untried`: why the direct one was not. `compiled`: they computed compiled
+    steps. `contended`: other programs had its cores.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Observed:
     tried: bool = False
     untried: str | None = None
     compiled: bool = False
+    contended: bool = False
 
     def with_exchange(self, exchange: Exchange) -> Observed | None:
         """Return what the run says of sync steps with an exchange: its own, or one that was tried after it; None where it says nothing."""
@@ -195,6 +197,7 @@ def observe(run: Run) -> Observed:
         exchange=job.get("exchange") or "native",
         untried=calibration.get("direct_untried"),
         compiled=bool(summary.get("compiled")),
+        contended=cpu_starvation(summary) is not None,
     )
 
 

@@ -345,3 +345,14 @@ def test_a_run_that_lost_its_loss_is_left_out_and_named(tmp_path, capsys):
     assert (told.out, "lost (from step 3 on)" in told.err) == (expected, True)
     assert invoke(["predict", paths[2]]) == 2
     assert "was not finite (NaN or infinite) from step 3 on" in capsys.readouterr().err
+
+
+def test_a_run_with_contention_is_named_beside_what_it_predicts(tmp_path, capsys):
+    path = calibrated_run(tmp_path)
+    assert invoke(["predict", str(path)]) == 0
+    assert "CPU contention" not in capsys.readouterr().out
+    summary = json.loads((path / "summary.json").read_text())
+    summary["per_node"][0] |= {"starved_fraction": 0.9, "foreign_cpu_cores_used": 1.5, "cpu_cores_lost": 0.9, "cores_available": 2.0}
+    write(path, "summary.json", summary)
+    assert invoke(["predict", str(path)]) == 0
+    assert f"CPU contention from other programs slowed {path.name}: speeds may be predicted too low." in capsys.readouterr().out
