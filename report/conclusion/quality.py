@@ -232,24 +232,31 @@ def _behind(
 ) -> list[str]:
     """Return why runs of a configuration have learnt nothing, of those that another run is significantly better than.
 
-    Shares of the test examples can be tested one by one (two proportions). Of other metrics repeats are needed: another configuration is
-    significantly better, or each of its runs is better than all of this one's, of which none has learnt.
+    Shares of the test examples can be tested one by one (two proportions); a run that has come more than half of the way from guessing to
+    the best has learnt, though it may have got worse since. Of other metrics repeats are needed: none of this configuration's has learnt,
+    and another one is significantly better, or each of its runs is better than all of this one's.
     """
     suspects = [(run, why) for run, why in zip(groups[place], idle[place], strict=True) if why is not None]
     if not suspects:
         return []
     if info.name in SHARES_OF_EXAMPLES:
         best = max((run for other in alike for run in groups[other]), key=lambda run: _final(run, info) or 0.0)
-        return [why for run, why in suspects if _better_share(best, run, info)]
+        return [why for run, why in suspects if _better_share(best, run, info) and _less_than_half_learnt(run, best, info)]
+    if len(suspects) < len(groups[place]):
+        return []
     for other in alike:
         mine, theirs = values[place], values[other]
         if other == place or not info.improves(math.fsum(theirs) / len(theirs), math.fsum(mine) / len(mine)):
             continue
-        apart = len(suspects) == len(groups[place]) and min(len(mine), len(theirs)) > 1
-        apart = apart and all(info.improves(one, each) for one in theirs for each in mine)
+        apart = min(len(mine), len(theirs)) > 1 and all(info.improves(one, each) for one in theirs for each in mine)
         if apart or _significant(groups, values, other, place, info, 1):
             return [why for _, why in suspects]
     return []
+
+
+def _less_than_half_learnt(run: Run, best: Run, info: MetricInfo) -> bool:
+    chance = _chance(run) or 0.0
+    return (_final(run, info) or 0.0) < (chance + (_final(best, info) or 0.0)) / 2
 
 
 def _better_share(one: Run, other: Run, info: MetricInfo) -> bool:

@@ -187,12 +187,21 @@ def test_a_loss_that_is_not_finite_in_one_repeat_takes_its_configuration_out():
 
 
 def test_a_run_that_ends_no_better_than_it_began_has_diverged_where_another_is_better():
-    worse = [run(f"w-{seed}", 2000.0, 0.60, first=0.62, seed=seed, lr=0.5) for seed in range(3)]
+    worse = [run(f"w-{seed}", 2000.0, 0.40, first=0.42, seed=seed, lr=0.5) for seed in range(3)]
     found = conclude([*worse, *repeated("low", SLOW, GOOD, lr=0.02)])
     assert list(found.set_ups.quality.diverged.values()) == [
-        "3 of 3 runs: test accuracy 0.6000 at the end, no better than 0.6200 at the first evaluation"
+        "3 of 3 runs: test accuracy 0.4000 at the end, no better than 0.4200 at the first evaluation"
     ]
     assert not conclude(worse).set_ups.quality.diverged  # nothing shows that there was more to learn
+
+
+def test_a_run_that_has_learnt_and_stands_still_has_not_diverged():
+    """It may be significantly worse all the same."""
+    still = [run(f"w-{seed}", 2000.0, 0.8487 + seed / 1e4, first=0.8523, seed=seed, lr=0.5) for seed in range(3)]
+    found = conclude([*still, *repeated("low", SLOW, GOOD, lr=0.02)])
+    assert not found.set_ups.quality.diverged
+    assert {found.set_ups.all[place].values["lr"] for place in found.set_ups.quality.worse} == {0.5}
+    assert not conclude([*rmse("s", (0.121, 0.1, 0.11), first=0.12, lr=0.5), *rmse("l", (0.05, 0.051, 0.052))]).set_ups.quality.diverged
 
 
 def test_throughput_is_ranked_among_those_that_are_not_significantly_worse():
