@@ -266,10 +266,10 @@ class TaskGroup:
         answer = self.nodes.receive(timeout_seconds, self.node_of)
         if answer is None or (answer[1] is None and not self._concerns(answer[0])):
             return None
+        if answer[1] is not None and "from" in answer[1].fields and answer[1].kind != "error":
+            self._heard_at = time.monotonic()
         if self._failures.record(*answer) or answer[1] is None:
             return None
-        if "from" in answer[1].fields and answer[1].kind != "error":
-            self._heard_at = time.monotonic()
         if answer[1].kind == "stacks":
             self.inquiries.hear(answer[1])
         elif answer[1].kind in ("probe_port", "peers_probed"):

@@ -23,7 +23,7 @@ class LinkInquiry:
 
     def __init__(self, ask: Callable[[int, Message, str], None]) -> None:
         self._ask = ask
-        self._number = 0
+        self._number = secrets.randbelow(2**31)  # so that no answer to an earlier attempt's is taken for one to this one's
         self._awaited: set[int] = set()
         self._ports: dict[int, int] = {}
         self._tried: dict[int, list[int]] = {}

@@ -39,12 +39,16 @@ class PeerProbe:
         self.addresses: Sequence[str] = ()
 
     def listen(self, take: Callable[[int], Sequence[int]]) -> int | None:
-        """Listen until `close`; return the port, one that `take` gives, and later the same; None where that cannot be done."""
+        """Listen until `close`; return the port, one that `take` gives, and later the same; None where that cannot be done.
+
+        A node that is known by a name takes no part: looking a name up may take long just when a network is down.
+        """
         self.close()
         try:
             if self._port is None:
                 (self._port,) = take(1)
-            family, _, _, _, where = socket.getaddrinfo(self.addresses[self._node], self._port, type=socket.SOCK_STREAM)[0]
+            known = socket.getaddrinfo(self.addresses[self._node], self._port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            family, _, _, _, where = known[0]
             listener = socket.create_server(where[:2], family=family, backlog=2 * MOST_PEERS_PROBED)
             datagrams = socket.socket(family, socket.SOCK_DGRAM)
             self._sockets = listener, datagrams

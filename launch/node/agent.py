@@ -168,7 +168,7 @@ class Agent:
         elif message.kind == "open_probe":
             port = None if self._probing.is_alive() else self._probe.listen(self._ports.take)
             self._send(Message("probe_port", {"number": message["number"], "port": port}))
-        elif message.kind == "probe_peers":
+        elif message.kind == "probe_peers" and not self._probing.is_alive():
             self._probing = threading.Thread(target=self._probe_peers, args=(message,), name="probe", daemon=True)
             self._probing.start()
         elif message.kind == "find_stacks":

@@ -36,6 +36,9 @@ LEARNT = frozenset({LOSS, METRICS, TRANSLATIONS, AT_THE_END})
 LEARNING = LEARNT | {TARGET}
 NOTHING: frozenset[str] = frozenset()
 
+MEASURED = frozenset({"test_size", "translation_signature", "translation_signature_at_the_end"})
+"""Settings of how is measured what was learnt, which do not change it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Factor:
@@ -61,10 +64,11 @@ class Factor:
     matters: bool = True
     also: Callable[[Run], frozenset[str]] | None = None
 
-    @property
-    def changes_learning(self) -> bool:
-        """Whether runs that differ in it train differently: other updates, or another order or number of them."""
-        return bool(self.confounds & LEARNT) or self.key in ("mode", "global_batch_size", "batch_size", "update_examples")
+    def changes_learning(self, *runs: Run) -> bool:
+        """Return whether these runs train differently where they differ in it: other updates, or another order or number of them."""
+        if self.key in MEASURED:
+            return False
+        return bool(self.spoils(*runs) & LEARNT) or self.key in ("mode", "global_batch_size", "batch_size", "update_examples")
 
     def spoils(self, *runs: Run) -> frozenset[str]:
         """Return the kinds of figures of these runs that a difference between them makes not comparable."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...records.store.jsonl import finite_json
 from ..catalog.copies import measurements
-from ..catalog.cpu_starvation import TIMED_FIGURES, cpu_starvation, timed_runs
+from ..catalog.cpu_starvation import TIMED_FIGURES, cpu_starvation
 from ..catalog.run import Run
 from ..catalog.summary_rows import number, row
 from .comparability import alike
@@ -36,11 +36,6 @@ class Row:
     left_out: tuple[str, ...] = ()
     converged: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def timed(self) -> tuple[Run, ...]:
-        """The runs whose speed and times count: those without CPU contention, or all where there is none."""
-        return tuple(timed_runs(self.runs)) or self.runs
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -108,7 +103,8 @@ def entry_of(runs: Sequence[Run]) -> Row:
     label = common_name([str(run.summary["run"]) for run in runs])
     figures |= {"run": label, "target_reached": None if converged is None else converged == len(runs)}
     known = {name: sum(value is not None for value in columns[name]) for name in TIMED_FIGURES if figures.get(name) is not None}
-    counts = {name: count for name, count in known.items() if count < len(staying)}
+    void = {cpu_starvation(summary) is not None for summary in staying}
+    counts = {name: count for name, count in known.items() if count < len(staying)} if void == {True, False} else {}
     return Row(label, tuple(runs), figures, sigmas, tuple(names[id(summary)] for summary in dropped), converged, counts)
 
 

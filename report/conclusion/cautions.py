@@ -70,10 +70,12 @@ def _contention(found: SetUps) -> list[str]:
     ]
     if (more := len(found.disturbed) - MOST_NAMED) > 0:
         lines.append(f"Nor are those of {counted(more, 'further run')} with CPU contention.")
-    widened = [(one, lost) for one in found.all if (lost := math.expm1(one.sample(SPEED_FIGURE).leeway)) >= USUAL_SCATTER]
+    ranked = [one for one in found.all if found.ranks(one)]
+    slowed = [(one, math.expm1(one.sample(SPEED_FIGURE).leeway)) for one in (ranked if len(ranked) > 1 else [])]
+    widened = [(one, lost) for one, lost in slowed if lost >= USUAL_SCATTER]
     if widened:
         named = some_of([f"{one.label} (by at most {percent(lost)})" for one, lost in widened])
-        lines.append(f"Without other programs some may have been faster, which their intervals allow for: {named}.")
+        lines.append(f"Without other programs some may have been faster, which the intervals of speed allow for: {named}.")
     unjudged = [run.name for one in found.all for run in one.runs if not contention_judged(run.summary)]
     if unjudged:
         lines.append(f"CPU contention was not measured, as a run was too short for it (under 2 s) or had no samples: {some_of(unjudged)}.")

@@ -26,11 +26,11 @@ def quality_told(found: SetUps) -> list[str]:
         within = "" if interval is None else f" (95 %: {'–'.join(map(_figure(quality.info), interval))})"
         places = [place for place in range(len(every)) if place in quality.judged and place != quality.best]
         kinds = (
-            ("significantly worse", [place for place in places if place in quality.worse]),
-            ("not significantly worse", [place for place in places if place not in quality.worse | quality.unknown]),
-            ("significance unknown", [place for place in places if place in quality.unknown]),
+            ("significantly worse:", [place for place in places if place in quality.worse]),
+            ("not significantly worse:", [place for place in places if place not in quality.worse | quality.unknown]),
+            ("significance unknown against", [place for place in places if place in quality.unknown]),
         )
-        rest = [f"{kind}: {some_of([f'{every[one].label}, {quality.text(one)}' for one in those])}" for kind, those in kinds if those]
+        rest = [f"{kind} {some_of([f'{every[one].label}, {quality.text(one)}' for one in those])}" for kind, those in kinds if those]
         best = f"{every[quality.best].label} has the best test {name}, {quality.text(quality.best)}{within}"
         lines.append(f"{'; '.join([best, *rest])}.")
     if quality.diverged:
@@ -48,7 +48,7 @@ def quality_told(found: SetUps) -> list[str]:
         single = "one run each" if all(len(one.runs) == 1 for one in every) else "too few repeats of other seeds"
         lines.append(f"These configurations train differently, and with {single} the significance is unknown: none is recommended.")
     elif quality.leads and sum(map(found.ranks, every)) == 1 and len(every) > 1:
-        lines.append("Every other configuration diverged or is significantly worse, so speed is not ranked.")
+        lines.append("Speed is not ranked, as no other configuration is left to hold this one against.")
     return lines
 
 
@@ -71,7 +71,8 @@ def learnt_told(found: SetUps) -> list[str]:
     name, shown = one_line(info.label), _figure(info)
     if means[best] == means[worst]:
         return [f"All end with the same test {name}, {shown(means[best])}."]
-    until = f"--until '{info.name}{_that_all_reach(info, means[worst])}'"
+    lowest = (min if info.better == "higher" else max)(value for place in means for value in quality.values[place])
+    until = f"--until '{info.name}{_that_all_reach(info, lowest)}'"
     if quality.leads:
         return [f"{until} compares the time to a quality that {counted(len(means), 'configuration')} reached."]
     both = f"{quality.text(best)} with {every[best].label}, the best, and {quality.text(worst)} with {every[worst].label}, the worst"

@@ -1,7 +1,7 @@
 """What configurations have learnt: which is best, which are significantly worse, and which have diverged.
 
 A value is that of the headline metric in a run's last evaluation on the test split. Values of sync runs of one seed are one value, as such
-runs train alike. Two means differ significantly by Welch's test at 95 %; of single values that is not known.
+runs train alike. Two means differ significantly by Welch's test at 95 %; of single values the significance is not known.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any
 
 from ...metrics import LOSS, MetricInfo
@@ -19,7 +20,7 @@ from ..catalog.run import Run
 from ..catalog.summary_rows import number
 from ..comparison.factors import LOSS as LOSSES
 from ..comparison.factors import METRICS, RULES, TRANSLATIONS
-from ..comparison.ratios import interval_of_arithmetic_mean, mean_difference
+from ..comparison.ratios import CONFIDENCE, interval_of_arithmetic_mean, mean_difference
 
 __all__ = ["Quality", "judge_quality"]
 
@@ -78,7 +79,7 @@ class Quality:
                 "values": list(self.values[place]) if self.values else [],
                 "mean": self.mean(place),
                 "diverged": self.diverged.get(place),
-                "significantly_worse": place in self.worse if place in self.judged - self.unknown else None,
+                "significantly_worse": place in self.worse if self.leads and place in self.judged - self.unknown else None,
             }
             for place, label in enumerate(labels)
         ]
@@ -109,8 +110,9 @@ def judge_quality(groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], com
     known = [place for place in places if _has(groups[place], info)]
     values = tuple(_values(groups[place], info) if place in known and place not in broken else () for place in places)
     trained = [place for place in known if values[place]]
-    kind = LOSSES if info == LOSS else TRANSLATIONS if info.name in groups[0][0].translation_metrics else METRICS
-    alike = _of_one_data(groups, comparable(kind, trained))
+    translated = bool(known) and info.name in groups[known[0]][0].translation_metrics
+    kind = LOSSES if info == LOSS else TRANSLATIONS if translated else METRICS
+    alike = _of_one_measure(groups, comparable(kind, trained), translated=translated)
     idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in trained}
     learnt = not trained or any(why is None for place in trained for why in idle[place])
     whys = {place: own for place in alike if (own := _behind(groups, values, idle, alike, place, info))}
@@ -160,9 +162,13 @@ def _has(group: Sequence[Run], info: MetricInfo) -> bool:
     return all(run.metrics and run.metrics[0] == info and not run.summary.get("synthetic") for run in group)
 
 
-def _of_one_data(groups: Sequence[Sequence[Run]], places: Sequence[int]) -> list[int]:
-    """Return those of some configurations that have the data of most of them."""
-    rules = [rule for rule in RULES if rule.key in ("data", "digest")]
+def _of_one_measure(groups: Sequence[Sequence[Run]], places: Sequence[int], *, translated: bool) -> list[int]:
+    """Return those of some configurations whose metric is measured on the data of most of them, and as theirs is.
+
+    Where what is compared differs in that itself, nothing else says that their figures are others.
+    """
+    keys = {"data", "digest", "test_size", *(["translation_signature"] if translated else [])}
+    rules = [rule for rule in RULES if rule.key in keys]
     data = {place: tuple(rule.value(groups[place][0]) for rule in rules) for place in places}
     found = list(data.values())
     most = max(dict.fromkeys(found), key=found.count, default=None)
@@ -285,14 +291,15 @@ def _significant(
     if half == 0.0:
         if info.name not in SHARES_OF_EXAMPLES:
             return None if difference else False
-        half = _SIGMAS * _standard_error(ours[0], theirs[0], min(_examples(groups[one][0]), _examples(groups[other][0])))
+        examples = min(_examples(groups[one][0]), _examples(groups[other][0]))
+        half = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / tests / 2) * _standard_error(ours[0], theirs[0], examples)
     return abs(difference) > half
 
 
 def _train_differently(firsts: Sequence[Run]) -> bool:
     """Return whether runs differ in anything that changes what is learnt; in async mode so does the number of workers."""
     asynchronous = any(run.summary["mode"] == "async" for run in firsts)
-    rules = [rule for rule in RULES if rule.key != "seed" and (rule.changes_learning or (asynchronous and rule.key == "workers"))]
+    rules = [rule for rule in RULES if rule.key != "seed" and (rule.changes_learning(*firsts) or (asynchronous and rule.key == "workers"))]
     return any(len({value for run in firsts if (value := rule.value(run)) is not None}) > 1 for rule in rules)
 
 

@@ -231,8 +231,8 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     Their axes are those that the runs themselves show, so that the same runs are called alike by whoever looks at them; and of what was
     `swept`, where that is known, what tells further ones apart.
     """
-    disturbed = [Disturbed(run, by) for run in runs if (by := cpu_starvation(run.summary)) is not None]
     rows = make_entries(runs, by=swept)
+    disturbed = [Disturbed(run, by) for row in rows for run in row.runs if (by := cpu_starvation(run.summary)) is not None]
     axes = axes_of(rows)
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]

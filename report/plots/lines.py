@@ -95,7 +95,8 @@ def lines_of(runs: Sequence[Run]) -> Lines:
         return Lines(tuple(_alone(number, run) for number, run in enumerate(runs)), (), found)
     coloured, dashed, looks = _looks(found)
     ordered = sorted(zip(found.all, looks, strict=True), key=lambda pair: [_place(found, axis, pair[0]) for axis in found.axes])
-    void = {id(one.run) for one in found.disturbed} if len(found.disturbed) < len(runs) else set()
+    every = sum(len(one.runs) for one in found.all)
+    void = {id(one.run) for one in found.disturbed} if len(found.disturbed) < every else set()
     timed = [tuple(run for run in one.runs if id(run) not in void) for one, _ in ordered]
     repeated = bool(found.axes) and any(len(one.runs) > 1 for one in found.all)
     lines = [

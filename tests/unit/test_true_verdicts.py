@@ -235,7 +235,7 @@ def test_where_nothing_has_learnt_it_is_said_and_throughput_is_ranked():
 def test_with_one_run_each_both_are_reported_and_none_is_recommended():
     found = conclude([run("a", 1500.0, 0.82, mode="async"), run("b", 1000.0, 0.85)])
     quality, neither, speed = told(found).best
-    assert quality == "sync has the best test accuracy, 0.8500 (n = 1); significance unknown: async, 0.8200 (n = 1)."
+    assert quality == "sync has the best test accuracy, 0.8500 (n = 1); significance unknown against async, 0.8200 (n = 1)."
     assert "with one run each the significance is unknown: none is recommended" in neither
     assert speed.startswith("async trains most examples")
     assert found.advice == ()
@@ -344,6 +344,33 @@ def test_tasks_that_wait_for_each_other_may_have_lost_what_all_of_them_waited(no
     slow = 1300.0 * (1 - nodes * lost)
     held = [run(f"t-{seed}", slow + seed, seed=seed, **shape, summary={"per_node": [node] * nodes}) for seed in range(3)]
     assert not conclude([*clean, *held]).verdicts[0].ratio.sure
+
+
+def test_a_setting_of_how_is_measured_makes_no_other_training():
+    """What is measured otherwise does not compare; runs that differ in that alone train alike, and their speeds decide."""
+
+    def split(name, speeds, accuracies, examples):
+        found = repeated(name, speeds, accuracies)
+        for one in found:
+            one.summary["eval"]["examples"] = examples
+        return found
+
+    runs = split("a", FAST, FAIR, 1000) + split("b", SLOW, GOOD, 2000)
+    quality = conclude(runs).set_ups.quality
+    assert (quality.leads, quality.undecided) == (False, False)
+    assert all(one["significantly_worse"] is None for one in quality.to_json(["a", "b"])["set_ups"])
+    further = split("c", SLOW, (0.99, 0.991, 0.989), 500)
+    for one in further:
+        one.job["lr"] = 0.7
+    assert conclude([*repeated("hi", FAST, FAIR, lr=0.1), *repeated("lo", SLOW, GOOD), *further]).set_ups.quality.best is not None
+
+
+def test_a_copy_of_a_contended_run_is_no_second_one():
+    contended = run("c", 500.0, contention=0.9)
+    runs = labelled([contended, run("c", 500.0, contention=0.9), run("d", 1000.0, backend="tf")])
+    found = lines_of(runs)
+    assert "All runs had CPU contention" not in found.note
+    assert [len(line.timed) for line in found.all if line.set_up.values["backend"] == "tf"] == [1]
 
 
 def test_small_figures_end_in_a_sentence():
