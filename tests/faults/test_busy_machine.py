@@ -58,7 +58,8 @@ def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
     faults = {fault["setting"]: fault["values"] for fault in compared["comparability"]["differences"]}
     assert faults["starved"] == [f"{node['starved_fraction']:.0%}", None]
     assert [one["run"] for one in compared["conclusion"]["left_out"]] == ["starved"]
-    assert compared["conclusion"]["axes"] == []
+    assert compared["conclusion"]["best"] == []
+    assert all(axis["best"] is None for axis in compared["conclusion"]["axes"])
 
 
 @pytest.mark.parametrize(
