@@ -68,7 +68,8 @@ class CpuStarvation:
 def cpu_starvation(summary: Mapping[str, Any]) -> CpuStarvation | None:
     """Return what other programs did to a run whose speed and times do not count for it; None where that was not much, or not observed."""
     nodes = _observed(summary)
-    sharing = _shares_cores(summary)
+    tasks = (summary.get("workers") or 0) + (summary.get("parameter_servers") or 0)
+    sharing = (summary.get("nodes_sharing_cores") or 1) > 1 or tasks > (summary.get("nodes") or 0)
     if not sharing:
         nodes = [node for node in nodes if _held_up(node)]
     worst = max(nodes, key=lambda node: float(node["starved_fraction"]), default=None)
@@ -111,11 +112,6 @@ def timed_runs(runs: Sequence[Run]) -> list[Run]:
 
 def _observed(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [node for node in summary.get("per_node") or () if node.get("starved_fraction") is not None]
-
-
-def _shares_cores(summary: Mapping[str, Any]) -> bool:
-    tasks = (summary.get("workers") or 0) + (summary.get("parameter_servers") or 0)
-    return (summary.get("nodes_sharing_cores") or 1) > 1 or tasks > (summary.get("nodes") or 0)
 
 
 def _held_up(node: Mapping[str, Any]) -> bool:

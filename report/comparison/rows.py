@@ -95,7 +95,9 @@ def entry_of(runs: Sequence[Run]) -> Row:
         return Row(runs[0].name, tuple(runs), {**row(summaries[0]), "run": runs[0].name}, converged=converged)
     staying, dropped = drop_fastest_and_slowest(summaries)
     names = {id(run.summary): run.name for run in runs}
-    rows = _without_contention(staying)
+    contended = [cpu_starvation(summary) is not None for summary in staying]
+    void = dict.fromkeys(TIMED_FIGURES) if not all(contended) else {}
+    rows = [{**row(summary), **(void if disturbed else {})} for summary, disturbed in zip(staying, contended, strict=True)]
     columns = _columns(rows)
     together = {name: _alike_or_none(found) if name in _SETTINGS else _together(found) for name, found in columns.items()}
     figures = {name: value for name, (value, _) in together.items()}
@@ -103,16 +105,8 @@ def entry_of(runs: Sequence[Run]) -> Row:
     label = common_name([str(run.summary["run"]) for run in runs])
     figures |= {"run": label, "target_reached": None if converged is None else converged == len(runs)}
     known = {name: sum(value is not None for value in columns[name]) for name in TIMED_FIGURES if figures.get(name) is not None}
-    void = {cpu_starvation(summary) is not None for summary in staying}
-    counts = {name: count for name, count in known.items() if count < len(staying)} if void == {True, False} else {}
+    counts = {name: count for name, count in known.items() if count < len(staying)} if void and any(contended) else {}
     return Row(label, tuple(runs), figures, sigmas, tuple(names[id(summary)] for summary in dropped), converged, counts)
-
-
-def _without_contention(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a flat row for each run of a job; those with CPU contention have no speed and no times where others have none of it."""
-    contended = [cpu_starvation(summary) is not None for summary in summaries]
-    void = dict.fromkeys(TIMED_FIGURES) if not all(contended) else {}
-    return [{**row(summary), **(void if disturbed else {})} for summary, disturbed in zip(summaries, contended, strict=True)]
 
 
 _SETTINGS = frozenset(
