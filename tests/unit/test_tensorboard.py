@@ -125,23 +125,23 @@ def test_a_run_that_goes_on_has_no_time_twice(tmp_path):
 
 
 ALONE = """
-import sys, time
+import sys
 from pathlib import Path
 from crosstrain.records import schema as records
-start = time.process_time()
+before = len(sys.modules)
 from crosstrain.records.loggers.tensorboard import TensorBoardWriter
 writer = TensorBoardWriter(Path(sys.argv[1]))
 writer.evaluation(records.EvalRecord(1, 1.0, 1.0, 0.1, "test", 10, 0.5, {"accuracy": 0.5}, 1))
 writer.close()
-print(time.process_time() - start, sorted({"tensorflow", "torch", "keras"} & set(sys.modules)))
+print(len(sys.modules) - before, sorted({"tensorflow", "torch", "keras"} & set(sys.modules)))
 """
 
 
 def test_writing_loads_no_framework_and_is_cheap_to_begin(tmp_path):
     result = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True, check=True)
-    seconds, _, frameworks = result.stdout.strip().partition(" ")
+    modules, _, frameworks = result.stdout.strip().partition(" ")
     assert frameworks == "[]"
-    assert float(seconds) < 1.0  # measured 0.2 s; with tensorflow it is 5 s and more
+    assert int(modules) < 700  # 470 are imported, in 0.2 to 0.5 s; with tensorflow it is thousands, and 5 s
 
 
 # A real server ---------------------------------------------------------------------------------------------------------
