@@ -1,0 +1,37 @@
+"""The prose of the documents: what stands outside tables, code and generated blocks, as paragraphs, sentences and words."""
+
+import re
+from pathlib import Path
+
+MAX_LINE_CHARACTERS = 140
+MAX_SENTENCE_WORDS = 25
+
+
+def lines_of_prose(document: Path) -> list[tuple[int, str]]:
+    """Each line of prose with its number, from 1; tables, code and pictures are empty lines."""
+    text = document.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
+    return [(number, "" if re.match(r"\s*\||!\[", line) else line) for number, line in enumerate(text.split("\n"), start=1)]
+
+
+def paragraphs(document: Path) -> list[str]:
+    """Paragraphs, items of lists and headings, each in one line, without links' targets."""
+    found: list[list[str]] = [[]]
+    for _, line in lines_of_prose(document):
+        if not line.strip() or re.match(r"\s*([-*]|\d+\.) |#+ ", line):
+            found.append([])
+        if line.strip():
+            found[-1].append(re.sub(r"^\s*([-*]|\d+\.) |^#+ ", "", line).strip())
+        if line.startswith("#"):
+            found.append([])
+    return [re.sub(r"\]\([^)]*\)", "]", " ".join(lines)) for lines in found if lines]
+
+
+def sentences(paragraph: str) -> list[str]:
+    """The sentences of a paragraph; a code span counts as one word, and a colon or semicolon ends none."""
+    whole = re.sub(r"`[^`]*`", "CODE", paragraph)
+    return [one for one in re.split(r"(?<=[.!?])[)\"'*]*\s+(?=[A-Z(\"'*\[])", whole) if one.strip()]
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split() if re.search(r"\w", word)]
