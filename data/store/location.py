@@ -87,9 +87,14 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_nam
 
 
 def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
-    """Return what tells the original files of a source, as they are now, from others, or from what they were before."""
+    """Return what tells the original files of a source, as they are now, from others, or from what they were before.
+
+    Raises UsageError where one that the source reads is missing.
+    """
     if isinstance(source, HasOriginals):
         files = of_source(source.name, lambda: list(source.originals(data_dir)))
+        if missing := [str(file) for file in files if not os.path.lexists(file)]:
+            raise UsageError(f"data_dir: {source.name!r} needs files that do not exist: {', '.join(missing[:5])}.")
     else:
         files = [file for file in data_dir.rglob("*") if file.is_file()]
     return _fingerprint(data_dir, files)

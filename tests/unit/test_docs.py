@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -25,6 +26,7 @@ from crosstrain.core.settings.reserved_variables import RESERVED_VARIABLES
 from crosstrain.core.settings.sources import ResumedRun, resolve
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
+from crosstrain.data.store.location import originals_fingerprint
 from crosstrain.data.store.resolve import written_out
 from crosstrain.data.store.stored_dataset import open_dataset
 from crosstrain.launch.node.port_reservation import FIRST_PORT, LAST_PORT
@@ -231,6 +233,21 @@ class TestAddingADataset:
         shown = f"set -e\n{script}\n{shlex.quote(sys.executable)} -m crosstrain.cli.main data list"
         done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert re.search("^stripes .*horizontal and vertical stripes", done.stdout, re.MULTILINE), done.stderr
+
+    def test_a_source_without_files_refuses_a_folder(self, repository, installed, tmp_path):
+        write_package(repository / "docs/adding-a-dataset.md", installed)
+        with pytest.raises(plugins.UsageError, match="'stripes' reads no files; remove --data-dir"):
+            open_dataset("stripes", tmp_path)
+
+    def test_a_listed_file_that_is_missing_is_named(self, repository, tmp_path):
+        (method,) = (body for body in blocks(repository / "docs/adding-a-dataset.md", "python") if body.startswith("    def originals("))
+        names: dict[str, object] = {"Path": Path}
+        exec("class Listed:\n    name = 'listed'\n" + method, names)
+        (tmp_path / "train.bin").touch()
+        with pytest.raises(plugins.UsageError, match=rf"'listed' needs files that do not exist: {tmp_path}/test\.bin\."):
+            originals_fingerprint(names["Listed"](), tmp_path)  # type: ignore[operator]
+        (tmp_path / "test.bin").touch()
+        assert originals_fingerprint(names["Listed"](), tmp_path)  # type: ignore[operator]
 
     def test_the_arrays_repeat(self, repository, installed):
         write_package(repository / "docs/adding-a-dataset.md", installed)
