@@ -42,6 +42,16 @@ def test_a_network_of_ready_layers_trains_alike_on_both_frameworks(repository, t
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+def test_a_model_with_arguments_trains_as_printed(repository, tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    write_package(repository / "docs/adding-a-model.md", package)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    asked = ["--model", "my_models.wide:large?dropout=0.2", "--backend", "torch", "--steps", "20", "--no-calibrate"]
+    done = trainer("run", *asked, "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["eval"]["accuracy"] > 0.5
+
+
 def test_a_model_of_sequences_trains_on_torch(repository, tmp_path, monkeypatch):
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)
