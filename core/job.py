@@ -89,71 +89,68 @@ class Job(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False, protected_namespaces=())
 
-    backend: str = setting(
-        Topic.COMMON, "auto", "The framework that trains: a name from `trainer backends`; auto takes the first that is installed."
-    )
+    backend: str = setting(Topic.COMMON, "auto", "Framework: a name from `trainer backends`; auto uses the first installed one.")
     mode: Literal["sync", "async"] = setting(
         Topic.COMMON, "sync", "sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server)."
     )
     distributed: Literal["auto", "always"] = setting(
-        Topic.SPEED, "auto", "always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen."
+        Topic.SPEED, "auto", "always uses the framework's distributed wrapper on a single worker too, to measure its overhead."
     )
     exchange: Literal["native", "direct"] = setting(
         Topic.SPEED,
         "native",
-        "Sync: how workers add up their gradients. native: the framework's collectives; direct: TCP connections of our own, much "
-        "faster for small models; for CPUs, and at most 64 workers.",
+        "Sync: all-reduce of the gradients. native: the framework's collectives; direct: built-in TCP all-reduce, with lower latency "
+        "for small models, on CPUs, with at most 64 workers.",
     )
     compile: Literal["off", "on", "auto"] = setting(
         Topic.SPEED,
         "off",
-        "Compile what a worker computes in a step, by XLA (tf) or torch.compile: on, or auto, which times both while the run starts, "
-        "for 5 s at most.",
+        "Compile each worker's step with XLA (tf) or torch.compile: on, or auto, which times both during the start, for at most 5 s.",
     )
     model: str = setting(
         Topic.COMMON,
         "logreg",
-        "A name from `trainer models`, or the dotted path of a Python module that has one: my_package.my_model. Arguments may follow: "
+        "A name from `trainer models`, or the dotted path of a Python module: my_package.my_model. Arguments may follow: "
         "NAME[:SIZE][?key=value&key=value].",
     )
     data: str = setting(Topic.COMMON, "digits", "A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
-    data_dir: Path | None = setting(Topic.DATA, None, "Folder with the dataset's original files, where you have them.")
+    data_dir: Path | None = setting(Topic.DATA, None, "Folder with the dataset's original files.")
     vocabulary: Annotated[int, Field(ge=2, le=65_535), TYPED] | None = setting(
-        Topic.DATA, None, "Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
+        Topic.DATA, None, "Text: vocabulary size; it becomes part of the dataset's name."
     )
 
-    nodes: UpToMostNodes = setting(Topic.COMMON, 1, "Number of nodes (virtual ones on this machine with the local launcher).")
+    nodes: UpToMostNodes = setting(Topic.COMMON, 1, "Number of nodes (virtual nodes on this machine with the local launcher).")
     procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = setting(
-        Topic.CLUSTER, 1, "Workers on each node: one number, or one a node, such as 1,2."
+        Topic.CLUSTER, 1, "Workers per node: one number, or one for each node, such as 1,2."
     )
     ps: UpToMostNodes = setting(Topic.CLUSTER, 1, "Async: number of parameter servers; the first is on node 0.")
 
     batch_size: Positive | None = setting(
         Topic.COMMON,
         None,
-        f"Examples that a worker computes at once; an update is of batch size * accumulate * workers (default {DEFAULT_BATCH_SIZE}).",
+        f"Examples per worker and pass; an update has batch size * accumulate * workers (default {DEFAULT_BATCH_SIZE}).",
     )
     global_batch_size: Positive | None = setting(
-        Topic.OPTIMISER, None, "Examples of all workers per update, instead of --batch-size; need not divide evenly."
+        Topic.OPTIMISER, None, "Examples per update of all workers, instead of --batch-size; need not divide evenly."
     )
     accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED), TYPED] = setting(
         Topic.OPTIMISER,
         1,
-        "Micro-batches per worker and update, computed one after another: as one large batch, with the memory of a small one.",
+        "Gradient accumulation: micro-batches per worker and update. The update of a large batch with the memory of a small one.",
     )
     batch_tokens: Positive | None = setting(
         Topic.OPTIMISER,
         None,
-        "Text: tokens that a worker computes at once, padding included, of sentences of like length, instead of --batch-size.",
+        "Text: tokens per worker and pass, padding included, in batches of similar sentence length, instead of --batch-size.",
     )
     epochs: Positive | None = setting(Topic.COMMON, None, f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = setting(Topic.EVALUATION, None, "Stop after this many updates, instead of --epochs.")
     examples: Positive | None = setting(
         Topic.EVALUATION,
         None,
-        "Stop after the update that completes so many examples, instead of --epochs: the same budget in either mode.",
+        "Stop after the update that completes this many examples, instead of --epochs: the same budget in both modes.",
     )
-    until: str | None = setting(Topic.EVALUATION, None, "Stop as soon as an evaluation reaches this, such as 'accuracy>=0.9'.")
+    until: str | None = setting(Topic.EVALUATION, None, "Stop when an evaluation reaches this target, such as 'accuracy>=0.9'.")
 
     optimizer: Literal["sgd", "adam", "adamw"] = setting(Topic.OPTIMISER, "sgd", "Update rule; the formulas are torch's on every backend.")
     lr: AboveZero = setting(Topic.COMMON, 0.05, "Learning rate before --scale-lr and the schedule.")
@@ -166,7 +163,7 @@ class Job(BaseModel):
     schedule: Literal["constant", "step", "cosine", "noam"] = setting(
         Topic.OPTIMISER,
         "constant",
-        "Course of the learning rate: step and cosine over epochs; noam over updates, "
+        "Learning-rate schedule: step and cosine are per epoch; noam is per update, "
         "coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
     )
     schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = setting(
@@ -175,7 +172,7 @@ class Job(BaseModel):
     schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = setting(Topic.OPTIMISER, 0.1, "Schedule step: factor of each decay.")
     schedule_coefficient: AboveZero = setting(Topic.OPTIMISER, 1.0, "Schedule noam: factor of the learning rate.")
     warmup_steps: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
-        Topic.OPTIMISER, 0, "Linear warm-up from 0 over this many updates, before any schedule; noam has it in its formula."
+        Topic.OPTIMISER, 0, "Linear warm-up from 0 over this many updates, before any schedule; part of noam's formula."
     )
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
         Topic.OPTIMISER, "none", "Scale the learning rate with global batch / --base-batch-size."
@@ -187,131 +184,128 @@ class Job(BaseModel):
     clip_norm: Finite = setting(
         Topic.OPTIMISER,
         0.0,
-        "Scale the gradient of an update down to this norm where it is larger (over all parameters); 0 does not.",
+        "Clip the global gradient norm to this value. 0 disables clipping.",
     )
     ema_decay: Fraction = setting(
         Topic.OPTIMISER,
         0.0,
-        "Evaluate with an exponential moving average of the weights that decays by this factor an update; 0 does not.",
+        "Decay per update of an exponential moving average of the weights, used for evaluations. 0 disables it.",
     )
 
     augment: Literal["none", "crop", "flip", "crop+flip"] = setting(
         Topic.DATA,
         "none",
-        "Change training images at random, alike on every backend: shifted by up to an eighth, mirrored, or both.",
+        "Random augmentation of training images, the same on every backend: shifts by up to an eighth, mirroring, or both.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = setting(
         Topic.SPEED, "fp32", "Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
     )
-    device: Literal["auto", "cpu", "gpu"] = setting(
-        Topic.SPEED, "auto", "Where to compute; auto takes a GPU where the framework finds one."
-    )
+    device: Literal["auto", "cpu", "gpu"] = setting(Topic.SPEED, "auto", "Device; auto uses a GPU if the framework finds one.")
     threads: UpToMostNodes | None = setting(
         Topic.SPEED, None, "Compute threads per task (default: cores of the node divided by its tasks, at least 1; 1 for very small steps)."
     )
     steps_per_call: Positive | None = setting(
-        Topic.SPEED, None, "Most steps fused in one call of the framework (default: the backend's choice); 1 unfuses."
+        Topic.SPEED, None, "Maximum number of steps per framework call (default: the backend's choice); 1 disables fusing."
     )
     seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = setting(Topic.DATA, 0, "Seeds initial weights, data order and dropout.")
-    deterministic: bool = setting(Topic.SPEED, False, "Ask the framework for bitwise repeatable kernels (sync only).")
+    deterministic: bool = setting(Topic.SPEED, False, "Use bitwise reproducible kernels (sync only).")
 
     eval_every: str = setting(Topic.EVALUATION, "1epoch", "How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
-    eval_sentences: Positive = setting(
-        Topic.EVALUATION, 500, "Of a model that translates: sentences an evaluation translates, greedily, at most."
-    )
+    eval_sentences: Positive = setting(Topic.EVALUATION, 500, "Translation: maximum number of sentences per evaluation, decoded greedily.")
     beam: Annotated[int, Field(ge=1, le=64), TYPED] = setting(
-        Topic.EVALUATION, 4, "Of a model that translates: beam of the translations at the end of the run; 1 is greedy."
+        Topic.EVALUATION, 4, "Translation: beam size at the end of the run; 1 is greedy."
     )
     length_penalty: Annotated[float, Field(ge=0, le=10), TYPED] = setting(
-        Topic.EVALUATION, 0.6, "Of a model that translates: log-probabilities are divided by ((5 + length) / 6) to this power."
+        Topic.EVALUATION, 0.6, "Translation: log-probabilities are divided by ((5 + length) / 6) to this power."
     )
     checkpoint_every: str | None = setting(
         Topic.CHECKPOINTS,
         None,
         "How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end; with --max-restarts about every "
-        "10 s, less often where training would stand still for more than 0.5 % of the time).",
+        "10 s, less often if saving would pause training for more than 0.5 % of the time).",
     )
-    keep: Positive = setting(Topic.CHECKPOINTS, 5, "How many of the newest checkpoints to keep.")
+    keep: Positive = setting(Topic.CHECKPOINTS, 5, "Number of newest checkpoints to keep.")
     keep_best: str | None = setting(
-        Topic.CHECKPOINTS, None, "Keep the checkpoints of the best evaluations by this figure as well: loss or a metric, such as accuracy."
+        Topic.CHECKPOINTS, None, "Also keep the checkpoints of the best evaluations by this metric: loss, or a metric such as accuracy."
     )
-    keep_best_count: Positive = setting(Topic.CHECKPOINTS, 1, "With --keep-best: how many of the best to keep, beside the newest.")
+    keep_best_count: Positive = setting(
+        Topic.CHECKPOINTS, 1, "With --keep-best: number of best checkpoints to keep, in addition to the newest."
+    )
     patience: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
         Topic.EVALUATION,
         0,
-        "Stop after so many evaluations in a row without a better value of --keep-best's figure, or of the first metric; 0 does not.",
+        "Early stopping: evaluations without improvement of the --keep-best metric, or of the first metric. 0 disables it.",
     )
     profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
         Topic.RECORDS,
         0,
-        "Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer. No speed has them in it.",
+        "Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer. Excluded from all speeds.",
     )
     calibrate: bool = setting(
         Topic.RECORDS,
         True,
-        "After training, time the parts of a step by themselves (some seconds), so that a run can say where its time went.",
+        "After training, time the parts of a step separately (some seconds), to show where the time goes.",
     )
-    mllog: bool = setting(Topic.RECORDS, False, "Write MLPerf's event log (:::MLLOG) as mllog.txt beside the other records.")
+    mllog: bool = setting(Topic.RECORDS, False, "Also write MLPerf's event log (:::MLLOG), as mllog.txt.")
 
     launcher: str = setting(
         Topic.CLUSTER,
         "auto",
-        "What starts the nodes: local (all of them here), ssh (on --hosts), slurm (where Slurm has allocated them), ray (of a "
-        "cluster) or what a package brings; auto takes what is there of the first four, and also follows torchrun, TF_CONFIG, the pods of a "
-        "Job and --rendezvous.",
+        "How to start the nodes: local (virtual nodes), ssh (on --hosts), slurm (in an allocation), ray (in a cluster) or a launcher "
+        "plugin; auto picks the first available of these four, and also follows torchrun, TF_CONFIG, the pods of a Job and --rendezvous.",
     )
     network: Literal["auto", "isolated", "host"] = setting(
         Topic.CLUSTER, "auto", "isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
     )
-    bandwidth: str | None = setting(Topic.CLUSTER, None, "Limit each virtual node's link, in both directions, such as 100mbit.")
+    bandwidth: str | None = setting(Topic.CLUSTER, None, "Limit each virtual node's link in both directions, such as 100mbit.")
     cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096), TYPED], ...] | None = setting(
-        Topic.CLUSTER, None, "Limit each node's CPU: one number, or one a node, such as 2,1,1."
+        Topic.CLUSTER, None, "Limit each node's CPU cores: one number, or one for each node, such as 2,1,1."
     )
-    start_timeout: Patience = setting(Topic.CLUSTER, 120.0, "Seconds within which the cluster must have formed and warmed up.")
-    stall_timeout: Patience = setting(Topic.CLUSTER, 120.0, "Seconds without any progress after which a run is declared stalled.")
+    start_timeout: Patience = setting(Topic.CLUSTER, 120.0, "Seconds for the cluster to form and warm up.")
+    stall_timeout: Patience = setting(Topic.CLUSTER, 120.0, "Declare a run stalled after this many seconds without progress.")
     node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400), TYPED] = setting(
-        Topic.CLUSTER, 10.0, "Seconds without any sign of life after which a node is lost; each gives one a second."
+        Topic.CLUSTER, 10.0, "Declare a node lost after this many seconds without a heartbeat (sent every second)."
     )
     max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS), TYPED] = setting(
         Topic.CHECKPOINTS,
         0,
-        "How often a run goes on by itself, from its newest checkpoint, when a task or node is lost or nothing moves; "
-        "0: the first failure ends it.",
+        "Maximum automatic restarts from the newest checkpoint after a task or node failure, or a stall; "
+        "0: the first failure ends the run.",
     )
     restart_window: Patience | None = setting(
-        Topic.CHECKPOINTS, None, "With --max-restarts: count the restarts of so many last seconds alone (default: those of the whole run)."
+        Topic.CHECKPOINTS, None, "With --max-restarts: count only the restarts of the last so many seconds (default: of the whole run)."
     )
     min_nodes: UpToMostNodes | None = setting(
         Topic.CHECKPOINTS,
         None,
-        "With --max-restarts: where lost nodes are not replaced, go on with at least so many, with updates of as many "
-        "examples, and with all once they are back (default: all nodes).",
+        "With --max-restarts: if lost nodes are not replaced, continue with at least this many, with the same examples per "
+        "update, and with all nodes when they return (default: all nodes).",
     )
     spare_processes: bool = setting(
         Topic.CHECKPOINTS,
         False,
-        "With --max-restarts: each node keeps as many processes with the framework loaded as it has tasks. A restart then "
-        "does not wait for it to load; they need memory, and as long as they load, cores.",
+        "With --max-restarts: keep warm standby processes on each node, so that a restart does not wait for the framework's import; "
+        "they need memory, and cores while they load.",
     )
     on_nan: Literal["fail", "continue"] = setting(
         Topic.EVALUATION,
         "fail",
-        "A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue).",
+        "If the loss becomes NaN or infinite: fail the run, or log a warning and continue.",
     )
 
     sample_interval: Annotated[float, Field(ge=0.05, le=86_400), TYPED] = setting(
         Topic.RECORDS, 0.5, "Seconds between two resource samples of a node."
     )
-    monitor: bool = setting(Topic.RECORDS, True, "Sample the nodes' resources while training.")
-    out: Path = setting(Topic.RECORDS, Path("runs"), "Folder in which run directories are made.")
-    name: str | None = setting(Topic.COMMON, None, "Name of the run directory, instead of one made from date, job and a suffix.")
+    monitor: bool = setting(Topic.RECORDS, True, "Sample the nodes' resources during training.")
+    out: Path = setting(Topic.RECORDS, Path("runs"), "Folder for run directories.")
+    name: str | None = setting(Topic.COMMON, None, "Name of the run directory, instead of one from date, job and a suffix.")
     save_final: bool = setting(Topic.CHECKPOINTS, True, "Save a checkpoint after the last step.")
-    tensorboard: bool = setting(Topic.RECORDS, True, "Write TensorBoard event files beside the JSON lines.")
+    tensorboard: bool = setting(Topic.RECORDS, True, "Also write TensorBoard event files.")
     mlflow: str | None = setting(
-        Topic.RECORDS, None, "Tell the run to MLflow too: a tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."
+        Topic.RECORDS, None, "Also log the run to MLflow at this tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."
     )
     mlflow_experiment: Annotated[str, Field(min_length=1, max_length=500)] = setting(
-        Topic.RECORDS, "crosstrain", "The MLflow experiment that the run belongs to; made where there is none of this name."
+        Topic.RECORDS, "crosstrain", "The MLflow experiment of the run; created if missing."
     )
 
     @field_validator("data_dir", "out", mode="before")
