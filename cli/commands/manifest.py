@@ -162,7 +162,7 @@ def _tell_notices(run: KubernetesRun) -> None:
     if "notify" in found:
         note(
             f"{found['notify'].key} is set here, and is not in the pods, which take it from the key {NOTIFY_KEY} of the Secret "
-            f"{run.secret or run.name} where that has one (docs/clusters.md, Told at night)"
+            f"{run.secret or run.name} where that has one (docs/clusters.md, Notifications)"
         )
     if "on_failure" in found:
         note(
