@@ -167,16 +167,16 @@ def _why_not(found: SetUps, groups: Sequence[Sequence[SetUp]], figure: Figure) -
     """Say why no two set-ups can be compared along an axis."""
     pairs = [pair for group in groups for pair in combinations(group, 2)]
     if not pairs:
-        return "no two set-ups are equal in all else"
+        return "no pair differs only in this setting"
     measured = [pair for pair in pairs if all(one.figures(figure) for one in pair)]
     if not measured:
         return _why_not_measured(pairs, figure)
     if not any(found.ranks(one) and found.ranks(other) for one, other in measured):
         return _why_not_ranked(found, measured)
     if all(found.too_fast(*pair) for pair in measured):
-        return "more nodes are faster than their ratio allows, so that one was measured wrong"
+        return "the speed-up exceeds the ideal, so a measurement is wrong"
     reasons = [fault.label for one, other in measured for fault in found.faults(one, other, figure.group)]
-    return f"other things differ too: {', '.join(dict.fromkeys(reasons))}"
+    return f"confounded with {', '.join(dict.fromkeys(reasons))}"
 
 
 def _why_not_measured(pairs: Sequence[tuple[SetUp, SetUp]], figure: Figure) -> str:
@@ -185,7 +185,7 @@ def _why_not_measured(pairs: Sequence[tuple[SetUp, SetUp]], figure: Figure) -> s
     contended = [run.name for one in every if not timed_runs(one.runs) for run in one.runs]
     if contended and (figure.better > 0 or all(one.all_reached for one in every)):
         return f"CPU contention from other programs; repeat {some_of(contended)}"
-    return "no two that are equal in all else reached the target in every run" if figure.better < 0 else "speeds are not known"
+    return "no pair differing only in this setting reached the target in every run" if figure.better < 0 else "throughput unknown"
 
 
 def _why_not_ranked(found: SetUps, pairs: Sequence[tuple[SetUp, SetUp]]) -> str:
@@ -196,4 +196,4 @@ def _why_not_ranked(found: SetUps, pairs: Sequence[tuple[SetUp, SetUp]]) -> str:
     assert found.quality.info is not None
     if places & found.quality.worse:
         return f"test {found.quality.info.label} differs significantly"
-    return f"test {found.quality.info.label} cannot be compared"
+    return f"test {found.quality.info.label} is not comparable"

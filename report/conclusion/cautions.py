@@ -25,8 +25,8 @@ MOST_TOO_FAST = 3
 def _too_fast(more: SetUp, fewer: SetUp, times: Ratio) -> str:
     ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
     return (
-        f"{more.label} is {times_text(times.ratio)} as fast as {fewer.label}, more than the ideal {ideal:.3g} ×: one of them was measured "
-        "wrong or had another advantage, so that nodes are not judged by the two; measure both again."
+        f"{more.label} is {times_text(times.ratio)} as fast as {fewer.label}, above the ideal {ideal:.3g} ×: a measurement is wrong or "
+        "another advantage helped, so this pair does not count for the effect of nodes; measure both again."
     )
 
 
@@ -46,13 +46,13 @@ def _target_times(conclusion: Conclusion) -> list[str]:
     starts = [(one, fmean(known)) for one in named if (known := _starts(one))]
     if any(seconds >= LEAST_START * geometric_mean(one.figures(TARGET)) for one, seconds in starts):
         told = ", ".join(f"{duration_text(seconds)} with {one.label}" for one, seconds in starts[:MOST_STARTS])
-        found.append(f"Times to a target begin with training; starting took {told}.")
+        found.append(f"Time to target excludes start-up: {told}.")
     measured = [one for one in conclusion.set_ups.all if one.figures(TARGET)]
     if gaps := coarse_gaps(measured):
         apart = duration_text(gaps[0]) if gaps[0] == gaps[-1] else f"{duration_text(gaps[0])} to {duration_text(gaps[-1])}"
         every = {str(run.job.get("eval_every")) for one in measured for run in one.runs}
         now = f" (--eval-every {every.pop()})" if len(every) == 1 else ""
-        found.append(f"Targets are looked for at evaluations{now}, {apart} apart here: times to them are no finer; evaluate more often.")
+        found.append(f"Time to target has the resolution of evaluations{now}, {apart} here; evaluate more often for a finer one.")
     return found
 
 
@@ -64,23 +64,23 @@ def _starts(one: SetUp) -> list[float]:
 def _contention(found: SetUps) -> list[str]:
     """Say what CPU contention from other programs did to figures: which it voids, and where it widens intervals or was not measured."""
     lines = [
-        f"CPU contention: other programs took {percent(one.by.fraction)} of the CPU time that the tasks of {one.run.name} asked for, so "
-        "its speed and its times are not used."
+        f"CPU contention: other programs took {percent(one.by.fraction)} of the CPU time that {one.run.name} needed; its speed and "
+        "times are not used."
         for one in found.disturbed[:MOST_NAMED]
     ]
     if (more := len(found.disturbed) - MOST_NAMED) > 0:
-        lines.append(f"Nor are those of {counted(more, 'further run')} with CPU contention.")
+        lines.append(f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either.")
     ranked = [one for one in found.all if found.ranks(one)]
     slowed = [(one, math.expm1(one.sample(SPEED_FIGURE).leeway)) for one in (ranked if len(ranked) > 1 else [])]
     widened = [(one, lost) for one, lost in slowed if lost >= USUAL_SCATTER]
     if widened:
         named = some_of([f"{one.label} (by at most {percent(lost)})" for one, lost in widened])
-        lines.append(f"Without other programs some may have been faster, which the intervals of speed allow for: {named}.")
+        lines.append(f"CPU contention may have slowed some, which the confidence intervals include: {named}.")
     unjudged = [run.name for one in found.all for run in one.runs if not contention_judged(run.summary)]
     if unjudged:
-        lines.append(f"CPU contention was not measured, as a run was too short for it (under 2 s) or had no samples: {some_of(unjudged)}.")
+        lines.append(f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}.")
     if any(one.run.summary["mode"] == "async" for one in found.disturbed):
-        lines.append("Contention changes the staleness of async updates, and so what such runs have learnt.")
+        lines.append("CPU contention changes the staleness of async updates, and so the quality of async runs.")
     return lines
 
 
@@ -89,10 +89,10 @@ def cautions(conclusion: Conclusion) -> list[str]:
     found = []
     nodes = max((run.summary.get("nodes_sharing_cores") or 1 for one in conclusion.set_ups.all for run in one.runs), default=1)
     if nodes > 1:
-        found.append(f"Up to {nodes} nodes shared the same cores: this holds on these shared cores, not of as many machines.")
+        found.append(f"Up to {nodes} nodes share the same cores: results do not predict separate machines.")
     found += _target_times(conclusion)
     found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
     found += _contention(conclusion.set_ups)
     if any(run.summary.get("synthetic") for one in conclusion.set_ups.all for run in one.runs):
-        found.append("The data is synthetic: there is nothing to learn.")
+        found.append("The data is synthetic, so quality has no meaning.")
     return found

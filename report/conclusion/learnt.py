@@ -23,7 +23,7 @@ def quality_told(found: SetUps) -> list[str]:
     if quality.leads and quality.best is not None:
         name = one_line(quality.info.label) if quality.info is not None else ""
         interval = quality.interval(quality.best)
-        within = "" if interval is None else f" (95 %: {'–'.join(map(_figure(quality.info), interval))})"
+        within = "" if interval is None else f" (95 % CI {'–'.join(map(_figure(quality.info), interval))})"
         places = [place for place in range(len(every)) if place in quality.judged and place != quality.best]
         kinds = (
             ("significantly worse:", [place for place in places if place in quality.worse]),
@@ -37,18 +37,18 @@ def quality_told(found: SetUps) -> list[str]:
         named = [f"{every[place].label} ({why})" for place, why in quality.diverged.items()]
         lines.append(f"Diverged, so not ranked: {some_of(named)}.")
     if not quality.learnt:
-        worth = "its first evaluation, or guessing the commonest class"
-        lines.append(f"No run has learnt anything: none is better at the end than {worth}. So speed alone is ranked.")
+        worth = "its first evaluation or on guessing the most common class"
+        lines.append(f"No run improved on {worth}, so only throughput is ranked.")
     outside = [every[place].label for place in range(len(every)) if place not in quality.judged | quality.diverged.keys()]
     if quality.leads and outside:
-        lines.append(f"Quality cannot be compared, so not ranked: {some_of(outside)}.")
+        lines.append(f"Not ranked, as the quality is not comparable: {some_of(outside)}.")
     if quality.undecided and not quality.leads:
-        lines.append("These configurations train differently, and their quality cannot be compared: none is recommended.")
+        lines.append("The configurations train differently, and their quality is not comparable: no recommendation.")
     elif quality.unknown:
         single = "one run each" if all(len(one.runs) == 1 for one in every) else "too few repeats of other seeds"
-        lines.append(f"These configurations train differently, and with {single} the significance is unknown: none is recommended.")
+        lines.append(f"The configurations train differently, and with {single} the significance is unknown: no recommendation.")
     elif quality.leads and sum(map(found.ranks, every)) == 1 and len(every) > 1:
-        lines.append("Speed is not ranked, as no other configuration is left to hold this one against.")
+        lines.append("Throughput is not ranked: no other configuration has comparable quality.")
     return lines
 
 
@@ -70,13 +70,13 @@ def learnt_told(found: SetUps) -> list[str]:
     best, worst = ordered[0], ordered[-1]
     name, shown = one_line(info.label), _figure(info)
     if means[best] == means[worst]:
-        return [f"All end with the same test {name}, {shown(means[best])}."]
+        return [f"Final test {name}: {shown(means[best])} in all configurations."]
     lowest = (min if info.better == "higher" else max)(value for place in means for value in quality.values[place])
     until = f"--until '{info.name}{_that_all_reach(info, lowest)}'"
     if quality.leads:
-        return [f"{until} compares the time to a quality that {counted(len(means), 'configuration')} reached."]
-    both = f"{quality.text(best)} with {every[best].label}, the best, and {quality.text(worst)} with {every[worst].label}, the worst"
-    return [f"Test {name} at the end: {both}. {until} tells which is there first."]
+        return [f"Use {until} to compare the time to a quality that {counted(len(means), 'configuration')} reached."]
+    both = f"best {quality.text(best)} with {every[best].label}, worst {quality.text(worst)} with {every[worst].label}"
+    return [f"Final test {name}: {both}. Use {until} to compare the time to that quality."]
 
 
 def _figure(info: MetricInfo | None) -> Callable[[float], str]:

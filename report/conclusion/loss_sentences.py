@@ -26,18 +26,18 @@ def agreements_told(found: Sequence[LossAgreement]) -> list[str]:
         earliest = min(parts, key=lambda one: one.parts_at or 0)
         first = f"update {places[0]:,} ({earliest.run} and {earliest.other})"
         parted = [
-            f"{len(parts)} of {counted(len(found), 'pair')} of runs that should train alike do so within {EQUAL_WITHIN:.2%} until they "
-            f"part, {f'each at {first}' if places[0] == places[-1] else f'the first at {first} and the last at update {places[-1]:,}'}."
+            f"{len(parts)} of {counted(len(found), 'pair')} of runs that should agree do so within {EQUAL_WITHIN:.2%} until they "
+            f"diverge, {f'each at {first}' if places[0] == places[-1] else f'the first at {first} and the last at update {places[-1]:,}'}."
         ]
     same = [one for one in alike if one.identical]
     near = [one for one in alike if not one.identical]
     told = []
     if same:
-        told.append(f"{len(same)} of {counted(len(found), 'pair')} of runs: identical to the bit over {_updates(same)}.")
+        told.append(f"{len(same)} of {counted(len(found), 'pair')} of runs: bitwise identical over {_updates(same)}.")
     if near:
         largest = max(one.largest for one in near)
         told.append(
-            f"{len(near)} of {counted(len(found), 'pair')} of runs: equal within {EQUAL_WITHIN:.2%} over {_updates(near)} "
+            f"{len(near)} of {counted(len(found), 'pair')} of runs agree within {EQUAL_WITHIN:.2%} over {_updates(near)} "
             f"(largest difference {largest:.1e})."
         )
     return [*told, *parted]
@@ -53,9 +53,9 @@ def _agreement_told(one: LossAgreement) -> str:
     pair = f"{one.run} and {one.other}"
     over = f"over {counted(one.updates, 'update')}"
     if one.identical:
-        return f"{pair}: identical to the bit {over}."
+        return f"{pair}: bitwise identical {over}."
     if one.parts_at is None or one.losses is None:
-        return f"{pair}: equal within {EQUAL_WITHIN:.2%} {over} (largest difference {one.largest:.1e})."
+        return f"{pair} agree within {EQUAL_WITHIN:.2%} {over} (largest difference {one.largest:.1e})."
     mine, theirs = one.losses
     told = f"({number_text(theirs, 6)} and {number_text(mine, 6)})"
-    return f"{pair}: equal within {EQUAL_WITHIN:.2%} until they part at update {one.parts_at:,} of {one.updates:,} {told}."
+    return f"{pair} agree within {EQUAL_WITHIN:.2%} until they diverge at update {one.parts_at:,} of {one.updates:,} {told}."

@@ -210,7 +210,7 @@ def _not_learnt(run: Run, info: MetricInfo) -> str | None:
     shown = f"test {info.label} {figure_text(info.name, last)} at the end"
     chance = _chance(run) if info.name in SHARES_OF_EXAMPLES else None
     if chance is not None and last <= chance + _SIGMAS * math.sqrt(chance * (1 - chance) / _examples(run)):
-        return f"{shown}, no better than guessing the commonest class"
+        return f"{shown}, no better than guessing the most common class"
     tests = sorted(run.tests, key=lambda record: record.step)
     if len(tests) > 1 and not info.improves(last, first := tests[0].figure(info.name)):
         return f"{shown}, no better than {figure_text(info.name, first)} at the first evaluation"

@@ -62,7 +62,13 @@ class Told:
     @property
     def named(self) -> list[tuple[str, tuple[str, ...]]]:
         """What stands below the axes: what each part is called, and its sentences, of those that have any."""
-        parts = (("Learnt", self.learnt), ("Why", self.why), ("Next", self.next), ("Losses", self.losses), ("Mind", self.mind))
+        parts = (
+            ("Quality", self.learnt),
+            ("Bottleneck", self.why),
+            ("Recommendation", self.next),
+            ("Loss agreement", self.losses),
+            ("Caveats", self.mind),
+        )
         return [(name, sentences) for name, sentences in parts if sentences]
 
     @property
@@ -107,18 +113,18 @@ def _nothing(conclusion: Conclusion) -> str:
     found = conclusion.set_ups
     if len(found.all) == 1:
         speeds = found.all[0].figures(SPEED_FIGURE)
-        speed = f": it trains {_rate(geometric_mean(speeds))} examples/s (n = {len(speeds)})" if speeds else ""
-        return f"There is one configuration alone, and no other to compare it with{speed}."
+        speed = f", with a throughput of {_rate(geometric_mean(speeds))} examples/s (n = {len(speeds)})" if speeds else ""
+        return f"There is only one configuration{speed}."
     if found.without_speed:
         names = some_of([run.name for run in found.without_speed])
-        return f"No answer by speed: CPU contention from other programs leaves no two configurations to compare; repeat {names}."
+        return f"Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat {names}."
     return "No winner: no two configurations are comparable."
 
 
 def _unrepeated(conclusion: Conclusion) -> str:
     """Return what is to be said where the scatter is not known."""
     each = all(len(one.runs) == 1 for one in conclusion.set_ups.all)
-    return "one run each" if each else "not every set-up has repeats"
+    return "one run each" if each else "not every configuration has repeats"
 
 
 def _head(conclusion: Conclusion) -> str:
@@ -128,8 +134,8 @@ def _head(conclusion: Conclusion) -> str:
     if not counts:
         return counted(runs, "run")
     repeats = f"{min(counts)} repeats each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} repeats each"
-    parts = [counted(runs, "run"), *shared_settings([one.runs[0] for one in every]), "one run each" if counts == {1} else repeats]
-    return " · ".join(parts)
+    shared = [*shared_settings([one.runs[0] for one in every]), "one run each" if counts == {1} else repeats]
+    return f"{counted(runs, 'run')}: {', '.join(shared)}"
 
 
 def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> list[str]:
@@ -145,7 +151,7 @@ def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> li
     cores = {run.summary.get("nodes_sharing_cores") for run in firsts}
     nodes = alike.pop("nodes", None)
     if nodes:
-        found.append(nodes if cores == {1} or None in cores else f"{nodes}, which share cores")
+        found.append(nodes if cores == {1} or None in cores else f"{nodes} that share cores")
     return found + list(alike.values())
 
 
@@ -155,11 +161,11 @@ def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> li
 def _best(one: Best, unrepeated: str, set_ups: int) -> str:
     what = _does(one)
     if one.left:
-        what = f"{what}, of the {counted(one.compared, 'set-up')} that can be compared"
+        what = f"{what}, of {counted(one.compared, 'comparable configuration')}"
     if one.worst is None or one.over_worst is None:
         return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
     times = f"{_times_with_interval(one.over_worst)} as fast as {one.worst.label}{_slowest(one)}"
-    return f"{one.set_up.label} {what}{_rivals(one)}: {times}{_how_sure(one.over_worst, unrepeated)}."
+    return f"{one.set_up.label} {what}{_rivals(one)}: {times}; {_significance(one.over_worst, unrepeated)}."
 
 
 MOST_RIVALS = 2
@@ -173,7 +179,7 @@ def _rivals(one: Best) -> str:
     rivals = [(other, other.figures(one.figure)) for other in one.rivals[:MOST_RIVALS]]
     named = [f"{other.label} ({_value(one.figure, geometric_mean(values))}, n = {len(values)})" for other, values in rivals]
     more = [f"{len(one.rivals) - MOST_RIVALS} more"] if len(one.rivals) > MOST_RIVALS else []
-    return f", not surely {'before' if one.figure is TARGET else 'more than'} {' and '.join([*named, *more])}"
+    return f", not significantly {'before' if one.figure is TARGET else 'more than'} {' and '.join([*named, *more])}"
 
 
 def _value(figure: Figure, value: float) -> str:
@@ -181,7 +187,7 @@ def _value(figure: Figure, value: float) -> str:
 
 
 def _times_with_interval(found: Ratio) -> str:
-    interval = "" if found.low is None else f" ({ratio_text(found.low)}–{ratio_text(found.high)})"
+    interval = "" if found.low is None else f" (95 % CI {ratio_text(found.low)}–{ratio_text(found.high)})"
     return f"{times_text(found.ratio)}{interval}"
 
 
@@ -200,7 +206,8 @@ def _missed(conclusion: Conclusion) -> list[str]:
         named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MOST_MISSED]]
         more = f" and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
         every = len(missed) == len(conclusion.set_ups.all)
-        found.append(f"{'No set-up' if every else 'Not every run'} reached {goal}{' in every run' * every}: {', '.join(named)}{more}.")
+        what = f"No configuration reached {goal} in every run" if every else f"Not reached in every run ({goal})"
+        found.append(f"{what}: {', '.join(named)}{more}.")
     return found
 
 
@@ -209,12 +216,12 @@ def _slowest(one: Best) -> str:
 
 
 def _does(one: Best) -> str:
-    within = "" if one.interval is None else "95 %: {}–{}, ".format(*map(duration_text if one.figure is TARGET else _rate, one.interval))
+    within = "" if one.interval is None else "95 % CI {}–{}, ".format(*map(duration_text if one.figure is TARGET else _rate, one.interval))
     interval = f" ({within}n = {len(one.set_up.figures(one.figure))})"
     if one.figure is TARGET:
         goal = one_line(str(one.set_up.row.figures["target"]))
         return f"reaches {goal} first, after {duration_text(one.value)}{interval}"
-    return f"trains most examples, {rate_text(one.value)}{interval}"
+    return f"has the highest throughput, {_rate(one.value)} examples/s{interval}"
 
 
 def _rate(value: float) -> str:
@@ -224,23 +231,23 @@ def _rate(value: float) -> str:
 UNJUDGED = "CPU contention was not measured in every run"
 
 
-def _how_sure(found: Ratio, unrepeated: str) -> str:
+def _significance(found: Ratio, unrepeated: str) -> str:
     if not found.known:
-        return f", {unrepeated if found.low is None else UNJUDGED}: not known whether that is more than scatter"
+        return f"significance unknown ({unrepeated if found.low is None else UNJUDGED})"
     if found.open_by_contention:
-        return ", which CPU contention from other programs may explain: not sure"
-    return "" if found.sure else ", which is within the scatter: not sure"
+        return "not significant, as CPU contention from other programs may explain it"
+    return "significant" if found.sure else "not significant"
 
 
 # The axes -------------------------------------------------------------------------------------------------------------
 
 
 def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
-    by = "to the target" if one.figure == TARGET.key else "by examples/s"
+    by = "in time to target" if one.figure == TARGET.key else "in throughput"
     if one.ratio is None:
-        return AxisLine(one.label, "", "", f"no verdict {by}: {one.why_not}")
+        return AxisLine(one.label, "", "", f"not compared {by}: {one.why_not}")
     last = "" if one.over_last is None else f"; {one.winner} over {one.last}: {times_text(one.over_last.ratio)}"
-    sure = "it depends" if one.depends else _sure(one.ratio, one.repeats, unrepeated)
+    sure = "depends on other settings" if one.depends else _sure(one.ratio, one.repeats, unrepeated)
     return AxisLine(
         one.label,
         f"{one.winner} over {one.other}",
@@ -250,17 +257,18 @@ def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
 
 
 def _sure(found: Ratio, repeats: int | None, unrepeated: str) -> str:
+    significance = _significance(found, unrepeated)
     if found.low is not None and not found.judged:
-        return f"not known, {UNJUDGED}: let each run take a few seconds"
+        return f"{significance}: use runs of a few seconds"
     if not found.known:
-        usual = f", and runs of one job differ by as much as that ({USUAL_SCATTER:.0%})" if abs(found.ratio - 1) < USUAL_SCATTER else ""
-        return f"not known, {unrepeated}{usual}; --repeats 3 would tell"
+        usual = f"; runs of one job differ by up to {USUAL_SCATTER:.0%}" if abs(found.ratio - 1) < USUAL_SCATTER else ""
+        return f"{significance}{usual}; use --repeats 3"
     if found.sure:
-        return "sure"
+        return significance
     if found.open_by_contention:
-        return "not sure, as CPU contention from other programs may explain it; repeat on a quiet machine"
-    needed = f"{repeats} repeats each would tell" if repeats else f"more than {MOST_REPEATS_TOLD} repeats each would be needed to tell"
-    return f"not sure, within the scatter; {needed}"
+        return f"{significance}; repeat on a quiet machine"
+    needed = f"about {repeats} repeats each" if repeats else f"more than {MOST_REPEATS_TOLD} repeats each"
+    return f"{significance}; needs {needed}"
 
 
 def _opposed(one: AxisVerdict) -> str:
@@ -272,7 +280,7 @@ def _opposed(one: AxisVerdict) -> str:
     for where, found in zip(one.where, one.each, strict=True):
         if found.ratio < 1.0:
             (alike if found.known and not found.sure else against).append(f"{where} ({times_text(found.ratio)})")
-    said = {"the other way round with": against, "no sure difference with": alike if one.ratio.sure else []}
+    said = {"reversed at": against, "not significant at": alike if one.ratio.sure else []}
     return "".join(f"; {words} {', '.join(named)}" for words, named in said.items() if named)
 
 
@@ -286,23 +294,23 @@ def _limits(limits: Sequence[Limit]) -> list[str]:
     found = []
     for limit in limits:
         speeds = limit.set_up.figures(SPEED_FIGURE)
-        takes = f"; {examples:,} examples take {seconds_text(examples / geometric_mean(speeds))}" if examples and speeds else ""
+        takes = f" ({seconds_text(examples / geometric_mean(speeds))} per {examples:,} examples)" if examples and speeds else ""
         found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{takes}.")
     return found
 
 
 def held_back(found: Explanation) -> str:
-    """Return what holds a run back, in a few words: ``68% of a step is the exchange between tasks``."""
+    """Return what holds a run back, in a few words: ``communication, 68% of the step time``."""
     if found.verdict == "starved":
-        return "other programs had its cores"
+        return "CPU contention from other programs"
     if found.verdict == "unknown":
-        return "what holds it back is not known, as it has no calibration"
+        return "unknown, as the run has no calibration"
     shares = {**found.run_fractions, **found.step_fractions} if found.verdict in found.step_fractions else found.run_fractions
     if found.verdict in shares:
-        of = "of a step" if found.verdict in found.step_fractions else "of the run"
-        return f"{percent(shares[found.verdict])} {of} is {NAMES[found.verdict]}"
+        of = "step" if found.verdict in found.step_fractions else "run"
+        return f"{NAMES[found.verdict]}, {percent(shares[found.verdict])} of the {of} time"
     largest = sorted(found.step_fractions.items(), key=lambda item: -item[1])[:2]
-    return " and ".join(f"{percent(share)} of a step is {NAMES[name]}" for name, share in largest) or "nothing stands out"
+    return " and ".join(f"{NAMES[name]}, {percent(share)} of the step time" for name, share in largest) or "none stands out"
 
 
 def _next(conclusion: Conclusion) -> list[str]:
@@ -311,6 +319,6 @@ def _next(conclusion: Conclusion) -> list[str]:
     label, found = conclusion.limits[0].set_up.label, []
     for one in conclusion.advice:
         caution = f"; {one.caution}" if one.caution else ""
-        gain = f"{one.bound} {times_text(one.speedup or 1.0)} as fast by its calibration"
-        found.append(f"With {label}: {one.option}, {gain} ({one.reason}{caution}).")
+        gain = f"{one.bound} {times_text(one.speedup or 1.0)} as fast, estimated"
+        found.append(f"{label}: {one.option} ({gain}: {one.reason}{caution}).")
     return found

@@ -9,9 +9,12 @@ from .sentences import Told
 
 __all__ = ["QUESTION", "as_lines", "as_text", "closing_text"]
 
-QUESTION = "Which is better?"
+QUESTION = "Comparison"
 
 _GAP = "  "
+
+_NAME = 16
+"""Columns for the name of a part."""
 
 _PROSE = 120
 """Lines are as long as this where the terminal is not narrower."""
@@ -20,7 +23,7 @@ _PROSE = 120
 def as_text(told: Told, width: int | None) -> str:
     """Return the conclusion for a terminal of so many characters, if it is one; ends with an empty line."""
     width = min(width or _PROSE, _PROSE)
-    parts = [_wrapped(f"{QUESTION}  {told.head}", width, "")]
+    parts = [_wrapped(f"{QUESTION} of {told.head}", width, "")]
     parts += ["\n".join(_wrapped(sentence, width, _GAP) for sentence in told.best)]
     if told.axes:
         parts.append("\n".join(_axes(told, width)))
@@ -58,8 +61,8 @@ def _axes(told: Told, width: int) -> list[str]:
 
 
 def _named(name: str, sentence: str, width: int) -> str:
-    lines = textwrap.wrap(sentence, width - 10, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(f"{_GAP}{name if index == 0 else '':<8}{line}" for index, line in enumerate(lines))
+    lines = textwrap.wrap(sentence, width - _NAME - 2, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{_GAP}{name if index == 0 else '':<{_NAME}}{line}" for index, line in enumerate(lines))
 
 
 def _wrapped(text: str, width: int, indent: str) -> str:
@@ -73,4 +76,4 @@ def _wrapped(text: str, width: int, indent: str) -> str:
 def as_lines(told: Told) -> list[str]:
     """Return every sentence as a line, the question before the first."""
     head, *others = told.sentences
-    return [f"{QUESTION} {head}.", *others]
+    return [f"{QUESTION} of {head}.", *others]

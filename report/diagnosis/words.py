@@ -7,15 +7,15 @@ from ...records.text.numbers import UNKNOWN
 __all__ = ["NAMES", "bits_text", "percent"]
 
 NAMES = {
-    "compute": "computing",
-    "network": "the exchange between tasks",
-    "data": "data",
-    "peers": "waiting for a slow node",
-    "evaluating": "evaluating",
-    "translating": "translating at the end",
+    "compute": "computation",
+    "network": "communication",
+    "data": "data loading",
+    "peers": "waiting for stragglers",
+    "evaluating": "evaluation",
+    "translating": "final translation",
     "saving": "saving checkpoints",
     "profiling": "profiling",
-    "other": "between commands",
+    "other": "idle and coordination",
 }
 
 

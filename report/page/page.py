@@ -127,12 +127,12 @@ def render(runs: Sequence[Run]) -> str:
 def _title(runs: Sequence[Run], lines: Lines) -> str:
     if len(runs) == 1:
         return f"Run {runs[0].label}"
-    return f"{len(runs)} runs side by side" + (f", {len(lines.all)} set-ups" if len(lines.all) < len(runs) else "")
+    return f"{len(runs)} runs compared" + (f", {len(lines.all)} configurations" if len(lines.all) < len(runs) else "")
 
 
 def _sections(runs: Sequence[Run], concludes: bool) -> list[tuple[str, str]]:
     """Return the contents: the anchor of each section, and what it is called."""
-    first = [(f"run-{runs[0].number}", "What holds it back")] if len(runs) == 1 else []
+    first = [(f"run-{runs[0].number}", "Bottleneck")] if len(runs) == 1 else []
     first += [("conclusion", QUESTION)] if concludes else []
     return [*first, ("plots-heading", "Plots"), ("figures", "Figures"), ("runs", "Settings"), ("each", "Each run")]
 

@@ -38,7 +38,7 @@ def name_columns(comparison: Comparison, by: Sequence[Factor], *, fold: bool) ->
     columns = []
     if any(set_ups):
         wide = max(map(len, set_ups)) > WIDE_NAME
-        columns.append(PaperColumn("set-up", tuple(Cell(latex_text(text, breakable=wide)) for text in set_ups), words=True))
+        columns.append(PaperColumn("configuration", tuple(Cell(latex_text(text, breakable=wide)) for text in set_ups), words=True))
     columns += [_numbers(axis, [one[axis.key] for one in values]) for axis in numbers]
     counts = [len(row.runs) for row in rows]
     if len(set(counts)) > 1:

@@ -59,7 +59,7 @@ def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: C
     values = [_of(line).figures(figure) if id(line.set_up) in comparable else () for line in rows]
     title = f"Time to {_of(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
     if of > len(rows):
-        title += f", the best {len(rows)} of {of} set-ups"
+        title += f", the best {len(rows)} of {of} configurations"
     return Dots(
         title,
         "seconds, less is better" if figure is TARGET else "examples per second, more is better",
@@ -108,7 +108,7 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
             bands += pale
     if not curves:
         return None
-    title = f"Test {info.label} over time" + (f", the best {len(curves)} set-ups" if some else "")
+    title = f"Test {info.label} over time" + (f", the best {len(curves)} configurations" if some else "")
     return Panel(title, "run clock in seconds", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
 
 

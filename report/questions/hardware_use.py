@@ -7,6 +7,7 @@ from typing import Any
 
 from ...core.worker_layout import workers_by_node
 from ..diagnosis.verdict import NEARLY_ALL, Explanation, NodeView
+from ..diagnosis.words import NAMES
 from .answer import Answer, digits3, percent
 
 __all__ = ["hardware_use"]
@@ -16,17 +17,6 @@ MOST_NAMED = 3
 
 LEAST_WAIT = 0.05
 """A part of the run's time that is worth naming."""
-
-_WAITS = {
-    "network": "the exchange between tasks",
-    "peers": "slow peers",
-    "data": "data",
-    "evaluating": "evaluating",
-    "translating": "translating at the end",
-    "saving": "saving",
-    "profiling": "profiling",
-    "other": "what lies between commands",
-}
 
 
 def hardware_use(explanation: Explanation) -> Answer | None:
@@ -39,7 +29,7 @@ def hardware_use(explanation: Explanation) -> Answer | None:
     fractions, unknown = _fractions(nodes, shared), [view.node for view in nodes if not _is_known(view, shared)]
     least, most = min(fractions, default=None), max(fractions, default=None)
     fully = _fully_used(least, shared, unknown)
-    waits = {name: explanation.run_fractions[name] for name in _WAITS if explanation.run_fractions.get(name, 0.0) >= LEAST_WAIT}
+    waits = {name: explanation.run_fractions[name] for name in NAMES if explanation.run_fractions.get(name, 0.0) >= LEAST_WAIT}
     figures = {
         "nodes": [_node(view) for view in nodes],
         "nodes_share_cores": shared,
@@ -162,5 +152,5 @@ def _waits_text(explanation: Explanation, waits: Mapping[str, float]) -> str | N
         return "what the rest waits for is not known without a calibration"
     if not waits:
         return None
-    named = ", ".join(f"{_WAITS[name]} {percent(share)}" for name, share in sorted(waits.items(), key=lambda item: -item[1]))
+    named = ", ".join(f"{NAMES[name]} {percent(share)}" for name, share in sorted(waits.items(), key=lambda item: -item[1]))
     return f"of the run's time {named}"

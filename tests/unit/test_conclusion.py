@@ -39,9 +39,12 @@ def test_one_axis():
     (best,) = found.best
     assert (best.set_up.label, best.worst.label) == ("torch", "tf")
     words = told(found)
-    assert words.head == "6 runs · logreg on digits · 1 node · sync · global batch 32 · 3 repeats each"
-    assert words.best == ("torch trains most examples, 1,000/s (95 %: 975–1,025, n = 3): 2.00 × (1.96–2.05) as fast as tf.",)
-    assert words.axes[0].sentence.startswith("backend: torch over tf 2.00 × (1.96–2.05) by examples/s: sure")
+    assert words.head == "6 runs: logreg on digits, 1 node, sync, global batch 32, 3 repeats each"
+    assert words.best == (
+        "torch has the highest throughput, 1,000 examples/s (95 % CI 975–1,025, n = 3): 2.00 × (95 % CI 1.96–2.05) as fast as tf; "
+        "significant.",
+    )
+    assert words.axes[0].sentence.startswith("backend: torch over tf 2.00 × (95 % CI 1.96–2.05) in throughput: significant")
 
 
 def test_each_axis_within_set_ups_that_are_equal_in_all_else():
@@ -84,8 +87,8 @@ def test_where_they_point_both_ways_it_is_said():
     assert verdict.ratio.opposed
     assert verdict.depends
     line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
-    assert line.sure == "it depends; the other way round with global batch 64 (0.83 ×)"
-    assert not any(one.sure.startswith("sure") for one in told(conclude(runs)).axes if one.axis == "backend")
+    assert line.sure == "depends on other settings; reversed at global batch 64 (0.83 ×)"
+    assert not any(one.sure.startswith("significant") for one in told(conclude(runs)).axes if one.axis == "backend")
 
 
 def test_a_pair_within_its_scatter_points_no_way():
@@ -98,7 +101,7 @@ def test_a_pair_within_its_scatter_points_no_way():
     verdict = verdicts(runs)["backend", "examples_per_second"]
     assert (verdict.ratio.opposed, verdict.depends) == (True, False)
     line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
-    assert line.sure == "sure; no sure difference with global batch 64 (0.98 ×)"
+    assert line.sure == "significant; not significant at global batch 64 (0.98 ×)"
 
 
 def test_who_may_be_as_good_as_the_best_is_named():
@@ -111,7 +114,10 @@ def test_who_may_be_as_good_as_the_best_is_named():
     (best,) = conclude(runs).best
     assert [one.label for one in best.rivals] == ["learning rate 0.2"]
     sentence = told(conclude(runs)).best[-1]
-    assert "(95 %: 975–1,025, n = 3), not surely more than learning rate 0.2 (979/s, n = 3): 2.00 × (1.96–2.05) as fast as" in sentence
+    assert (
+        "(95 % CI 975–1,025, n = 3), not significantly more than learning rate 0.2 (979/s, n = 3): 2.00 × (95 % CI 1.96–2.05) as fast as"
+        in sentence
+    )
 
 
 def evaluated(run, *seconds):
@@ -127,16 +133,16 @@ def test_what_times_to_a_target_leave_out_is_said():
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
     ]
-    assert not any("Targets are looked for" in text for text in told(conclude(runs)).mind)  # there are no records of evaluations
+    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).mind)  # there are no records of evaluations
     for run in runs:
         evaluated(run, run.summary["time_to_target_seconds"] / 2, run.summary["time_to_target_seconds"])
     mind = told(conclude(runs)).mind
-    assert "Times to a target begin with training; starting took 3.00 s with tf, 3.00 s with torch." in mind
-    (said,) = (text for text in mind if "Targets are looked for" in text)
-    assert "at evaluations (--eval-every 1epoch), 1.95 s to 4.05 s apart here" in said
+    assert "Time to target excludes start-up: 3.00 s with tf, 3.00 s with torch." in mind
+    (said,) = (text for text in mind if "Time to target has the resolution" in text)
+    assert "of evaluations (--eval-every 1epoch), 1.95 s to 4.05 s here" in said
     for run in runs:
         evaluated(run, *(run.summary["time_to_target_seconds"] * part / 20 for part in range(1, 21)))
-    assert not any("Targets are looked for" in text for text in told(conclude(runs)).mind)
+    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).mind)
 
 
 def learnt(*accuracies, **more):
@@ -148,13 +154,15 @@ def learnt(*accuracies, **more):
 
 
 def test_what_was_learnt_is_said_where_no_target_is():
-    assert learnt(0.815, 0.819, 0.809) == ("--until 'accuracy>=0.8' compares the time to a quality that 3 configurations reached.",)
-    both = "0.8190 (n = 1) with tf, the best, and 0.8090 (n = 1) with torch, the worst"
+    assert learnt(0.815, 0.819, 0.809) == ("Use --until 'accuracy>=0.8' to compare the time to a quality that 3 configurations reached.",)
+    both = "best 0.8190 (n = 1) with tf, worst 0.8090 (n = 1) with torch"
     runs = [
         made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
     ]
-    assert told(conclude(runs)).learnt == (f"Test accuracy at the end: {both}. --until 'accuracy>=0.8' tells which is there first.",)
-    assert learnt(0.5, 0.5) == ("All end with the same test accuracy, 0.5000.",)
+    assert told(conclude(runs)).learnt == (
+        f"Final test accuracy: {both}. Use --until 'accuracy>=0.8' to compare the time to that quality.",
+    )
+    assert learnt(0.5, 0.5) == ("Final test accuracy: 0.5000 in all configurations.",)
     assert learnt(0.815, 0.819, until="accuracy>=0.9") == ()
     assert learnt(0.815, None) == ()
     assert "--until 'accuracy>=0.41'" in learnt(0.5, 0.4129)[0]
@@ -165,14 +173,16 @@ def test_what_is_within_the_scatter_is_not_sure():
     found = conclude([*repeated("t", (1000.0, 1100.0, 900.0)), *repeated("f", (1010.0, 920.0, 1120.0), backend="tf")])
     (verdict,) = found.verdicts
     assert not verdict.ratio.sure
-    assert "not sure, within the scatter" in told(found).axes[0].sure
+    assert "not significant; needs more than 30 repeats each" in told(found).axes[0].sure
 
 
 def test_of_one_run_each_it_is_not_known():
     words = told(conclude([made("a"), made("b", backend="tf", summary={"examples_per_second": 2000.0})]))
     (best,) = words.best
-    assert best.startswith("tf trains most examples, 2,000/s (n = 1): 2.00 × as fast as torch, one run each: not known whether")
-    assert "--repeats 3 would tell" in words.axes[0].sure
+    assert best.startswith(
+        "tf has the highest throughput, 2,000 examples/s (n = 1): 2.00 × as fast as torch; significance unknown (one run each)"
+    )
+    assert "use --repeats 3" in words.axes[0].sure
 
 
 def test_a_set_up_that_missed_the_target_is_ranked_behind():
@@ -183,8 +193,8 @@ def test_a_set_up_that_missed_the_target_is_ranked_behind():
     found = conclude(runs)
     assert {one.figure for one in found.verdicts} == {"examples_per_second"}  # by the target there is no ratio
     best = told(found).best
-    assert best[0] == "torch reaches accuracy>=0.9 first, after 8.00 s (95 %: 7.75 s–8.25 s, n = 3); no other does in every run."
-    assert best[-1] == "Not every run reached accuracy>=0.9: tf (2 of 3)."
+    assert best[0] == "torch reaches accuracy>=0.9 first, after 8.00 s (95 % CI 7.75 s–8.25 s, n = 3); no other does in every run."
+    assert best[-1] == "Not reached in every run (accuracy>=0.9): tf (2 of 3)."
 
 
 def test_a_target_that_nobody_reached_is_said_once():
@@ -194,7 +204,7 @@ def test_a_target_that_nobody_reached_is_said_once():
     ]
     found = conclude(runs)
     assert [one.figure.key for one in found.best] == ["examples_per_second"]
-    assert told(found).best[-1] == "No set-up reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
+    assert told(found).best[-1] == "No configuration reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
 
 
 def test_a_disturbed_run_counts_for_no_speed_and_is_named():
@@ -203,7 +213,7 @@ def test_a_disturbed_run_counts_for_no_speed_and_is_named():
     found = conclude(runs)
     assert [(len(one.runs), len(one.figures(SPEED_FIGURE))) for one in found.set_ups.all] == [(3, 3), (4, 3)]
     assert found.verdicts[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
-    assert any("other programs took 50% of the CPU time that the tasks of busy asked for" in text for text in told(found).mind)
+    assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(found).mind)
 
 
 def test_what_cannot_be_compared_is_not():
@@ -212,7 +222,7 @@ def test_what_cannot_be_compared_is_not():
     found = conclude(runs)
     assert found.best == ()
     assert found.verdicts[0].ratio is None
-    assert "other things differ too: processor" in told(found).axes[0].sure
+    assert "confounded with processor" in told(found).axes[0].sure
 
 
 def test_nodes_of_one_machine_are_compared_on_it():
@@ -226,7 +236,7 @@ def test_nodes_of_one_machine_are_compared_on_it():
     (verdict,) = found.verdicts
     assert (verdict.axis, verdict.winner, verdict.other) == ("nodes", "1", "3")
     assert verdict.ratio.sure
-    assert any("on these shared cores" in text for text in told(found).mind)
+    assert any("share the same cores" in text for text in told(found).mind)
 
 
 def test_nodes_are_not_judged_by_what_is_faster_than_ideal():
@@ -238,8 +248,8 @@ def test_nodes_are_not_judged_by_what_is_faster_than_ideal():
     found = conclude(runs)
     (verdict,) = (one for one in found.verdicts if one.axis == "nodes")
     assert verdict.ratio is None
-    assert "faster than their ratio allows" in verdict.why_not
-    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, more than the ideal 2 ×") for line in told(found).mind)
+    assert "the speed-up exceeds the ideal" in verdict.why_not
+    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in told(found).mind)
 
 
 DRAWN_RUN = st.fixed_dictionaries(

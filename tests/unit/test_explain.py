@@ -221,7 +221,7 @@ def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
 def test_a_lead_within_the_spread_decides_nothing(tmp_path):
     close = judged(tmp_path, steps(compute=5.5, network=4.5, spread=0.15), name="a")
     assert (close.verdict, set(close.candidates)) == ("unclear", {"compute", "network"})
-    assert headline(close).startswith("not clear: computing 55% ± 8% or the exchange between tasks 45% ± 8% of the run's time")
+    assert headline(close).startswith("not clear: computation 55% ± 8% or communication 45% ± 8% of the run's time")
     sure = judged(tmp_path, steps(compute=5.5, network=4.5, spread=0.01), name="b")
     assert sure.verdict == "compute"
 
@@ -243,7 +243,7 @@ def test_nothing_dominates(tmp_path):
     figures = {"run_seconds": 1.5, "train_seconds": 1.0, "eval_seconds": 0.35}
     found = judged(tmp_path, steps(compute=5, network=3, data=2), figures=figures)
     assert found.verdict == "mixed"
-    assert headline(found).startswith("nothing dominates: computing 33%, ")
+    assert headline(found).startswith("nothing dominates: computation 33%, ")
 
 
 def test_without_calibration_nothing_is_guessed(tmp_path):
@@ -343,8 +343,8 @@ PAGE = """\
 held back by a slow node: for 73% of each step others wait for node 1, whose own work takes 5.0 times as long as that of an ordinary one \
 (it may use 0.20 cores).
 
-of the run's time: training 100%, evaluating 0%, saving checkpoints 0%, between commands 0%
-of each step: computing 18%, data 0%, waiting for a slow node 73%, the exchange between tasks 9%
+of the run's time: training 100%, evaluation 0%, saving checkpoints 0%, idle and coordination 0%
+of each step: computation 18%, data loading 0%, waiting for stragglers 73%, communication 9%
 of each step's 11 ms the exchange's messages cost 100 µs (1%) and their bytes 900 µs; what \
 --exchange direct would gain is not known: it was made by a release that did not try
 

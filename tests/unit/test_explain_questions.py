@@ -244,7 +244,7 @@ def test_nodes_with_cores_of_their_own(tmp_path):
     found = used(tmp_path, [(1.9, 2.0), (1.0, 2.0)], compute=6)
     assert (found.figures["cpus_fully_used"], found.figures["cpu_fraction_most"]) == (False, 0.95)
     assert found.text.startswith("not all cores fully used: node 0 1.9 of 2 cores (95%), node 1 1 of 2 cores (50%)")
-    assert "the exchange between tasks 40%" in found.text
+    assert "communication 40%" in found.text
 
 
 def test_full_cores_wait_for_nothing(tmp_path):

@@ -47,7 +47,7 @@ def cells_of(latex):
 
 def test_the_interval_is_students_over_all_repeats():
     header, sync, asynchronous = cells_of(as_latex(repeats()))
-    assert header == ["set-up", r"\multicolumn{2}{c}{accuracy}", r"\multicolumn{2}{c}{examples/s}"]
+    assert header == ["configuration", r"\multicolumn{2}{c}{accuracy}", r"\multicolumn{2}{c}{examples/s}"]
     for (name, _, _, mean, half), (mode, speeds) in zip((sync, asynchronous), SPEEDS.items(), strict=True):
         low, high = stats.t.interval(0.95, len(speeds) - 1, loc=sum(speeds) / len(speeds), scale=stats.sem(speeds))
         assert (name, mean, half) == (mode, f"{(low + high) / 2:,.0f}", rf"$\pm$ {(high - low) / 2:,.0f}")
@@ -157,7 +157,7 @@ def test_by_nodes_it_has_speed_up_and_efficiency():
 
 def test_without_folding_a_row_is_a_run():
     rows = cells_of(as_latex(repeats()[:3], fold=False))
-    assert [row[0] for row in rows] == ["set-up", "digits-sync-r0", "digits-sync-r1", "digits-sync-r2"]
+    assert [row[0] for row in rows] == ["configuration", "digits-sync-r0", "digits-sync-r1", "digits-sync-r2"]
 
 
 def test_a_wide_table_goes_over_both_columns_of_a_page():
@@ -202,7 +202,7 @@ def test_pdflatex_takes_tables_with_any_names(tmp_path_factory, names):
 def test_pdflatex_takes_every_kind_of_table(tmp_path):
     figures = {"examples_per_second": 1e9, "eval": {"loss": float("nan"), "accuracy": 1e-9}, "init_seconds": 0.0}
     tables = [
-        as_latex(repeats(until="accuracy>=0.8"), before=["Which is better? 100 % of {"]),
+        as_latex(repeats(until="accuracy>=0.8"), before=["Comparison of 100 % of {"]),
         as_latex(
             [made("a", summary=figures), made("b" * 200, nodes=2)], [column(name) for name in ("loss", "accuracy", "init_seconds", "state")]
         ),
@@ -215,5 +215,5 @@ def test_pdflatex_takes_every_kind_of_table(tmp_path):
 def test_the_command_prints_it(tmp_path):
     result = CliRunner().invoke(compare, [*written(tmp_path, *repeats()), "--latex", "--by", "mode", "--metric", "accuracy"])
     assert result.exit_code == 0
-    assert result.output.startswith("% For LaTeX with \\usepackage{booktabs}, and no other package.\n% Which is better? ")
-    assert [row[0] for row in cells_of(result.output)] == ["set-up", "async", "sync"]
+    assert result.output.startswith("% For LaTeX with \\usepackage{booktabs}, and no other package.\n% Comparison of ")
+    assert [row[0] for row in cells_of(result.output)] == ["configuration", "async", "sync"]

@@ -48,7 +48,7 @@ def test_runs_of_one_seed_are_repeats_as_those_of_several_are():
     assert best.set_up.label == "tf"
     assert best.over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
     (line,) = told(conclude(ALIKE)).axes
-    assert line.sure.startswith("not known, not every set-up has repeats, and runs of one job differ by as much as that (5%)")
+    assert line.sure.startswith("significance unknown (not every configuration has repeats); runs of one job differ by up to 5%")
 
 
 def copied(folder, runs, copies):
@@ -80,7 +80,7 @@ def test_the_page_and_a_sweep_count_copies_once(tmp_path):
     given = [(path, point.settings) for path, point in zip(paths, (points[0], points[0], *points), strict=True)]
     table = points_text(given, repeats=False, width=None)
     assert "Copies of one run, which count once: x, y, backend=torch." in table
-    assert table.count("trains most examples") == 1
+    assert table.count("has the highest throughput") == 1
     one = make_run(tmp_path, "one")
     shutil.copytree(one, tmp_path / "copy")
     page = render(started_runs(map(Run, [one, tmp_path / "copy"])))
@@ -137,7 +137,7 @@ SCATTERED = speeds_of(tf=[1000.0, 1210.0], torch=[1030.0, 990.0])
 def test_repeats_are_judged_together():
     found = conclude(SCATTERED)
     assert found.verdicts[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
-    assert "not sure, within the scatter" in told(found).axes[0].sure
+    assert "not significant; needs about" in told(found).axes[0].sure
 
 
 def test_runs_of_one_job_are_not_ranked():
@@ -145,20 +145,20 @@ def test_runs_of_one_job_are_not_ranked():
     found = conclude(runs)
     assert found.verdicts == ()
     assert found.best == ()  # nothing is best without another to hold it against
-    assert told(found).best == ("There is one configuration alone, and no other to compare it with: it trains 1,100 examples/s (n = 2).",)
+    assert told(found).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
     assert not conclude(runs[:1]).concludes
 
 
 @pytest.mark.parametrize(
     ("jobs", "said"),
     [
-        ({"tf": [1000.0], "torch": [1180.0]}, "not known, one run each; --repeats 3 would tell"),
-        ({"tf": [1000.0, 1010.0], "torch": [1180.0]}, "not known, not every set-up has repeats; --repeats 3 would tell"),
+        ({"tf": [1000.0], "torch": [1180.0]}, "significance unknown (one run each); use --repeats 3"),
+        ({"tf": [1000.0, 1010.0], "torch": [1180.0]}, "significance unknown (not every configuration has repeats); use --repeats 3"),
         (
             {"tf": [1000.0], "torch": [1020.0]},
-            "not known, one run each, and runs of one job differ by as much as that (5%); --repeats 3 would tell",
+            "significance unknown (one run each); runs of one job differ by up to 5%; use --repeats 3",
         ),
-        ({"tf": [1000.0, 1010.0], "torch": [1180.0, 1190.0]}, "sure"),
+        ({"tf": [1000.0, 1010.0], "torch": [1180.0, 1190.0]}, "significant"),
     ],
 )
 def test_only_repeats_show_what_a_difference_is_worth(jobs, said):
@@ -175,16 +175,16 @@ def test_a_starved_run_decides_nothing_and_spoils_no_mean():
     assert found.entries[1].counts["examples_per_second"] == 2
     assert cell(found.entries[1], column("examples_per_second")).endswith("(n=2)")
     words = told(conclude(found.runs))
-    assert words.best[0].startswith("torch trains most examples, 1,205/s (95 %: ")
-    assert any("the tasks of torch-seed=2 asked for, so its speed and its times are not used" in text for text in words.mind)
+    assert words.best[0].startswith("torch has the highest throughput, 1,205 examples/s (95 % CI ")
+    assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.mind)
 
 
 def test_where_every_run_was_starved_it_is_said():
     runs = [made(name, backend=name, summary={"per_node": [starved_node(0.9)]}) for name in ("tf", "torch")]
     words = told(conclude(runs))
-    assert words.head.startswith("2 runs · ")
+    assert words.head.startswith("2 runs: ")
     assert words.best == (
-        "No answer by speed: CPU contention from other programs leaves no two configurations to compare; repeat tf, torch.",
+        "Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat tf, torch.",
     )
 
 
@@ -216,7 +216,7 @@ def test_a_loss_that_came_back_spoils_nothing():
 
 def of_torch(text):
     """The ratios and what is said of them, whatever the jobs are called."""
-    return re.findall(r"([\d.]+ ×(?: \([^)]*\))? by examples/s)", " ".join(text.split()))
+    return re.findall(r"([\d.]+ ×(?: \([^)]*\))? in throughput)", " ".join(text.split()))
 
 
 @settings(max_examples=25, deadline=None)
@@ -250,7 +250,7 @@ def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_wit
     paths = written(tmp_path, *runs)
     text = points_text([(tmp_path / point.name, point.settings) for point in points], repeats=False, width=None)
     compared = CliRunner().invoke(compare, paths, catch_exceptions=False).output
-    assert "  precision  bf16 over fp32  1.00 × by examples/s" in text
+    assert "  precision  bf16 over fp32  1.00 × in throughput" in text
     assert as_text(told(conclude(compare_paths(paths).runs)), None) in compared
     assert "† not to be compared with" in text
     assert text.splitlines()[-1] == "`trainer compare --by precision` takes that for what is compared, and marks nothing for it."

@@ -34,11 +34,11 @@ def run(sweep, *options):
 def test_a_line_for_each_run_and_what_changes_along_each_axis(sweep):
     text = run(sweep).output
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "tf-32 1,000 73% of a step is the exchange between tasks" in lines
-    assert "torch-64 2,000 74% of a step is computing" in lines
+    assert "tf-32 1,000 communication, 73% of the step time" in lines
+    assert "torch-64 2,000 computation, 74% of the step time" in lines
     (change,) = (line for line in lines if "torch" in line and "→" in line and line.startswith("global batch"))
-    exchange = "the exchange between tasks 73% → 25% of a step"
-    assert change == f"global batch 64 → 128 (torch): computing 24% → 74% of a step, {exchange}, examples/s 1,000 → 2,000."
+    exchange = "communication 73% → 25% of a step"
+    assert change == f"global batch 64 → 128 (torch): computation 24% → 74% of a step, {exchange}, examples/s 1,000 → 2,000."
     assert "backend tf → torch (global batch 64): examples/s 1,000 → 1,000." in lines
 
 

@@ -106,7 +106,7 @@ def test_what_was_too_short_to_judge_is_said_and_makes_no_verdict_sure():
     runs = repeated("t", FAST, GOOD, contention=(None,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
     words = told(conclude(runs))
     assert conclude(runs).verdicts[0].ratio.to_json()["sure"] is None
-    assert "CPU contention was not measured in every run: not known" in words.best[0]
+    assert "significance unknown (CPU contention was not measured in every run)" in words.best[0]
     assert any(line.startswith("CPU contention was not measured") and "t-0, t-1, t-2" in line for line in words.mind)
     assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in as_text(compare_runs(runs))
     assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in lines_of(labelled(runs)).note
@@ -116,7 +116,9 @@ def test_nothing_wins_without_an_opponent_and_the_runs_to_repeat_are_named():
     runs = [run(f"nodes-{nodes}", contention=lost, nodes=1, batch_size=nodes * 10) for nodes, lost in ((1, 0.9), (2, 0.0), (4, 0.9))]
     found = conclude(runs)
     assert found.best == ()
-    text = "No answer by speed: CPU contention from other programs leaves no two configurations to compare; repeat nodes-1, nodes-4."
+    text = (
+        "Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat nodes-1, nodes-4."
+    )
     assert text in told(found).best
     assert all(verdict.winner is None for verdict in found.verdicts)
     assert any("CPU contention from other programs; repeat" in line.sure for line in told(found).axes)
@@ -168,14 +170,14 @@ def test_a_configuration_that_diverged_is_named_and_never_the_fastest():
     found = conclude(runs)
     assert found.best == ()
     words = told(found)
-    assert words.best[0].startswith("learning rate 0.02 has the best test accuracy, 0.9500 (n = 3) (95 %: ")
+    assert words.best[0].startswith("learning rate 0.02 has the best test accuracy, 0.9500 (n = 3) (95 % CI ")
     assert words.best[1] == (
         "Diverged, so not ranked: learning rate 0.1 "
-        "(3 of 3 runs: test accuracy 0.1000 at the end, no better than guessing the commonest class)."
+        "(3 of 3 runs: test accuracy 0.1000 at the end, no better than guessing the most common class)."
     )
     assert not any("0.1'" in line for line in words.learnt)
     assert all(limit.set_up.label == "learning rate 0.02" for limit in found.limits)
-    assert words.axes[0].sure == "no verdict by examples/s: one of the two diverged"
+    assert words.axes[0].sure == "not compared in throughput: one of the two diverged"
 
 
 def test_a_loss_that_is_not_finite_in_one_repeat_takes_its_configuration_out():
@@ -216,28 +218,28 @@ def test_throughput_is_ranked_among_those_that_are_not_significantly_worse():
     first, second = told(found).best
     assert "significantly worse: learning rate 0.1, 0.9000 (n = 3)" in first
     assert "not significantly worse: learning rate 0.0" in first
-    assert second.startswith("learning rate 0.02 trains most examples")
+    assert second.startswith("learning rate 0.02 has the highest throughput")
 
 
 def test_where_only_the_framework_differs_throughput_leads():
     runs = repeated("t", FAST, FAIR, backend="torch") + repeated("f", SLOW, GOOD, backend="tf")
     assert not conclude(runs).set_ups.quality.leads
-    assert best_of(runs)[0].startswith("torch trains most examples")
+    assert best_of(runs)[0].startswith("torch has the highest throughput")
 
 
 def test_where_nothing_has_learnt_it_is_said_and_throughput_is_ranked():
     runs = repeated("a", FAST, GUESSED, lr=0.1) + repeated("b", SLOW, GUESSED, lr=0.2)
     first, second = best_of(runs)
-    assert first.startswith("No run has learnt anything")
-    assert second.startswith("learning rate 0.1 trains most examples")
+    assert first.startswith("No run improved on its first evaluation")
+    assert second.startswith("learning rate 0.1 has the highest throughput")
 
 
 def test_with_one_run_each_both_are_reported_and_none_is_recommended():
     found = conclude([run("a", 1500.0, 0.82, mode="async"), run("b", 1000.0, 0.85)])
     quality, neither, speed = told(found).best
     assert quality == "sync has the best test accuracy, 0.8500 (n = 1); significance unknown against async, 0.8200 (n = 1)."
-    assert "with one run each the significance is unknown: none is recommended" in neither
-    assert speed.startswith("async trains most examples")
+    assert "with one run each the significance is unknown: no recommendation" in neither
+    assert speed.startswith("async has the highest throughput")
     assert found.advice == ()
 
 
@@ -289,7 +291,7 @@ def test_what_trains_differently_and_cannot_be_compared_in_quality_is_not_recomm
     runs = repeated("hi", FAST, FAIR, lr=0.1, epochs=5) + repeated("lo", SLOW, GOOD, lr=0.02, epochs=10)
     found = conclude(runs)
     assert found.set_ups.quality.undecided
-    assert "These configurations train differently, and their quality cannot be compared: none is recommended." in told(found).best
+    assert "The configurations train differently, and their quality is not comparable: no recommendation." in told(found).best
     assert found.advice == ()
 
 
