@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 from ...core.errors import UsageError
 from ..base import Block, PreparedBlocks, Split
 from .arguments import read_arguments, whole_number, write_arguments
+from .pictures import decode
 
-__all__ = ["DATASET", "ImageFolder", "decode"]
+__all__ = ["DATASET", "ImageFolder"]
 
 _NAME = "image-folder"
 _DEFAULTS = {"size": "224", "skip-damaged": "no"}
 _SPLITS: tuple[Split, ...] = ("train", "test")
 _FOLDERS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
 _BLOCK = 256  # pictures decoded before they are written: 39 MB at 224×224
-_MOST_SCALED_PIXELS = 1 << 27
-"""Of a picture before its middle is cut out, 400 MB: one that is a pixel high and millions wide would take all memory there is."""
 _LAYOUT = "PATH/train/CLASS/picture.jpg and PATH/test/CLASS/picture.jpg (or PATH/val/…)"
 
 
@@ -155,27 +154,3 @@ def _left_out(damaged: Sequence[str], allowed: bool) -> Sequence[str]:
 
 
 DATASET = ImageFolder()
-
-
-def decode(path: Path, size: int) -> NDArray[np.uint8]:
-    """Return a picture as uint8 [3, size, size]: turned as its camera noted, in RGB, its shorter side scaled to `size`, its middle cut out.
-
-    Raises whatever Pillow raises on a damaged file, and ValueError for pixels that have no meaning as colours.
-    """
-    from PIL import Image, ImageOps  # needed once, when the store is made
-
-    with Image.open(path) as opened:
-        picture: Image.Image = ImageOps.exif_transpose(opened)
-        if picture.mode.startswith("I;16"):  # Pillow would cut 16-bit grey off at 255
-            picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-        if picture.mode in ("I", "F"):
-            raise ValueError(f"its pixels have the format {picture.mode!r}, which is no colour")
-        rgb = picture.convert("RGB")
-    shorter = min(rgb.size)
-    width, height = (max(size, round(length * size / shorter)) for length in rgb.size)
-    if width * height > _MOST_SCALED_PIXELS:
-        raise ValueError(f"its {rgb.width} × {rgb.height} pixels become {width} × {height} when the shorter side is scaled to {size}")
-    scaled = rgb.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    pixels_hwc = np.asarray(scaled.crop((left, top, left + size, top + size)))
-    return np.ascontiguousarray(pixels_hwc.transpose(2, 0, 1))

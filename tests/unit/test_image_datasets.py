@@ -29,7 +29,7 @@ from crosstrain.data.sources.cifar10 import Cifar10Source
 from crosstrain.data.sources.glyphs.renderer import BLOCK, render_block, render_split
 from crosstrain.data.sources.glyphs.source import GLYPHS
 from crosstrain.data.sources.glyphs.tiles import glyph_tiles
-from crosstrain.data.sources.image_folder import decode
+from crosstrain.data.sources.pictures import decode
 from crosstrain.data.sources.svhn import DATASET as SVHN
 from crosstrain.data.sources.svhn import SvhnSource
 from crosstrain.data.sources.synthetic import DATASET as SYNTHETIC
