@@ -24,6 +24,7 @@ from pydantic import (
 from ..core.job import Job
 from ..core.settings.job_fields import allowed
 from ..core.untrusted.bounded_json import JsonObject, first_problem, read_json
+from ..core.untrusted.path_names import spelled_value
 from ..data.base import MOST_CLASSES, DataInfo, TextFeatures
 from ..data.columns import ColumnSpec
 from ..data.normalisation import wrong_statistics
@@ -265,7 +266,8 @@ def data_info(data: Mapping[str, Any]) -> DataInfo:
 
 def write_meta(folder: Path, meta: Meta) -> None:
     """Write ``checkpoint.json``."""
-    text = meta.model_dump_json(by_alias=True, indent=1, exclude=None if meta.arranged else {"arranged"})
+    written = meta.model_copy(update={field: spelled_value(getattr(meta, field)) for field in ("job", "model", "data")})  # no name fails it
+    text = written.model_dump_json(by_alias=True, indent=1, exclude=None if meta.arranged else {"arranged"})
     (folder / META).write_text(text + "\n", encoding="utf-8")
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from .topics import Topic
 from .units import MOST_AMOUNT, Cadence, Target, decimal_number, parse_bandwidth
-from .untrusted.path_names import is_plain_name
+from .untrusted.path_names import is_plain_name, is_text
 from .worker_layout import parse_procs_per_node, workers_by_node
 
 __all__ = ["DEFAULT_BATCH_SIZE", "MOST_NODES", "Job", "saved_every", "without_password"]
@@ -307,6 +307,13 @@ class Job(BaseModel):
     mlflow_experiment: Annotated[str, Field(min_length=1, max_length=500)] = setting(
         Topic.RECORDS, "crosstrain", "The MLflow experiment of the run; created if missing."
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _in_utf8(cls, value: object, info: ValidationInfo) -> object:
+        if info.field_name != "out" and isinstance(value, str | Path) and not is_text(str(value)):  # it is read again from a run's files
+            raise ValueError("text in UTF-8; rename a file or folder with another name, or give a link to it")
+        return value
 
     @field_validator("data_dir", "out", mode="before")
     @classmethod

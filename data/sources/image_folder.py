@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import UsageError
+from ...core.untrusted.path_names import is_text, spelled
 from ..base import Block, PreparedBlocks, Split
 from .arguments import read_arguments, whole_number, write_arguments
 from .pictures import decode
@@ -102,6 +103,8 @@ def _list(data_dir: Path, split: Split) -> _Listing:
         raise UsageError(f"data: {str(data_dir)!r} has no folder {' or '.join(map(repr, names))}; {_NAME} needs {_LAYOUT}.")
     entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
     pictures = {entry.name: sorted(_below(entry)) for entry in entries if entry.is_dir()}
+    if wrong := [spelled(name) for name in pictures if not is_text(name)]:
+        raise UsageError(f"data: {str(root)!r} has class folders whose names are not UTF-8: {', '.join(wrong)}. Rename them.")
     if not pictures:
         raise UsageError(f"data: {str(root)!r} has no class folders; {_NAME} needs {_LAYOUT}.")
     if empty := [name for name, files in pictures.items() if not files]:

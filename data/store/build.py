@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.bounded_json import first_problem
 from ...core.untrusted.console import note
+from ...core.untrusted.path_names import spelled
 from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
 from ..sources.translation.scoring_files import wrong_scoring_files
 from ..statistics import PixelCounts
@@ -157,7 +158,7 @@ def _write_images(
         return Manifest(
             name=name,
             version=version,
-            data_dir=str(data_dir.resolve()) if data_dir else None,
+            data_dir=spelled(str(data_dir.resolve())) if data_dir else None,
             input_shape=prepared.input_shape,
             classes=prepared.classes,
             sizes=sizes,
@@ -195,7 +196,7 @@ def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None,
         return ColumnManifest(
             name=name,
             version=version,
-            data_dir=str(data_dir.resolve()) if data_dir else None,
+            data_dir=spelled(str(data_dir.resolve())) if data_dir else None,
             columns=tuple(ColumnEntry(name=column.name, dtype=column.dtype, shape=column.shape) for column in prepared.columns),
             vocabulary_sizes=vocabulary_sizes,
             sizes=sizes,

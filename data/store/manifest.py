@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...core.untrusted.bounded_json import first_problem, open_regular, read_json
+from ...core.untrusted.path_names import is_text, spelled
 from ..base import MOST_ATTACHMENT_BYTES, MOST_CLASSES, DataInfo, Split, TextFeatures
 from ..columns import ColumnSpec
 from ..normalisation import wrong_statistics
@@ -95,6 +96,8 @@ class Manifest(BaseModel):
             raise ValueError(problem)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
+        if wrong := [spelled(name) for name in self.class_names if not is_text(name)]:
+            raise ValueError(f"class_names: not in UTF-8: {', '.join(wrong[:10])}")
         return self
 
     def info(self) -> DataInfo:

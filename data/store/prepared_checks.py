@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from ...core.untrusted.path_names import spelled
 from ...metrics.language import TOKENIZERS
 from ..base import PreparedArrays, PreparedBlocks, PreparedColumns, TextFeatures
 from ..columns import Column, ColumnSpec
@@ -77,7 +78,7 @@ def checked_left_out(function: Callable[[], Iterable[str]]) -> tuple[str, ...]:
     found = called(lambda: tuple(function()))
     if not all(isinstance(line, str) for line in found):
         raise BrokenSourceError("its left_out returned something else than texts")
-    return found
+    return tuple(map(spelled, found))
 
 
 def wrong_translation(prepared: PreparedColumns) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
+from ...core.untrusted.path_names import is_text, spelled
 from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
 from .source_calls import of_source
 
@@ -33,8 +34,16 @@ class Resolved:
 def resolve(name: str, data_dir: Path | None = None) -> Resolved:
     """Find the source of a dataset, given as NAME or NAME:ARGUMENTS.
 
-    Raises UsageError for an unknown name, arguments that are not allowed, and a folder given twice.
+    Raises UsageError for an unknown name, arguments that are not allowed, a folder given twice, and what is not UTF-8.
     """
+    found = _resolved(name, data_dir)
+    for key, text in (("data", found.name), ("data_dir", str(found.data_dir))):
+        if not is_text(text):
+            raise UsageError(f"{key}: got '{spelled(text)}', which is not UTF-8; rename the folder, or give a link to it.")
+    return found
+
+
+def _resolved(name: str, data_dir: Path | None) -> Resolved:
     base, colon, text = name.partition(":")
     source: DatasetSource = plugins.load(plugins.find("dataset", base), "dataset")
     if not colon:

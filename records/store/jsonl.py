@@ -21,6 +21,7 @@ import numpy as np
 
 from ...core.errors import RunFailedError, TrainerError, writing
 from ...core.untrusted.bounded_json import NotJsonError, UnreadableError, is_readable_line, parse_json, read_lines
+from ...core.untrusted.path_names import spelled
 from ..schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 
 __all__ = [
@@ -51,11 +52,13 @@ class DamagedRunError(TrainerError):
 
 
 def finite_json(value: Any) -> Any:
-    """Return a copy of a JSON value in which every float that is not finite is one of the three strings."""
+    """Return a copy of a JSON value in which every float that is not finite is one of the three strings, and every text is `spelled`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else _name(value)
+    if isinstance(value, str):
+        return spelled(value)
     if isinstance(value, Mapping):
-        return {key: finite_json(item) for key, item in value.items()}
+        return {finite_json(key): finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite_json(item) for item in value]
     if isinstance(value, np.generic | np.ndarray):
@@ -74,7 +77,7 @@ def _plain(value: object) -> object:
     if isinstance(value, np.generic | np.ndarray):
         return finite_json(value)
     if isinstance(value, PurePath):
-        return str(value)
+        return spelled(str(value))
     raise TypeError(f"{type(value).__name__} cannot be stored as JSON: {value!r}")
 
 
@@ -83,9 +86,10 @@ _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_pla
 
 def _dumps(value: Any) -> str:
     try:
-        return _encoder.encode(value)
+        text = _encoder.encode(value)
     except ValueError:  # a float that is not finite
         return _encoder.encode(finite_json(value))
+    return _encoder.encode(finite_json(value)) if "\\ud" in text else text  # maybe half of a character
 
 
 def encode(record: Record) -> bytes:

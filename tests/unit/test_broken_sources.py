@@ -153,6 +153,10 @@ BROKEN = [
     (of_blocks(3), "a train block is of the type int, not two arrays"),
     (of_blocks(3, input_shape=(3, 3)), "its input_shape is (3, 3), not (channels, height, width)"),
     (of_blocks(3, classes="ten"), "its classes are 'ten'"),
+    (
+        of_blocks((np.array([[[[1]]], [[[2]]]], np.uint8), np.zeros(2, np.int64)), input_shape=(1, 1, 1), class_names=("\udce9",)),
+        r"not in UTF-8: \xe9",
+    ),
     (with_features(languages=("en",)), "its languages are ('en',); a translation has two"),
     (with_features(languages=("en", "de", "fr")), "a translation has two"),
     (with_features(bleu_tokenizer="flores200"), "its bleu_tokenizer is 'flores200'; one of 13a, intl, char, zh, none is needed"),

@@ -469,6 +469,34 @@ class TestImageFolder:
         opened = stored_dataset.open_dataset(f"{name},skip-damaged=yes")
         assert (dict(opened.info.sizes), len(opened.left_out)) == ({"train": 3, "test": 3}, 3)
 
+    def test_a_class_whose_name_is_not_utf8_is_refused(self, pictures, cache):
+        """A checkpoint and an export have the names of classes, and could not be written."""
+        (pictures / "train" / "cats").rename(pictures / "train" / os.fsdecode(b"caf\xe9"))
+        (pictures / "val" / "cats").rename(pictures / "val" / os.fsdecode(b"caf\xe9"))
+        with pytest.raises(UsageError, match=r"class folders whose names are not UTF-8: caf\\xe9\. Rename them"):
+            stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
+        assert not list(cache.glob("*"))
+
+    def test_a_picture_whose_name_is_not_utf8_is_read(self, pictures, cache):
+        (pictures / "train" / "cats" / "a.png").rename(pictures / "train" / "cats" / os.fsdecode(b"caf\xe9.png"))
+        (pictures / "train" / "cats" / os.fsdecode(b"bad\xe9.png")).write_bytes(b"")
+        opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=8,skip-damaged=yes")
+        assert opened.info.sizes["train"] == 3
+        assert [line.partition(":")[0].rpartition("/")[2] for line in opened.left_out] == [r"bad\xe9.png"]
+
+    def test_a_folder_whose_path_is_not_utf8_is_refused(self, pictures, cache, monkeypatch):
+        """A run knows its data by name. A link to it is as good as another name."""
+        odd = pictures.parent / os.fsdecode(b"caf\xe9")
+        pictures.rename(odd)
+        for name, folder in ((f"image-folder:{odd}", None), ("image-folder", odd)):
+            with pytest.raises(UsageError, match=r"caf\\xe9', which is not UTF-8; rename the folder, or give a link to it"):
+                stored_dataset.open_dataset(name, folder)
+        monkeypatch.chdir(odd)
+        with pytest.raises(UsageError, match=r"caf\\xe9', which is not UTF-8"):
+            stored_dataset.open_dataset("image-folder:.")
+        (odd.parent / "link").symlink_to(odd)
+        assert stored_dataset.open_dataset(f"image-folder:{odd.parent / 'link'}?size=8").info.sizes["train"] == 3
+
     @pytest.mark.parametrize(
         ("spoil", "says"),
         [

@@ -10,21 +10,24 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from checkpoint_tools import save
+from checkpoint_tools import meta, save
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
 
 from crosstrain.checkpoint import DamagedCheckpointError, read_checkpoint
 from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manifest
-from crosstrain.core.errors import RunFailedError
-from crosstrain.core.untrusted.path_names import UnsafeNameError, inside, is_plain_name
+from crosstrain.core.errors import RunFailedError, UsageError
+from crosstrain.core.settings.sources import resolve
+from crosstrain.core.untrusted.path_names import UnsafeNameError, inside, is_plain_name, is_text, spelled
 from crosstrain.engine.progress.base import QuietProgress
 from crosstrain.engine.protocol.messages import Message, RawArray, Stream
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
+from crosstrain.records.schema import EventRecord
+from crosstrain.records.store.jsonl import encode, write_document
 
 ELSEWHERE = "ELSEWHERE"
 """Becomes the whole path of a folder outside the run."""
@@ -157,3 +160,52 @@ def test_a_manifest_lists_files_of_its_checkpoint_alone(tmp_path, name):
     write_manifest(folder, {**read_manifest(folder), name: digest_of(tmp_path / "outside")})
     with pytest.raises(DamagedCheckpointError, match=r"manifest\.json lists .*, which is no file of a checkpoint"):
         read_checkpoint(folder)
+
+
+NAMES_OF_BYTES = st.binary(max_size=12).map(os.fsdecode) | st.text(max_size=12)
+"""As the file system gives them; not every one is UTF-8."""
+
+
+@example(name=os.fsdecode(b"caf\xe9"))
+@example(name="\ud800")
+@given(name=NAMES_OF_BYTES)
+def test_a_name_that_is_spelled_can_be_written_and_one_in_utf8_stays(name):
+    spelled(name).encode()
+    assert (spelled(name) == name) == is_text(name)
+
+
+def test_each_byte_that_is_not_utf8_is_spelled():
+    assert spelled(os.fsdecode(b"caf\xe9/\xc3\xa9/\xff")) == r"caf\xe9/é/\xff"
+
+
+@settings(max_examples=50)
+@example(name=os.fsdecode(b"caf\xe9"))
+@given(name=NAMES_OF_BYTES)
+def test_no_checkpoint_fails_for_a_name(tmp_path_factory, name):
+    data = {**meta().data, "name": f"mine:{name}", "data_dir": name, "class_names": [f"{place}{name}" for place in range(10)]}
+    job = {**meta().job, "data_dir": name}
+    folder = save(tmp_path_factory.mktemp("run"), data=data, job=job, model={**meta().model, "name": name})
+    found = read_checkpoint(folder).meta
+    assert found.data["class_names"] == [f"{place}{spelled(name)}" for place in range(10)]
+    assert (found.job["data_dir"], found.model["name"]) == (spelled(name), spelled(name))
+
+
+@example(name=os.fsdecode(b"caf\xe9"), number=0.5)
+@example(name="\U0001f600", number=float("nan"))
+@given(name=NAMES_OF_BYTES, number=st.floats())
+def test_no_record_of_a_run_has_half_of_a_character(tmp_path_factory, name, number):
+    path = tmp_path_factory.getbasetemp() / "document.json"
+    write_document(path, {"command": [name, number], name: 1})
+    line = encode(EventRecord(0.5, "warning", {"text": name, "number": number}))
+    for text in (path.read_bytes(), line):
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    assert json.loads(line)["detail"]["text"] == json.loads(path.read_bytes())["command"][0] == spelled(name)
+
+
+@pytest.mark.parametrize("field", ["data", "data_dir", "name", "model", "until", "mlflow_experiment"])
+@pytest.mark.parametrize("source", ["flag", "environment"])
+def test_a_setting_that_is_not_utf8_is_refused_where_it_is_given(field, source):
+    name = os.fsdecode(b"caf\xe9")
+    flags, environment = ({field: name}, {}) if source == "flag" else ({}, {f"TRAINER_{field.upper()}": name})
+    with pytest.raises(UsageError, match="allowed: text in UTF-8"):
+        resolve(flags, environment)
