@@ -189,7 +189,8 @@ class PreparedBlocks:
 
     `blocks` has a function a split, each called once, train first; its blocks are written as they come. Mean and standard deviation
     are those of the train images. `left_out`, called at the end, names the original files that were left out, each with the reason, or
-    raises UsageError where that is not allowed. `class_names` are in the order of the labels, empty where classes are numbers.
+    raises UsageError where that is not allowed. `notes`, called after it, says what was done to the data that a user may not expect; it is
+    printed and in the store's manifest. `class_names` are in the order of the labels, empty where classes are numbers.
     """
 
     input_shape: tuple[int, int, int]
@@ -199,6 +200,7 @@ class PreparedBlocks:
     flippable: bool = True
     class_names: tuple[str, ...] = ()
     left_out: Callable[[], Sequence[str]] = tuple
+    notes: Callable[[], Sequence[str]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,7 @@ class PreparedColumns:
     synthetic: bool = False
     left_out: Callable[[], Sequence[str]] = tuple
     attachments: Callable[[], Mapping[str, bytes]] = dict
+    notes: Callable[[], Sequence[str]] = tuple
 
 
 class DatasetSource(Protocol):

@@ -33,7 +33,7 @@ from .manifest import (
     write_manifest,
     wrong_attachment,
 )
-from .prepared_checks import SIDES, check_attachments, check_prepared, checked_left_out, wrong_translation
+from .prepared_checks import SIDES, check_attachments, check_prepared, checked_texts, wrong_translation
 from .source_calls import FailedSourceError, called, yielded
 from .writer import BrokenSourceError, SplitWriter
 
@@ -84,6 +84,8 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
         if data_dir is not None and originals_fingerprint(source, data_dir) != originals:
             raise UsageError(f"data: the files of {name!r} in {str(data_dir)!r} have changed while they were read; prepare it again.")
         _put_in_place(draft, root / key)
+        for line in manifest.notes:
+            note(f"data: {name}: {line}")
         if work.exists():
             shutil.rmtree(work)
     except BaseException as error:
@@ -146,14 +148,17 @@ def _write_images(
     sizes: dict[Split, int] = {}
     pixels = PixelCounts(prepared.input_shape[0])
     for split in SPLITS:
-        counted = pixels if split == "train" and given is None else None
-        with SplitWriter(folder, split, prepared.input_shape, prepared.classes, counted) as writer:
+        with SplitWriter(folder, split, prepared.input_shape, prepared.classes, pixels if split == "train" else None) as writer:
             for block in yielded(prepared.blocks[split], f"its blocks of {split}"):
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
-    left_out = checked_left_out(prepared.left_out)
-    mean, std = _sound(given or pixels.statistics(), prepared.input_shape[0])
+    left_out = checked_texts(prepared.left_out, "left_out")
+    notes = checked_texts(prepared.notes, "notes")
+    counted = pixels.statistics()
+    mean, std = _sound(given or counted, counted[1])
+    if constant := [str(channel) for channel, deviation in enumerate(counted[1]) if deviation == 0]:
+        notes += (f"all train images have one value in channel {', '.join(constant)}, which is not scaled (std 1)",)
     try:
         return Manifest(
             name=name,
@@ -168,6 +173,7 @@ def _write_images(
             flippable=prepared.flippable,
             class_names=prepared.class_names,
             left_out=left_out,
+            notes=notes,
             files=entries,
         )
     except ValidationError as error:
@@ -203,7 +209,8 @@ def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None,
             synthetic=prepared.synthetic,
             languages=features.languages,
             bleu_tokenizer=features.bleu_tokenizer,
-            left_out=checked_left_out(prepared.left_out),
+            left_out=checked_texts(prepared.left_out, "left_out"),
+            notes=checked_texts(prepared.notes, "notes"),
             files=entries,
             attachments=_write_attachments(folder, attachments),
         )
@@ -244,13 +251,19 @@ def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
     return PreparedBlocks((channels, height, width), arrays.classes, blocks, arrays.synthetic, arrays.flippable)
 
 
-def _sound(statistics: Statistics, channels: int) -> Statistics:
-    """Return mean and std. Raises BrokenSourceError where they are not a usable number a channel."""
+def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
+    """Return mean and std, 1 for the 0 of a channel that is constant, of which the std was `counted` as 0.
+
+    Raises BrokenSourceError where they are not a usable number a channel.
+    """
     mean, std = statistics
+    channels = len(counted)
     if not all(isinstance(numbers, Sequence | np.ndarray) for numbers in statistics):
         raise BrokenSourceError(f"mean {mean!r} and std {std!r} are not a number for each channel")
     if len(mean) != channels or len(std) != channels:
         raise BrokenSourceError(f"mean and std have {len(mean)} and {len(std)} numbers for {channels} channels")
+    if 0 in counted:
+        std = tuple(1.0 if found == deviation == 0 else deviation for found, deviation in zip(counted, std, strict=True))
     if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
         raise BrokenSourceError(f"mean {mean} and std {std} must be finite, std greater than 0")
     return mean, std

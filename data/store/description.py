@@ -44,7 +44,7 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
             facts["text_sha256"] = digest
         if _VOCABULARY in dataset.attachments:
             facts["vocabulary"] = parse_json(dataset.attachment(_VOCABULARY))
-    return {**facts, "left_out": list(dataset.left_out), "path": str(dataset.path), "digest": dataset.digest}
+    return {**facts, "left_out": list(dataset.left_out), "notes": list(dataset.notes), "path": str(dataset.path), "digest": dataset.digest}
 
 
 def distinct_test_pairs(dataset: StoredDataset) -> int | None:

@@ -70,7 +70,8 @@ class FileEntry(StoredFile):
 class Manifest(BaseModel):
     """The whole description of a store of images with a class each. `mean`, `std`, `synthetic` and `flippable` as in `DataInfo`.
 
-    `data_dir` is where the originals came from; `left_out` names those of them that are not in the store, each with the reason.
+    `data_dir` is where the originals came from; `left_out` names those of them that are not in the store, each with the reason. `notes`
+    says what was done to the data that a user may not expect; it is written only where there is something to say.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -88,6 +89,7 @@ class Manifest(BaseModel):
     flippable: bool = True
     class_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     files: dict[str, FileEntry]
 
     @model_validator(mode="after")
@@ -160,6 +162,7 @@ class ColumnManifest(BaseModel):
     languages: Annotated[tuple[Word, ...], Field(max_length=10)] = ()
     bleu_tokenizer: Word = "13a"
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     files: dict[str, FileEntry]
     attachments: Annotated[dict[str, StoredFile], Field(max_length=100)] = {}
 
@@ -224,7 +227,7 @@ def file_sha256(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
     """Write ``manifest.json`` with its own digest in it."""
-    fields = manifest.model_dump(mode="json", by_alias=True)
+    fields = manifest.model_dump(mode="json", by_alias=True, exclude=None if manifest.notes else {"notes"})  # earlier releases refuse it
     (folder / MANIFEST).write_text(json.dumps({**fields, _SELF: _digest(fields)}, indent=2) + "\n", encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from .manifest import SPLITS
 from .source_calls import called
 from .writer import BrokenSourceError
 
-__all__ = ["SIDES", "check_attachments", "check_prepared", "checked_left_out", "wrong_sentences", "wrong_translation"]
+__all__ = ["SIDES", "check_attachments", "check_prepared", "checked_texts", "wrong_sentences", "wrong_translation"]
 
 SIDES = ("source", "target")
 """The columns of a translation."""
@@ -30,7 +30,9 @@ def check_prepared(loaded: object, function: str) -> None:
             _check_splits(name, arrays, "an array", lambda found: isinstance(found, np.ndarray))
         return
     _check_splits("blocks", loaded.blocks, "a function", callable)
-    functions = {"left_out": loaded.left_out} | ({"attachments": loaded.attachments} if isinstance(loaded, PreparedColumns) else {})
+    functions = {"left_out": loaded.left_out, "notes": loaded.notes} | (
+        {"attachments": loaded.attachments} if isinstance(loaded, PreparedColumns) else {}
+    )
     for name, function_of in functions.items():
         if not callable(function_of):
             raise BrokenSourceError(f"its {name} is {_kind(function_of)}, not a function")
@@ -73,11 +75,11 @@ def check_attachments(found: object) -> Mapping[str, bytes]:
     return found
 
 
-def checked_left_out(function: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    """Return which originals are not in the store. Raises BrokenSourceError where they are no texts."""
+def checked_texts(function: Callable[[], Iterable[str]], name: str) -> tuple[str, ...]:
+    """Return the texts that `name` of a source returns. Raises BrokenSourceError where they are none."""
     found = called(lambda: tuple(function()))
     if not all(isinstance(line, str) for line in found):
-        raise BrokenSourceError("its left_out returned something else than texts")
+        raise BrokenSourceError(f"its {name} returned something else than texts")
     return tuple(map(spelled, found))
 
 

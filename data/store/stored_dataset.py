@@ -53,7 +53,8 @@ _CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 b
 class StoredDataset:
     """An opened store; implements `Dataset`. `digest` tells two stores of different content apart (sha256 of the manifest).
 
-    `left_out` names the original files that are not in it, each with the reason. `made_seconds` is how long the store took to make, if it
+    `left_out` names the original files that are not in it, each with the reason, and `notes` says what was done to the others that one may
+    not expect. `made_seconds` is how long the store took to make, if it
     was made to be opened; 0 where it was there.
     """
 
@@ -64,6 +65,7 @@ class StoredDataset:
     _columns: Mapping[tuple[Split, str], Column]
     _attachments: Mapping[str, StoredFile] = field(default_factory=dict)
     made_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
     def column(self, split: Split, name: str) -> Column:
         """Return a column as it is stored, read-only maps. Raises UsageError where there is none of that name."""
@@ -212,7 +214,7 @@ def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | N
             problem = _out_of_range(info, column, found)
         if problem is not None:
             raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
-    return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments)
+    return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments, notes=manifest.notes)
 
 
 def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:

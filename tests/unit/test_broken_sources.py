@@ -12,6 +12,7 @@ from crosstrain.data.base import PreparedArrays, PreparedBlocks, PreparedColumns
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.sources.translation.tokenizer import train_vocabulary
 from crosstrain.data.store.build import build_store
+from crosstrain.data.store.manifest import read_manifest
 from crosstrain.data.store.prepared_checks import wrong_sentences
 from crosstrain.data.text import END, PADDING
 
@@ -86,6 +87,16 @@ def test_what_keeps_its_promises_is_stored(tmp_path, made):
     assert (tmp_path / "made" / "manifest.json").exists()
 
 
+def test_a_constant_channel_is_scaled_by_one_with_a_note(tmp_path, capsys):
+    """Of a source that counts its pixels itself; one of which the pixels differ is refused with a std of 0."""
+    build(tmp_path, Source(images(mean=(0.0,), std=(0.0,))))
+    assert read_manifest(tmp_path / "made").std == (1.0,)
+    assert "data: bad: all train images have one value in channel 0, which is not scaled (std 1)" in capsys.readouterr().err
+    found = np.arange(18, dtype=np.uint8).reshape(2, 1, 3, 3)
+    with pytest.raises(UsageError, match="std greater than 0"):
+        build(tmp_path, Source(images(images={"train": found, "test": found}, std=(0.0,))))
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -134,6 +145,7 @@ BROKEN = [
     (translation(attachments=lambda: {"a.txt": "text"}), "its attachment 'a.txt' is of the type str, not bytes"),
     (translation(left_out=()), "its left_out is of the type tuple, not a function"),
     (translation(left_out=lambda: [1]), "its left_out returned something else than texts"),
+    (translation(notes=lambda: [1]), "its notes returned something else than texts"),
     (translation(blocks=None), "its blocks are None"),
     (translation(blocks={"train": fails}), "its blocks have the splits ['train'], not train and test"),
     (translation(blocks={"train": fails, "test": 3}), "its blocks have of the type int for test, not a function"),
