@@ -1,13 +1,14 @@
 """image-folder:PATH: pictures in PATH/train/CLASS/… and PATH/test/CLASS/… (or PATH/val), decoded once to a common size.
 
-Every file below a class folder counts as a picture, except hidden ones. What cannot be decoded is named, all of it at once; it is left
-out only where ``skip-damaged=yes`` says so, and is then listed in the store's manifest.
+Every file below a class folder counts as a picture, except hidden ones. What cannot be decoded is named; it is left out only where
+``skip-damaged=yes`` says so, and is then listed in the store's manifest.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,36 +18,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import UsageError
+from ...core.untrusted.console import one_line
 from ...core.untrusted.path_names import is_text, spelled
 from ..base import Block, PreparedBlocks, Split
 from .arguments import read_arguments, whole_number, write_arguments
-from .pictures import decode
+from .pictures import decode, limits_as_errors
 
 __all__ = ["DATASET", "ImageFolder"]
 
 _NAME = "image-folder"
-_DEFAULTS = {"size": "224", "skip-damaged": "no"}
+_DEFAULTS = {"size": "224", "skip-damaged": "no", "background": "white", "links-outside": "no"}
+_COLOURS = {"white": "ffffff", "black": "000000"}
 _SPLITS: tuple[Split, ...] = ("train", "test")
 _FOLDERS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
-_BLOCK = 256  # pictures decoded before they are written: 39 MB at 224×224
+_BLOCK_BYTES = 1 << 26
+"""Of pictures that are decoded before they are written."""
+
+_MOST_SHOWN = 100
+"""Files that an error names."""
+
+_MOST_LISTED = 10_000
+"""Files that the store's manifest names: it has to stay a file that can be read."""
+
 _LAYOUT = "PATH/train/CLASS/picture.jpg and PATH/test/CLASS/picture.jpg (or PATH/val/…)"
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Pictures of `folder` (or of --data-dir where it is None), scaled and cut to `size` × `size` pixels in RGB."""
+    """Pictures of `folder` (or of --data-dir where it is None), scaled and cut to `size` × `size` pixels in RGB.
+
+    `background` is the colour that shows through transparent parts, as six hexadecimal digits. `links_outside`: symbolic links may lead out
+    of the folder.
+    """
 
     folder: Path | None = None
     size: int = 224
     skip_damaged: bool = False
+    background: str = _COLOURS["white"]
+    links_outside: bool = False
 
     description = "pictures in PATH/train/CLASS and PATH/test/CLASS: image-folder:PATH or image-folder:PATH?size=224,skip-damaged=no"
-    version = 1
+    version = 2
 
     @property
     def name(self) -> str:
         """The name with the folder's whole path and the arguments that are not the default ones."""
-        values = {"size": str(self.size), "skip-damaged": "yes" if self.skip_damaged else "no"}
+        values = {
+            "size": str(self.size),
+            "skip-damaged": "yes" if self.skip_damaged else "no",
+            "background": _colour_name(self.background),
+            "links-outside": "yes" if self.links_outside else "no",
+        }
         arguments = write_arguments(values, _DEFAULTS)
         text = f"{self.folder or ''}{'?' if arguments else ''}{arguments}"
         return f"{_NAME}:{text}" if text else _NAME
@@ -55,27 +77,53 @@ class ImageFolder:
         """Return the source for ``PATH``, ``PATH?size=64`` or ``?size=64`` (the folder then being --data-dir). Raises UsageError."""
         path, _, arguments = text.rpartition("?") if "?" in text else (text, "", "")
         values = read_arguments(_NAME, arguments, _DEFAULTS)
-        if values["skip-damaged"] not in ("yes", "no"):
-            raise UsageError.of(f"data: skip-damaged of {_NAME!r}", values["skip-damaged"], "yes, no", ["yes", "no"])
+        for key in ("skip-damaged", "links-outside"):
+            if values[key] not in ("yes", "no"):
+                raise UsageError.of(f"data: {key} of {_NAME!r}", values[key], "yes, no", ["yes", "no"])
+        given = values["background"].lower()
+        colour = _COLOURS.get(given, given)
+        if not re.fullmatch("[0-9a-f]{6}", colour):
+            allowed = f"{', '.join(_COLOURS)}, or red, green and blue in six hexadecimal digits, such as 808080"
+            raise UsageError.of(f"data: background of {_NAME!r}", values["background"], allowed, _COLOURS)
         folder = Path(os.path.expanduser(path)).absolute() if path else None
-        return ImageFolder(folder, whole_number(_NAME, "size", values["size"], 1, 4096), values["skip-damaged"] == "yes")
+        size = whole_number(_NAME, "size", values["size"], 1, 4096)
+        return ImageFolder(folder, size, values["skip-damaged"] == "yes", colour, values["links-outside"] == "yes")
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Return every file of both splits. Raises UsageError where the folders are not laid out as they must be."""
-        return [file for split in _SPLITS for file in _list(data_dir, split).files]
+        return [file for split in _SPLITS for file in _list(data_dir, split, self.links_outside).files]
 
     def load(self, data_dir: Path | None) -> PreparedBlocks:
         """Decode the pictures as they are asked for, with as many threads as there are cores. Damaged ones are known at the end."""
         if data_dir is None:
             raise UsageError(f"data: {_NAME!r} needs a folder; write {_NAME}:PATH, where PATH holds {_LAYOUT}.")
-        listings: dict[Split, _Listing] = {split: _list(data_dir, split) for split in _SPLITS}
+        listings: dict[Split, _Listing] = {split: _list(data_dir, split, self.links_outside) for split in _SPLITS}
         classes = listings["train"].classes
         if unknown := sorted(set(listings["test"].classes) - set(classes)):
             raise UsageError(f"data: {str(listings['test'].root)!r} has classes that the train folder lacks: {', '.join(unknown)}.")
-        damaged = [f"{file}: lies in no class folder" for listing in listings.values() for file in listing.strays]
-        blocks = {split: partial(_decoded, listing, classes, self.size, damaged) for split, listing in listings.items()}
-        left_out = partial(_left_out, damaged, self.skip_damaged)
-        return PreparedBlocks((3, self.size, self.size), len(classes), blocks, class_names=tuple(classes), left_out=left_out)
+        damaged = [f"{_named(file)}: lies in no class folder" for listing in listings.values() for file in listing.strays]
+        transparent: list[Path] = []
+        block = max(1, _BLOCK_BYTES // (3 * self.size**2))
+        attempt = partial(_attempt, self.size, self.background, transparent)
+        return PreparedBlocks(
+            (3, self.size, self.size),
+            len(classes),
+            {split: partial(_decoded, listing, classes, attempt, damaged, block) for split, listing in listings.items()},
+            class_names=tuple(classes),
+            left_out=partial(_left_out, damaged, self.skip_damaged),
+            notes=partial(_notes, transparent, _colour_name(self.background)),
+        )
+
+
+def _colour_name(colour: str) -> str:
+    return next((name for name, digits in _COLOURS.items() if digits == colour), colour)
+
+
+def _notes(transparent: Sequence[Path], background: str) -> Sequence[str]:
+    if not transparent:
+        return ()
+    count = "1 picture has" if len(transparent) == 1 else f"{len(transparent):,} pictures have"
+    return (f"{count} transparent parts, which became {background} (background={background})",)
 
 
 @dataclass(frozen=True)
@@ -95,14 +143,29 @@ class _Listing:
         return [*(file for files in self.pictures.values() for file in files), *self.strays]
 
 
-def _list(data_dir: Path, split: Split) -> _Listing:
-    """List a split's folder. Raises UsageError where it is missing, has no class folders, or one of them has no file."""
+def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
+    """List a split's folder.
+
+    Raises UsageError where it is missing, has no class folders, one of them has no file or no name in UTF-8, a folder cannot be read, or a
+    link leads out of `data_dir` that may not.
+    """
     names = _FOLDERS[split]
     root = next((data_dir / name for name in names if (data_dir / name).is_dir()), None)
     if root is None:
         raise UsageError(f"data: {str(data_dir)!r} has no folder {' or '.join(map(repr, names))}; {_NAME} needs {_LAYOUT}.")
-    entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
-    pictures = {entry.name: sorted(_below(entry)) for entry in entries if entry.is_dir()}
+    outside: list[Path] = []
+    leads_out = partial(_leads_out, root=os.path.realpath(data_dir), allowed=links_outside, found=outside)
+    try:
+        entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
+        folders = [] if leads_out(root) else [entry for entry in entries if entry.is_dir() and not leads_out(entry)]
+        above = {_identity(data_dir), _identity(root)}
+        pictures = {folder.name: sorted(_below(folder, above, leads_out)) for folder in folders}
+    except OSError as error:
+        raise UsageError(f"data: '{spelled(str(error.filename))}' cannot be read: {error.strerror}.") from error
+    if outside:
+        count = "1 link leads" if len(outside) == 1 else f"{len(outside):,} links lead"
+        advice = f"remove, or take with {_NAME}:PATH?links-outside=yes"
+        raise UsageError(f"data: {count} out of {str(data_dir)!r}; {advice}:{_shown([_named(path) for path in outside])}")
     if wrong := [spelled(name) for name in pictures if not is_text(name)]:
         raise UsageError(f"data: {str(root)!r} has class folders whose names are not UTF-8: {', '.join(wrong)}. Rename them.")
     if not pictures:
@@ -112,48 +175,99 @@ def _list(data_dir: Path, split: Split) -> _Listing:
     return _Listing(root, pictures, [entry for entry in entries if not entry.is_dir()])
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Find the files at any depth, also behind links to folders; hidden ones (system files such as .DS_Store) are no pictures."""
-    for path, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(path, name) for name in names if not name.startswith("."))
+def _leads_out(path: Path, *, root: str, allowed: bool, found: list[Path]) -> bool:
+    """Return whether a path is a link out of `root`, which is not `allowed`, and add it to `found`. One that leads nowhere is none."""
+    if allowed or not path.is_symlink() or not path.exists() or Path(os.path.realpath(path)).is_relative_to(root):
+        return False
+    found.append(path)
+    return True
 
 
-def _decoded(listing: _Listing, classes: Sequence[str], size: int, damaged: list[str]) -> Iterator[Block]:
-    """Yield the pictures of a split block by block; what cannot be decoded is added to `damaged`."""
+def _below(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], bool]) -> Iterator[Path]:
+    """Find the files at any depth, also behind links to folders; hidden ones (system files such as .DS_Store) are no pictures.
+
+    Each folder is read once, however many links lead to it, and none of those that `top` lies in.
+    """
+    seen = set(above)
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        if (identity := _identity(folder)) in seen:
+            continue
+        seen.add(identity)
+        with os.scandir(folder) as found:
+            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.is_symlink() and leads_out(path):
+                continue
+            if path.is_dir() if entry.is_symlink() else entry.is_dir():
+                waiting.append(path)
+            else:
+                yield path
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _named(path: Path) -> str:
+    return one_line(spelled(str(path)))
+
+
+def _shown(lines: Sequence[str]) -> str:
+    """Return some lines for the end of a message."""
+    return "".join(f"\n  {line}" for line in _first(lines, _MOST_SHOWN))
+
+
+def _first(lines: Sequence[str], most: int) -> Sequence[str]:
+    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most:,} more"]
+
+
+Attempt = Callable[[Path], NDArray[np.uint8] | str]
+
+
+def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damaged: list[str], block: int) -> Iterator[Block]:
+    """Yield the pictures of a split block by block; what cannot be decoded is added to `damaged`. Raises UsageError where that is all."""
     rows = [(file, classes.index(name)) for name, files in listing.pictures.items() for file in files]
+    usable = False
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # Pillow decodes outside the interpreter's lock
-        for start in range(0, len(rows), _BLOCK):
-            part = rows[start : start + _BLOCK]
+        for start in range(0, len(rows), block):
+            part = rows[start : start + block]
+            with limits_as_errors():
+                outcomes = list(threads.map(attempt, [file for file, _ in part]))
             images, labels = [], []
-            for (file, label), outcome in zip(part, threads.map(partial(_attempt, size), [file for file, _ in part]), strict=True):
+            for (file, label), outcome in zip(part, outcomes, strict=True):
                 if isinstance(outcome, str):
-                    damaged.append(f"{file}: {outcome}")
+                    damaged.append(f"{_named(file)}: {outcome}")
                 else:
                     images.append(outcome)
                     labels.append(label)
             if images:
+                usable = True
                 yield np.stack(images), np.array(labels, dtype=np.int64)
+    if not usable:
+        raise UsageError(f"data: no file of {str(listing.root)!r} is a usable picture:{_shown(damaged[-len(rows) :])}")
 
 
-def _attempt(size: int, file: Path) -> NDArray[np.uint8] | str:
+def _attempt(size: int, background: str, transparent: list[Path], file: Path) -> NDArray[np.uint8] | str:
     """Return the decoded picture, or what is wrong with it in one line."""
     if not file.is_file():
         return "a link that leads nowhere" if file.is_symlink() else "neither a file nor a folder"  # a pipe would be waited for
     try:
-        return decode(file, size)
+        return decode(file, size, background, transparent)
     except MemoryError:
-        raise
+        return "takes more memory than there is"
     except Exception as error:  # noqa: BLE001 — Pillow's many readers raise many things; every one of them is reported
         return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _left_out(damaged: Sequence[str], allowed: bool) -> Sequence[str]:
     if damaged and not allowed:
-        shown = "".join(f"\n  {line}" for line in damaged)
-        count = "1 file is no usable picture" if len(damaged) == 1 else f"{len(damaged)} files are no usable pictures"
-        raise UsageError(f"data: {count}; mend or remove, or leave out with {_NAME}:PATH?skip-damaged=yes:{shown}")
-    return damaged
+        count = "1 file is no usable picture" if len(damaged) == 1 else f"{len(damaged):,} files are no usable pictures"
+        raise UsageError(f"data: {count}; mend or remove, or leave out with {_NAME}:PATH?skip-damaged=yes:{_shown(damaged)}")
+    return _first(damaged, _MOST_LISTED)
 
 
 DATASET = ImageFolder()

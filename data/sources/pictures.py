@@ -1,37 +1,103 @@
-"""From a file of a picture, in whatever format and depth, to pixels of one size."""
+"""From a file of a picture, in whatever format and depth, to pixels of one size, in bounded memory."""
 
 from __future__ import annotations
 
+import math
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["decode"]
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
-_MOST_SCALED_PIXELS = 1 << 27
-"""Of a picture before its middle is cut out, 400 MB: one that is a pixel high and millions wide would take all memory there is."""
+__all__ = ["decode", "limits_as_errors"]
+
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "WEBP", "AVIF", "TIFF", "JPEG2000", "PPM", "QOI", "ICO", "PCX", "SGI", "TGA")
+"""Those that Pillow reads by itself. For PostScript it starts a program, whatever the file is called."""
+
+_MOST_FILE_BYTES = 1 << 29
+"""Some formats are read as a whole before their size in pixels is known."""
+
+_LARGE_PIXELS = 1 << 24
+_one_large = threading.Lock()
+"""Held while a picture of more pixels is decoded: there are as many threads as cores, and each may need 1 GB for the largest picture."""
 
 
-def decode(path: Path, size: int) -> NDArray[np.uint8]:
-    """Return a picture as uint8 [3, size, size]: turned as its camera noted, in RGB, its shorter side scaled to `size`, its middle cut out.
+@contextmanager
+def limits_as_errors() -> Iterator[None]:
+    """Have Pillow refuse pictures of more than `PIL.Image.MAX_IMAGE_PIXELS` (89 million); it warns up to twice as many."""
+    from PIL import Image
 
-    Raises whatever Pillow raises on a damaged file, and ValueError for pixels that have no meaning as colours.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def decode(path: Path, size: int, background: str = "ffffff", transparent: list[Path] | None = None) -> NDArray[np.uint8]:
+    """Return a picture as uint8 [3, size, size]: turned as its camera noted, its middle cut out and scaled to `size`, in RGB.
+
+    Transparent parts show the colour `background`, six hexadecimal digits; a picture that has some is added to `transparent`. Raises
+    whatever Pillow raises on a damaged file, and ValueError for pixels that have no meaning as colours and for what is too large.
     """
-    from PIL import Image, ImageOps  # needed once, when the store is made
+    from PIL import Image, ImageOps, UnidentifiedImageError  # needed once, when the store is made
 
-    with Image.open(path) as opened:
-        picture: Image.Image = ImageOps.exif_transpose(opened)
-        if picture.mode.startswith("I;16"):  # Pillow would cut 16-bit grey off at 255
-            picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-        if picture.mode in ("I", "F"):
-            raise ValueError(f"its pixels have the format {picture.mode!r}, which is no colour")
-        rgb = picture.convert("RGB")
-    shorter = min(rgb.size)
-    width, height = (max(size, round(length * size / shorter)) for length in rgb.size)
-    if width * height > _MOST_SCALED_PIXELS:
-        raise ValueError(f"its {rgb.width} × {rgb.height} pixels become {width} × {height} when the shorter side is scaled to {size}")
-    scaled = rgb.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    pixels_hwc = np.asarray(scaled.crop((left, top, left + size, top + size)))
-    return np.ascontiguousarray(pixels_hwc.transpose(2, 0, 1))
+    if (size_bytes := path.stat().st_size) > _MOST_FILE_BYTES:
+        raise ValueError(f"its {size_bytes:,} bytes are more than {_MOST_FILE_BYTES >> 20} MiB, the most that is read of a picture")
+    Image.init()
+    try:
+        opened = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])
+    except UnidentifiedImageError:
+        raise ValueError(f"in none of the formats that are read ({', '.join(_FORMATS)})") from None
+    with opened, _one_large if math.prod(opened.size) > _LARGE_PIXELS else nullcontext():
+        ImageOps.exif_transpose(opened, in_place=True)
+        middle, box = _middle(opened, size)
+        opened.close()
+        rgba = _with_alpha(middle)
+        if rgba.mode == "RGBA":
+            if transparent is not None and rgba.getextrema()[3][0] < 255:
+                transparent.append(path)
+            rgba = Image.alpha_composite(Image.new("RGBA", rgba.size, f"#{background}"), rgba)
+        scaled = rgba.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box)
+    return np.ascontiguousarray(np.asarray(scaled).transpose(2, 0, 1))
+
+
+def _middle(picture: Picture, size: int) -> tuple[Picture, tuple[float, float, float, float]]:
+    """Return the part of a picture from which its middle square is scaled, and where in it the square lies.
+
+    The square is that of the whole picture with its shorter side scaled to `size`, which is never made: of one that is a pixel high and a
+    million wide it would take all memory there is. Around it is what the scaling of its edges looks at.
+    """
+    shorter = min(picture.size)
+    scaled = [max(size, round(length * size / shorter)) for length in picture.size]
+    begins = [(length - size) // 2 for length in scaled]
+    square = [
+        (place + end) * length / whole for end in (0, size) for place, length, whole in zip(begins, picture.size, scaled, strict=True)
+    ]
+    margin = math.ceil(shorter / size) + 2
+    left, top = (max(0, math.floor(edge) - margin) for edge in square[:2])
+    right, bottom = (min(length, math.ceil(edge) + margin) for length, edge in zip(picture.size, square[2:], strict=True))
+    return picture.crop((left, top, right, bottom)), (square[0] - left, square[1] - top, square[2] - left, square[3] - top)
+
+
+def _with_alpha(picture: Picture) -> Picture:
+    """Return a picture in RGBA where it has transparent parts or may have some, otherwise in a mode that has colours."""
+    from PIL import Image
+
+    key = picture.info.get("transparency")
+    if picture.mode.startswith("I;16"):  # Pillow would cut 16-bit grey off at 255
+        values = np.asarray(picture)
+        grey = Image.fromarray((values >> 8).astype(np.uint8))
+        return (
+            grey
+            if key is None
+            else Image.merge("LA", (grey, Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))).convert("RGBA")
+        )
+    if picture.mode in ("I", "F"):
+        raise ValueError(f"its pixels have the format {picture.mode!r}, which is no colour")
+    return picture.convert("RGBA") if key is not None or picture.mode in ("LA", "PA", "RGBA") else picture

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -19,7 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
 from scipy.io import savemat
 
 from crosstrain.core.errors import UsageError
@@ -36,6 +39,7 @@ from crosstrain.data.sources.synthetic import DATASET as SYNTHETIC
 from crosstrain.data.statistics import channel_statistics
 from crosstrain.data.store import dataset_list, stored_dataset
 from crosstrain.data.store.build import build_store
+from crosstrain.data.store.description import described
 from crosstrain.data.store.removal import find_stores, remove_store
 from crosstrain.data.store.resolve import written_out
 
@@ -450,11 +454,98 @@ class TestImageFolder:
         (row,) = [row for row in dataset_list.list_datasets() if row.name == f"{name},skip-damaged=yes"]
         assert row.left_out == opened.left_out
 
-    def test_a_picture_that_takes_gigabytes_when_scaled_is_named(self, pictures, cache):
-        Image.new("RGB", (1_000_000, 1)).save(pictures / "train" / "cats" / "line.png")
-        with pytest.raises(UsageError, match=r"line.png: .*1000000 × 1 pixels become 200000000 × 200") as caught:
-            stored_dataset.open_dataset(f"image-folder:{pictures}?size=200")
-        assert "1 file is no usable picture" in str(caught.value)
+    def test_a_line_of_pixels_takes_no_more_memory_than_another_picture(self, pictures, tmp_path):
+        for number, size in enumerate([(9000, 1), (1, 60_000), (1, 5_000_000), (2600, 1)]):
+            Image.new("RGB", size, (9, 8, 7)).save(pictures / "train" / "cats" / f"line{number}.png")
+        code = "import sys; from crosstrain.cli.main import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
+        command = [sys.executable, "-c", code, "data", "prepare", f"image-folder:{pictures}"]
+        environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "made")}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert "7 + 2 examples in " in said
+        assert int(re.search(r"VmHWM:\s+(\d+) kB", said)[1]) < 300 << 10  # one of them took 580 MB
+
+    def test_a_picture_that_is_too_large_is_named_and_can_be_left_out(self, pictures, cache):
+        Image.new("1", (10_000, 9_000)).save(pictures / "train" / "cats" / "wide.png")
+        with (pictures / "train" / "cats" / "long.webp").open("wb") as file:
+            file.truncate(600 << 20)
+        with pytest.raises(UsageError, match=r"2 files are no usable pictures") as caught:
+            stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
+        assert "long.webp: ValueError: its 629,145,600 bytes are more than 512 MiB" in str(caught.value)
+        assert "wide.png: DecompressionBombWarning: Image size (90000000 pixels) exceeds limit" in str(caught.value)
+        opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=8,skip-damaged=yes")
+        assert len(opened.left_out) == 2
+
+    def test_no_program_is_started_for_a_picture(self, pictures, cache, tmp_path, monkeypatch):
+        """Pillow has Ghostscript read PostScript, whatever the file is called."""
+        gs = tmp_path / "bin" / "gs"
+        gs.parent.mkdir()
+        gs.write_text(f"#!/bin/sh\necho started >> {tmp_path}/log\n")
+        gs.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{gs.parent}:{os.environ['PATH']}")
+        Image.new("RGB", (40, 40)).save(pictures / "train" / "cats" / "x.jpg", format="EPS")
+        with pytest.raises(UsageError, match=r"x.jpg: ValueError: in none of the formats that are read \(JPEG, PNG, "):
+            stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
+        assert not (tmp_path / "log").exists()
+
+    def test_links_in_a_circle_end_and_each_folder_is_read_once(self, pictures, cache):
+        cats = pictures / "train" / "cats"
+        for name, target in {"l1": ".", "l2": ".", "up": "..", "top": "../..", "again": "deep"}.items():
+            (cats / name).symlink_to(target)
+        opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
+        assert opened.labels("train").tolist() == [0, 0, 1]  # no dog behind `up` is a cat
+        (cats / "l3").symlink_to("../dogs")
+        assert stored_dataset.open_dataset(f"image-folder:{pictures}?size=8").labels("train").tolist() == [0, 0, 0, 1]
+
+    @pytest.mark.parametrize("place", ["train/cats/more", "train/birds", "train/cats/one.png"])
+    def test_a_link_out_of_the_folder_is_taken_where_that_is_asked_for(self, pictures, cache, tmp_path, place):
+        picture(tmp_path / "elsewhere" / "x.png", (1, 2, 3))
+        (pictures / place).symlink_to(tmp_path / "elsewhere" / ("x.png" if place.endswith(".png") else ""))
+        name = f"image-folder:{pictures}?size=8"
+        with pytest.raises(UsageError, match=r"1 link leads out of .*links-outside=yes") as caught:
+            stored_dataset.open_dataset(name)
+        assert f"\n  {pictures / place}" in str(caught.value)
+        assert stored_dataset.open_dataset(f"{name},links-outside=yes").info.sizes["train"] == 4
+
+    def test_where_nothing_can_be_read_the_files_are_named(self, pictures, cache):
+        for kind in ("cats", "dogs"):
+            shutil.rmtree(pictures / "train" / kind)
+            (pictures / "train" / kind).mkdir()
+            for number in range(80):
+                (pictures / "train" / kind / f"{number}.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
+        for more in ("", ",skip-damaged=yes"):
+            with pytest.raises(UsageError, match=r"^data: no file of '.*train' is a usable picture:") as caught:
+                stored_dataset.open_dataset(f"image-folder:{pictures}?size=8{more}")
+            assert "/0.heic: ValueError: in none of the formats that are read" in str(caught.value)
+            assert str(caught.value).count(".heic") == 100
+            assert str(caught.value).endswith("\n  and 60 more")
+
+    def test_a_constant_channel_is_not_scaled(self, pictures, cache, capsys):
+        for number, (split, kind) in enumerate([("train", "cats"), ("train", "dogs"), ("val", "cats"), ("val", "dogs")]):
+            shutil.rmtree(pictures / split / kind)
+            picture(pictures / split / kind / "a.png", (number, 7, 0))
+        opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
+        assert opened.info.std[1:] == (1.0, 1.0)
+        assert opened.info.std[0] < 0.5
+        said = "all train images have one value in channel 1, 2, which is not scaled (std 1)"
+        assert opened.notes == (said,)
+        assert said in capsys.readouterr().err
+        assert np.isfinite(opened.inputs("train")).all()
+
+    def test_what_became_of_transparent_parts_is_noted(self, pictures, cache, capsys):
+        Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(pictures / "train" / "cats" / "clear.png")
+        Image.new("RGBA", (8, 8), (5, 5, 5, 255)).save(pictures / "train" / "cats" / "full.png")
+        name = f"image-folder:{pictures}?size=8"
+        for more, colour, said in (("", 255, "white"), (",background=BLACK", 0, "black"), (",background=0A0b0c", 10, "0a0b0c")):
+            opened = stored_dataset.open_dataset(name + more)
+            assert opened.images("train")[1, 0].tolist() == [[colour] * 8] * 8
+            note = f"1 picture has transparent parts, which became {said} (background={said})"
+            assert list(opened.notes) == described(opened)["notes"] == [note]
+            assert note in capsys.readouterr().err
+        assert stored_dataset.open_dataset(f"{name},background=ffffff").path == stored_dataset.open_dataset(name).path
+        with pytest.raises(
+            UsageError, match="background of 'image-folder': got 'grey'; allowed: white, black, or red, green and blue in six"
+        ):
+            stored_dataset.open_dataset(f"{name},background=grey")
 
     def test_what_is_no_file_is_named_and_not_waited_for(self, pictures, cache):
         (pictures / "train" / "cats" / "nowhere.png").symlink_to("/nowhere/at/all")
@@ -537,8 +628,40 @@ class TestPictures:
         Image.new("P", (4, 4), 0).save(tmp_path / "palette.png")
         assert decode(tmp_path / "deep.png", 4)[:, 0, 0].tolist() == [128, 128, 128]
         assert decode(tmp_path / "grey.png", 2)[:, 0, 0].tolist() == [77, 77, 77]
-        assert decode(tmp_path / "clear.png", 4)[:, 0, 0].tolist() == [1, 2, 3]
+        assert decode(tmp_path / "clear.png", 4)[:, 0, 0].tolist() == [128, 128, 129]
         assert decode(tmp_path / "palette.png", 4).shape == (3, 4, 4)
+
+    def test_ink_on_transparency_is_not_one_square(self, tmp_path):
+        """Whatever way a file has of saying which parts are transparent."""
+        ink = np.zeros((8, 8), np.uint8)
+        ink[2:5, 2:5] = 255
+        black = Image.new("L", (8, 8), 0)
+        Image.merge("LA", (black, Image.fromarray(ink))).save(tmp_path / "la.png")
+        Image.merge("RGBA", (black, black, black, Image.fromarray(ink))).save(tmp_path / "rgba.webp", lossless=True, exact=True)
+        Image.fromarray(255 - ink).save(tmp_path / "key.png", transparency=255)
+        Image.fromarray(255 - ink).convert("P").save(tmp_path / "key.gif", transparency=255)
+        Image.fromarray(np.where(ink == 0, 40_000, 0).astype(np.uint16)).save(tmp_path / "deep.png", transparency=40_000)
+        for name in ("la.png", "rgba.webp", "key.png", "key.gif", "deep.png"):
+            for colour in ("ffffff", "ff0000"):
+                seen = []
+                found = decode(tmp_path / name, 8, colour, seen)
+                assert found[1].tolist() == np.where(ink == 255, 0, int(colour[2:4], 16)).tolist(), name
+                assert seen == [tmp_path / name]
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 250), st.integers(1, 8), st.sampled_from(["RGB", "L"]))
+    def test_the_middle_is_that_of_the_whole_picture_scaled(self, tmp_path_factory, width, height, size, turned, mode):
+        path = tmp_path_factory.getbasetemp() / "drawn.png"
+        shape = (height, width, 3) if mode == "RGB" else (height, width)
+        exif = Image.Exif()
+        exif[0x0112] = turned
+        Image.fromarray(np.random.default_rng(width * height).integers(0, 256, shape, dtype=np.uint8)).save(path, exif=exif)
+        with Image.open(path) as opened:
+            whole = ImageOps.exif_transpose(opened).convert("RGB")
+        sides = [max(size, round(length * size / min(whole.size))) for length in whole.size]
+        left, top = ((length - size) // 2 for length in sides)
+        expected = np.asarray(whole.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))).astype(int)
+        assert np.abs(decode(path, size).transpose(1, 2, 0) - expected).max() <= 1
 
     def test_are_turned_as_the_camera_noted(self, tmp_path):
         upright = np.zeros((8, 4, 3), np.uint8)
