@@ -18,7 +18,18 @@ from numpy.typing import NDArray
 from ..core.errors import MissingPackageError, UsageError
 from .base import Metric
 
-__all__ = ["NAMES", "PARTS", "SENTENCES", "SUMS", "TOKENIZERS", "check_tokenizer", "metrics", "sentence_sums", "signature"]
+__all__ = [
+    "NAMES",
+    "PARTS",
+    "SENTENCES",
+    "SUMS",
+    "TOKENIZERS",
+    "TOKENIZERS_OF_PACKAGES",
+    "check_tokenizer",
+    "metrics",
+    "sentence_sums",
+    "signature",
+]
 
 SENTENCES = "translated_sentences"
 """The sum that tells whether each sentence was counted exactly once."""
@@ -50,23 +61,26 @@ NAMES = ("bleu", "chrf", "exact")
 TOKENIZERS = ("13a", "intl", "char", "zh", "none")
 """sacrebleu's tokenizers that need nothing beside it."""
 
+TOKENIZERS_OF_PACKAGES = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
+"""Those that need a dictionary, and what installs it."""
+
 _DOWNLOADING = ("flores", "spm")
 
 
 def check_tokenizer(name: str) -> None:
     """Raise UsageError for a tokenizer of BLEU that is none, or that sacrebleu would download a model for."""
+    known = (*TOKENIZERS, *TOKENIZERS_OF_PACKAGES)
     if name.startswith(_DOWNLOADING):
         raise UsageError(
-            f"BLEU tokenizer: {name!r} has a model that sacrebleu downloads, and a run downloads nothing. "
-            f"Use one of {', '.join(TOKENIZERS)}."
+            f"BLEU tokenizer: {name!r} has a model that sacrebleu downloads, and a run downloads nothing. Use one of {', '.join(known)}."
         )
-    if name not in TOKENIZERS:
-        raise UsageError.of("BLEU tokenizer", name, ", ".join(TOKENIZERS), TOKENIZERS)
+    if name not in known:
+        raise UsageError.of("BLEU tokenizer", name, ", ".join(known), known)
 
 
 @functools.cache
 def _scorers(tokenizer: str) -> tuple[Any, Any]:
-    """Return sacrebleu's BLEU and chrF. Raises MissingPackageError where it is not installed."""
+    """Return sacrebleu's BLEU and chrF. Raises MissingPackageError where it, or what the tokenizer needs, is not installed."""
     check_tokenizer(tokenizer)
     try:
         from sacrebleu.metrics import BLEU, CHRF
@@ -76,7 +90,15 @@ def _scorers(tokenizer: str) -> tuple[Any, Any]:
         raise MissingPackageError(
             "metrics: BLEU needs the package 'sacrebleu', which is not installed. Install it with: pip install 'crosstrain[text]'"
         ) from error
-    return BLEU(tokenize=tokenizer, force=True), CHRF()  # force: no warnings about text that looks tokenized
+    try:
+        return BLEU(tokenize=tokenizer, force=True), CHRF()  # force: no warnings about text that looks tokenized
+    except (ImportError, RuntimeError) as error:
+        if tokenizer not in TOKENIZERS_OF_PACKAGES:
+            raise
+        raise MissingPackageError(
+            f"metrics: BLEU's tokenizer {tokenizer!r} needs packages that are not installed. "
+            f"Install them with: pip install '{TOKENIZERS_OF_PACKAGES[tokenizer]}'"
+        ) from error
 
 
 def sentence_sums(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from ...core.untrusted.path_names import spelled
-from ...metrics.language import TOKENIZERS
+from ...metrics.language import TOKENIZERS, TOKENIZERS_OF_PACKAGES
 from ..base import PreparedArrays, PreparedBlocks, PreparedColumns, TextFeatures
 from ..columns import Column, ColumnSpec
 from ..text import END, PADDING
@@ -98,8 +98,8 @@ def wrong_translation(prepared: PreparedColumns) -> str | None:
             return (
                 f"it says its languages {', '.join(features.languages)}, and has no column {side!r} of pieces, whole numbers of any length"
             )
-    if features.bleu_tokenizer not in TOKENIZERS:
-        return f"its bleu_tokenizer is {features.bleu_tokenizer!r}; one of {', '.join(TOKENIZERS)} is needed"
+    if features.bleu_tokenizer not in (known := (*TOKENIZERS, *TOKENIZERS_OF_PACKAGES)):
+        return f"its bleu_tokenizer is {features.bleu_tokenizer!r}; one of {', '.join(known)} is needed"
     return None
 
 

@@ -171,7 +171,7 @@ BROKEN = [
     ),
     (with_features(languages=("en",)), "its languages are ('en',); a translation has two"),
     (with_features(languages=("en", "de", "fr")), "a translation has two"),
-    (with_features(bleu_tokenizer="flores200"), "its bleu_tokenizer is 'flores200'; one of 13a, intl, char, zh, none is needed"),
+    (with_features(bleu_tokenizer="flores200"), "its bleu_tokenizer is 'flores200'; one of 13a, intl, char, zh, none, ja-mecab, ko"),
     (with_features(bleu_tokenizer="chars"), "its bleu_tokenizer is 'chars'"),
     (with_features(vocabulary_sizes={"source": 40}), "no column 'target' of pieces"),
     (with_block(block(target=column([5], [5, END]))), "train target: sentence 1 does not end with END (2)"),

@@ -48,7 +48,7 @@ def test_tokenizers_that_download_are_refused(name):
 
 
 def test_an_unknown_tokenizer_is_refused_with_the_nearest():
-    with pytest.raises(UsageError, match=r"'13b'; allowed: 13a, intl, char, zh, none\. Did you mean '13a'"):
+    with pytest.raises(UsageError, match=r"'13b'; allowed: 13a, intl, char, zh, none, ja-mecab, ko-mecab\. Did you mean '13a'"):
         metrics("13b")
 
 

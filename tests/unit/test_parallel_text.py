@@ -21,6 +21,7 @@ from crosstrain.data.sources.translation.alignment import aligned_count
 from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES, count_lines, read_lines
 from crosstrain.data.sources.translation.pairs import chosen
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
+from crosstrain.data.store.resolve import resolve
 from crosstrain.data.store.stored_dataset import open_dataset, prepare
 from crosstrain.data.text import END
 
@@ -366,3 +367,74 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(MissingPackageError, match=r"needs the package 'sentencepiece'.*pip install 'crosstrain\[text\]'"):
         open_dataset(name)
+
+
+TOKENIZERS_OF_CODES = {
+    "zh": "zh zho cmn yue zh_CN zh-CN zh-Hant zh-Hant-TW zho_Hans zh_tw",
+    "char": "ja jpn ja_JP ja-Jpan ko kor ko_KR th tha lo km my bo bod bo-CN",
+    "13a": "de deu de_AT pt-BR sr-Latn es-419 cs",
+    None: "xx src qaa qaa-Latn",
+}
+
+
+@pytest.mark.parametrize(("code", "tokenizer"), [(code, found) for found, codes in TOKENIZERS_OF_CODES.items() for code in codes.split()])
+def test_a_language_has_its_tokenizer_whatever_its_region_and_script(code, tokenizer):
+    for languages, place in ((f"en-{code}", 1), (f"en_GB-{code}", 1), (f"{code}-en", 0)):
+        source = parallel_text.DATASET.with_arguments(f"/x/text:{languages}")
+        assert source.languages[place] == code
+        assert source.bleu == (tokenizer if place else "13a")
+        assert resolve(source.name).source == source
+
+
+@given(st.from_regex(parallel_text._LANGUAGE, fullmatch=True), st.from_regex(parallel_text._LANGUAGE, fullmatch=True))
+def test_two_languages_are_read_in_one_way(first, second):
+    """Where one language ends and the other begins, whatever dashes they have."""
+    if first != second:
+        source = parallel_text.DATASET.with_arguments(f"/x/text:{first}-{second}")
+        assert source.languages == (first, second)
+        assert resolve(source.name).source == source
+
+
+def test_text_in_another_script_is_scored_in_its_characters(tmp_path):
+    corpus(tmp_path)
+    for split in ("text", "text.test"):
+        (tmp_path / f"{split}.de").rename(tmp_path / f"{split}.zh-Hant")
+    name = f"parallel-text:{tmp_path / 'text'}:en-zh-Hant?vocabulary=400"
+    for more, tokenizer, full in (
+        ("", "zh", ",bleu=zh"),
+        (",bleu=auto", "zh", ",bleu=zh"),
+        (",bleu=char", "char", ",bleu=char"),
+        (",bleu=13a", "13a", ",bleu=13a"),
+    ):
+        dataset = open_dataset(name + more)
+        assert (dataset.info.text.languages, dataset.info.text.bleu_tokenizer) == (("en", "zh-Hant"), tokenizer)
+        assert (dataset.info.name, dataset.notes) == (name + full, ())
+
+
+def test_a_language_that_is_not_known_is_told(tmp_path, capsys):
+    corpus(tmp_path)
+    for split in ("text", "text.test"):
+        (tmp_path / f"{split}.de").rename(tmp_path / f"{split}.qaa")
+    name = f"parallel-text:{tmp_path / 'text'}:en-qaa?vocabulary=400"
+    dataset = open_dataset(name)
+    said = "the language 'qaa' is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh"
+    assert (dataset.notes, dataset.info.text.bleu_tokenizer) == ((said,), "13a")
+    assert said in capsys.readouterr().err
+    assert open_dataset(f"{name},bleu=13a").notes == ()
+    assert said not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "error", "named"),
+    [
+        ("13b", UsageError, r"'13b'; allowed: 13a, intl, char, zh, none, ja-mecab, ko-mecab"),
+        ("flores200", UsageError, "downloads"),
+        ("ja-mecab", MissingPackageError, r"pip install 'sacrebleu\[ja\]'"),
+        ("ko-mecab", MissingPackageError, r"pip install 'sacrebleu\[ko\]'"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path, monkeypatch, tokenizer, error, named):
+    for package in ("MeCab", "mecab_ko"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(error, match=named):
+        prepare(f"{corpus(tmp_path)},bleu={tokenizer}")

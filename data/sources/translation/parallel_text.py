@@ -1,7 +1,8 @@
 """parallel-text:PREFIX:en-de: sentences in PREFIX.en and their translations, line by line, in PREFIX.de; gzip'd ones end in .gz.
 
-The test split is PREFIX.test.en and PREFIX.test.de, or, with ``held-out=N``, N pairs of the text, drawn once and for all; then pairs of
-which either text is in the test split are no training pairs.
+A language is a code, with a region or a script where that is wanted: de, zho, zh_CN, zh-Hant. BLEU's tokenizer for the target language
+follows from it, unless ``bleu=zh`` names one. The test split is PREFIX.test.en and PREFIX.test.de, or, with ``held-out=N``, N pairs of
+the text, drawn once and for all; then pairs of which either text is in the test split are no training pairs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.errors import UsageError
+from ....metrics.language import TOKENIZERS_OF_PACKAGES, check_tokenizer, signature
 from ...base import MOST_ATTACHMENT_BYTES, PreparedColumns, Split
 from ..arguments import read_arguments, whole_number, write_arguments
 from .alignment import aligned_count
@@ -31,12 +33,26 @@ from .tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
 __all__ = ["DATASET", "ParallelText"]
 
 _NAME = "parallel-text"
-_DEFAULTS = {"vocabulary": "8000", "longest": "200", "held-out": "0"}
+_DEFAULTS = {"vocabulary": "8000", "longest": "200", "held-out": "0", "bleu": "auto"}
 _FORM = f"{_NAME}:PREFIX:en-de, where PREFIX.en and PREFIX.de are text files, or PREFIX.en.gz and PREFIX.de.gz"
-_LANGUAGES = re.compile(r"([a-z]{2,8})-([a-z]{2,8})", re.ASCII)
+_LANGUAGE = "[a-z]{2,8}(?:_[A-Za-z0-9]{2,8}|-(?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})){0,3}"  # behind a dash, small letters are another one
+_LANGUAGES = re.compile(f"({_LANGUAGE})-({_LANGUAGE})")
 _HELD_OUT_SEED = 2
-_BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
-"""Of target languages that put no spaces between words, or whose own tokenizer needs a dictionary; 13a is for all others."""
+_LANGUAGES_OF_TOKENIZERS = {
+    "zh": "zh zho chi cmn yue wuu lzh",
+    "char": "ja jpn ko kor th tha lo lao km khm my mya bur bo bod tib dz dzo",  # no spaces, or a tokenizer that needs a dictionary
+    "13a": "aa ab af ak am an ar as av ay az ba be bg bh bi bm bn br bs ca ce ch co cr cs cv cy da de dv ee el en eo es et eu fa ff"
+    " fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ik io is it iu jv ka kg ki kj kk kl kn kr ks ku"
+    " kv kw ky la lb lg li ln lt lu lv mg mh mi mk ml mn mr ms mt na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps"
+    " pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg ti tk tl tn to tr ts tt tw ty ug"
+    " uk ur uz ve vi vo wa wo xh yi yo za zu afr ara aze bel ben bul cat ces cze cym dan deu ger ell gre eng epo est eus fas"
+    " per fin fra fre gle glg guj heb hin hrv hun hye ind isl ice ita kan kat kaz lat lav lit mal mar mkd mlt mon msa nep nld"
+    " dut nno nob nor pan pol por ron rum rus sin slk slo slv som spa sqi srp swa swe tam tel tgl tur ukr urd uzb vie xho yor"
+    " zul",
+}
+_BLEU_TOKENIZERS = {code: tokenizer for tokenizer, codes in _LANGUAGES_OF_TOKENIZERS.items() for code in codes.split()}
+_EARLIER_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
+"""What version 1 took, and 13a for all others: where that is another one now, the dataset's name says so, and its store is another."""
 
 _EMPTY, _NOT_UTF8 = "with an empty line", "with a line that is not UTF-8"
 _TOO_LONG = f"with a line of more than {LONGEST_LINE_BYTES:,} bytes"
@@ -47,13 +63,17 @@ _KNOWN = "of which a text is in the test split"
 
 @dataclass(frozen=True)
 class ParallelText:
-    """The text in `prefix`.LANGUAGE, for two languages. Pairs of which a side has more than `longest` pieces are left out."""
+    """The text in `prefix`.LANGUAGE, for two languages. Pairs of which a side has more than `longest` pieces are left out.
+
+    `bleu` is BLEU's tokenizer; None where nobody chose one and the language is not known.
+    """
 
     prefix: Path | None = None
     languages: tuple[str, str] = ("en", "de")
     vocabulary: int = 8000
     longest: int = 200
     held_out: int = 0
+    bleu: str | None = "13a"
 
     description = "your own text, PREFIX.en and PREFIX.de, line by line: parallel-text:PREFIX:en-de?vocabulary=8000,longest=200,held-out=0"
     version = 1
@@ -63,8 +83,10 @@ class ParallelText:
         """The name with the whole path of the prefix and the arguments that are not the default ones."""
         if self.prefix is None:
             return _NAME
-        values = {"vocabulary": str(self.vocabulary), "longest": str(self.longest), "held-out": str(self.held_out)}
-        arguments = write_arguments(values, _DEFAULTS)
+        values = {"vocabulary": str(self.vocabulary), "longest": str(self.longest), "held-out": str(self.held_out), "bleu": f"{self.bleu}"}
+        usual = _tokenizer(self.languages[1])
+        unsaid = usual if usual in (None, _EARLIER_TOKENIZERS.get(self.languages[1], "13a")) else "auto"
+        arguments = write_arguments(values, {**_DEFAULTS, "bleu": f"{unsaid}"})
         return f"{_NAME}:{self.prefix}:{'-'.join(self.languages)}{'?' if arguments else ''}{arguments}"
 
     @property
@@ -80,18 +102,21 @@ class ParallelText:
         if not path or languages is None or languages[1] == languages[2]:
             raise UsageError(f"data: got {_NAME + ':' + text!r}; write {_FORM}.")
         values = read_arguments(_NAME, arguments, _DEFAULTS)
+        if values["bleu"] != "auto":
+            check_tokenizer(values["bleu"])
         return ParallelText(
             Path(os.path.expanduser(path)).absolute(),
             (languages[1], languages[2]),
             whole_number(_NAME, "vocabulary", values["vocabulary"], BYTE_PIECES + 64, LARGEST_VOCABULARY),
             whole_number(_NAME, "longest", values["longest"], 2, 4096),
             whole_number(_NAME, "held-out", values["held-out"], 0, 1_000_000),
+            _tokenizer(languages[2]) if values["bleu"] == "auto" else values["bleu"],
         )
 
     def with_vocabulary(self, size: int) -> ParallelText:
         """Return the same with a vocabulary of so many pieces. Raises UsageError."""
         whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, LARGEST_VOCABULARY)
-        return ParallelText(self.prefix, self.languages, size, self.longest, self.held_out)
+        return replace(self, vocabulary=size)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Return the files of both splits. Raises UsageError where one is missing."""
@@ -108,13 +133,15 @@ class ParallelText:
             work.cleanup()
             return found
 
-        return PreparedColumns(prepared.columns, prepared.features, prepared.blocks, left_out=left_out, attachments=prepared.attachments)
+        return replace(prepared, left_out=left_out)
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
         """Count the lines and make the vocabulary; the rest is read when the store asks. What is done is kept in `work`."""
         if self.prefix is None:
             raise UsageError(f"data: {_NAME!r} needs the names of two files; write {_FORM}.")
         text_package("sentencepiece")  # before a large text is read
+        if self.bleu in TOKENIZERS_OF_PACKAGES:
+            signature(self.bleu)
         files = self._files()
         total = aligned_count(*files["train"])
         if self.held_out >= total:
@@ -128,17 +155,23 @@ class ParallelText:
             readers, counts = _given(files, total)
             for _ in _not_too_large(readers["test"](), "its test files"):
                 pass
-        return prepared_pairs(
+        prepared = prepared_pairs(
             readers,
             counts,
             vocabulary_size=self.vocabulary,
             bytes_too=True,
             longest=self.longest,
             languages=self.languages,
-            bleu_tokenizer=_BLEU_TOKENIZERS.get(self.languages[1], "13a"),
+            bleu_tokenizer=self.bleu or "13a",
             work=work,
             line_numbers=line_numbers,
         )
+        return replace(prepared, notes=self._notes)
+
+    def _notes(self) -> Sequence[str]:
+        if self.bleu is not None:
+            return ()
+        return (f"the language {self.languages[1]!r} is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh",)
 
     def _files(self) -> dict[Split, tuple[Path, Path]]:
         """Return source and target of each split that has files. Raises UsageError where they are missing, or there twice."""
@@ -154,6 +187,11 @@ class ParallelText:
             names = _file_names(f"{self.prefix}.test", self.languages)
             raise UsageError(f"data: {_NAME!r} has no test split; add {names}, or hold pairs out with ?held-out=2000.")
         return {"train": train, "test": test}
+
+
+def _tokenizer(language: str) -> str | None:
+    """Return BLEU's tokenizer for a language, whatever its region and script; None for one that is not known."""
+    return _BLEU_TOKENIZERS.get(re.split("[_-]", language)[0])
 
 
 def _file_names(stem: str, languages: tuple[str, str]) -> str:
