@@ -32,6 +32,7 @@ _FILES_HINT = (
 
 
 _UNSIGNED_BYTE = 0x08
+_GZIP = b"\x1f\x8b"
 _MOST_BYTES = 1 << 30
 """Of a file, unpacked: twenty times the original. A small gzip file can unpack to terabytes."""
 
@@ -103,7 +104,7 @@ DATASET = MnistSource()
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, gzip-compressed where its name ends in ``.gz``.
+    """Read an idx file of unsigned bytes, plain or gzip-compressed, whatever it is called: programs that download may unpack it.
 
     Raises UsageError, naming the file, where it has another type or number of dimensions, or is torn or too long.
     """
@@ -127,7 +128,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
 def _content(path: Path) -> bytes:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with path.open("rb") as raw:
+            file = gzip.GzipFile(fileobj=raw) if raw.peek(len(_GZIP))[: len(_GZIP)] == _GZIP else raw
             content = file.read(_MOST_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _wrong(path, f"it is not a whole gzip file ({error})") from error

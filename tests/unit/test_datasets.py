@@ -211,6 +211,15 @@ class TestMnistFiles:
         assert name in str(caught.value)
         assert not list(cache.iterdir())
 
+    def test_are_read_by_their_content_whatever_they_are_called(self, tmp_path):
+        """A browser unpacks what it downloads and keeps the name."""
+        array = np.arange(24).reshape(2, 3, 4)
+        write_idx(tmp_path / "plain", array)
+        (tmp_path / "plain").rename(tmp_path / "plain.gz")
+        (tmp_path / "packed").write_bytes(gzip.compress((tmp_path / "plain.gz").read_bytes()))
+        for name in ("plain.gz", "packed"):
+            assert np.array_equal(read_idx(tmp_path / name, 3), array)
+
     def test_that_unpack_without_end_are_refused_early(self, tmp_path, monkeypatch):
         monkeypatch.setattr(mnist, "_MOST_BYTES", 1 << 20)  # for speed; the file unpacks to far more
         with gzip.open(tmp_path / "a.gz", "wb") as file:

@@ -86,6 +86,14 @@ def test_packed_files_make_the_same_data(tmp_path):
         assert np.array_equal(plain.column(split, name).values, packed.column(split, name).values)
 
 
+def test_text_is_unpacked_by_its_content_whatever_it_is_called(tmp_path):
+    write(tmp_path, "plain", SENTENCES).rename(tmp_path / "plain.gz")
+    write(tmp_path, "packed.gz", SENTENCES).rename(tmp_path / "packed")
+    for name in ("plain.gz", "packed"):
+        assert list(read_lines(tmp_path / name)) == [line.encode() for line in SENTENCES]
+        assert count_lines(tmp_path / name) == len(SENTENCES)
+
+
 def test_what_is_left_out_is_counted_by_its_reason_with_the_first_line(tmp_path):
     source, target = list(SENTENCES), list(SÄTZE)
     source[4] = target[7] = " "

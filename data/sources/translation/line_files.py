@@ -62,7 +62,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
     try:
         with ExitStack() as files:
             raw = files.enter_context(open_regular(path))
-            packed = path.suffix == ".gz"
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"  # what begins like this is no UTF-8; names are wrong where a download unpacks
             file = files.enter_context(cast("BinaryIO", gzip.GzipFile(fileobj=raw))) if packed else cast("BinaryIO", raw)
             limit = _MOST_EXPANSION * max(path.stat().st_size, _BLOCK_BYTES)
             read = 0
