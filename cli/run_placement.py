@@ -19,7 +19,7 @@ from ..core.worker_layout import read_procs_per_node
 from ..launch.environments.base import Membership
 from ..launch.environments.detect import detect
 from ..launch.environments.slurm_step import refuse_step
-from ..launch.launchers.host_list import Host
+from ..launch.launchers.host_list import Host, parse_hosts
 from ..launch.launchers.registry import (
     FOLLOW_OTHERS,
     LauncherPlugin,
@@ -64,7 +64,7 @@ def check_place(typed: TypedRun, job: Job, place: Membership | None) -> None:
     if place is None:
         launcher = _launcher(typed, job)
         if job.launcher == "auto" and not launcher.own_cluster:
-            refuse_step(os.environ, typed.ctx.obj or ("run",))
+            refuse_step(os.environ, typed.ctx.obj or ("run",), parse_hosts)
         if typed.secret_file is not None:
             _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
         if typed.hosts_set_aside and (named := typed.named_hosts) is not None and not named.of_own_file:

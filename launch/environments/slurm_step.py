@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
 
 from ...core.errors import UsageError
 
@@ -12,6 +13,19 @@ __all__ = ["refuse_step", "step_tasks"]
 
 PORT = 29400
 """The rendezvous in the command that is suggested: the port that README.md has."""
+
+
+class NamedHost(Protocol):
+    """A host of a list."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
+HostList = Callable[[str, str], Sequence[NamedHost]]
+"""Reads a list of hosts as Slurm writes it; its second argument says where it stands. That is `launchers.host_list.parse_hosts`."""
 
 
 def step_tasks(environment: Mapping[str, str]) -> int:
@@ -22,7 +36,7 @@ def step_tasks(environment: Mapping[str, str]) -> int:
     return int(text)
 
 
-def refuse_step(environment: Mapping[str, str], typed: Sequence[str]) -> None:
+def refuse_step(environment: Mapping[str, str], typed: Sequence[str], parse_hosts: HostList) -> None:
     """Raise UsageError, with what to type, in a Slurm step of several tasks. `typed` is the command line after ``trainer``."""
     tasks = step_tasks(environment)
     if tasks <= 1:
@@ -34,7 +48,10 @@ def refuse_step(environment: Mapping[str, str], typed: Sequence[str]) -> None:
         )
     given = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or ""
     nodes = int(given) if given.isdecimal() and int(given) and tasks % int(given) == 0 else tasks
-    host = _first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")
+    host = "HOST-OF-NODE-0"
+    for variable in ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"):
+        with suppress(UsageError):  # not set, or no list of Slurm's
+            host = parse_hosts(environment.get(variable, ""), variable)[0].name
     workers = f" --procs-per-node {tasks // nodes}" if tasks > nodes else ""
     inner = f"trainer {shlex.join(typed)} --nodes {nodes}{workers} --rendezvous {host}:{PORT} --node-rank $SLURM_NODEID"
     raise UsageError(
@@ -42,9 +59,3 @@ def refuse_step(environment: Mapping[str, str], typed: Sequence[str]) -> None:
         f"srun --nodes {nodes} --ntasks-per-node 1 bash -c {shlex.quote(inner)}, with TRAINER_SECRET set, "
         "or say --launcher local if each is to train alone"
     )
-
-
-def _first_host(nodes: str) -> str:
-    """Return the first of a list of nodes as Slurm writes it: ``gpu[03-06,9],login`` begins with gpu03."""
-    found = re.match(r"([^\[,\s]+)(?:\[(\d+)[^\]]*\])?([^\[,\s]*)", nodes)
-    return "".join(part or "" for part in found.groups()) if found else "HOST-OF-NODE-0"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.environments.detect import detect
 from crosstrain.launch.environments.slurm_step import refuse_step
+from crosstrain.launch.launchers.host_list import parse_hosts
 from crosstrain.launch.node.port_reservation import PortBlock
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -109,13 +110,15 @@ def test_four_variables_that_make_no_sense(change, procs, named):
     [
         ({"SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": "gpu[03-06]"}, "gpu03", "--nodes 4"),
         ({"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "a1,b[2-3]"}, "a1", "--nodes 2 --procs-per-node 2"),
-        ({"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "rack[1-2]n[3,5]x"}, "rack1n", "--nodes 1 --procs-per-node 4"),
+        ({"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "rack[1-2]n[3,5]x"}, "rack1n3x", "--nodes 1 --procs-per-node 4"),
+        ({"SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": "r[1-2]n[01-02]", "SLURM_JOB_NODELIST": "x"}, "r1n01", "--nodes 4"),
+        ({"SLURM_STEP_NODELIST": "(null)", "SLURM_JOB_NODELIST": "x[09-10]"}, "x09", "--nodes 4"),
         ({}, "HOST-OF-NODE-0", "--nodes 4"),
     ],
 )
 def test_a_slurm_step_is_refused_with_what_to_type(environment, host, shape):
     with pytest.raises(UsageError) as caught:
-        refuse_step({"SLURM_STEP_NUM_TASKS": "4", **environment}, ["run", "--data", "it's"])
+        refuse_step({"SLURM_STEP_NUM_TASKS": "4", **environment}, ["run", "--data", "it's"], parse_hosts)
     suggested = shlex.split(str(caught.value).partition("type: ")[2].partition(", with")[0])
     assert suggested[:2] == ["srun", "--nodes"]
     assert suggested[-3:-1] == ["bash", "-c"]
@@ -126,14 +129,14 @@ def test_a_slurm_step_is_refused_with_what_to_type(environment, host, shape):
 def test_repeats_in_a_slurm_step_are_told_to_run_in_one_of_a_single_task(repeats):
     """Not at a rendezvous, which does not go with them."""
     with pytest.raises(UsageError) as caught:
-        refuse_step({"SLURM_STEP_NUM_TASKS": "4"}, ["run", "--data", "it's", *repeats])
+        refuse_step({"SLURM_STEP_NUM_TASKS": "4"}, ["run", "--data", "it's", *repeats], parse_hosts)
     suggested = shlex.split(str(caught.value).partition("type: ")[2])
     assert suggested == ["srun", "--ntasks", "1", "trainer", "run", "--data", "it's", *repeats]
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}])
 def test_other_processes_of_slurm_are_not_refused(environment):
-    refuse_step(environment, ["run"])
+    refuse_step(environment, ["run"], parse_hosts)
 
 
 def test_tf_config_async():
