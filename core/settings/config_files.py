@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["SWEEP", "parse_toml", "read_config", "shipped"]
+__all__ = ["SWEEP", "hand_written", "parse_toml", "read_config", "shipped"]
 
 MOST_CONFIG_BYTES = 1 << 20
 
@@ -46,13 +46,21 @@ def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
     return place, parse_toml(data, "--config", place)
 
 
+def hand_written(data: bytes) -> str:
+    """Return the text of a file that a person has written, in which an editor may have put a byte-order mark first.
+
+    Raises UnicodeDecodeError where it is not UTF-8.
+    """
+    return data.decode("utf-8-sig")
+
+
 def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
     """Return the keys of a TOML file's content. Raises UsageError, which begins with `key` and names the `place`, where it is none."""
     wrong = place if key == place else f"{key}: {place}"
     if any(line.count(b".") > MOST_DOTS for line in data.splitlines()):
         raise UsageError(f"{wrong} has a line with more than {MOST_DOTS:,} dots, the most that is read of one.")
     try:
-        found = tomllib.loads(data.decode("utf-8-sig"))
+        found = tomllib.loads(hand_written(data))
         _refuse_long_numbers(found)
     except RecursionError:
         raise UsageError(f"{wrong} is not valid TOML: it is nested too deep.") from None

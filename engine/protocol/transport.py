@@ -44,12 +44,13 @@ class WrongSecretError(HandshakeError):
 def read_secret(secret_file: Path | None) -> bytes:
     """Return the shared secret from a file or from ``TRAINER_SECRET``. Raises UsageError where there is none, or a short one."""
     if secret_file is not None:
+        from ...core.settings.config_files import hand_written
         from ...core.untrusted.bounded_json import UnreadableError, open_regular  # imports pydantic, which an agent starts without
 
         try:
             with open_regular(secret_file) as file:
                 data = file.read(MOST_SECRET_BYTES + 1)
-            text = data.decode().strip()
+            text = hand_written(data).strip()
         except OSError as error:
             raise UsageError(f"--secret-file: cannot read {str(secret_file)!r}: {error.strerror}") from error
         except UnicodeDecodeError as error:

@@ -15,6 +15,7 @@ from itertools import product
 
 from ...core.errors import UsageError
 from ...core.job import MOST_NODES
+from ...core.settings.config_files import hand_written
 
 __all__ = ["Host", "parse_hosts", "read_hostfile"]
 
@@ -57,7 +58,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
-        text = data.decode()
+        text = hand_written(data)
     except OSError as error:
         raise UsageError(f"{where}: cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:

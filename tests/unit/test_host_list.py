@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import MOST_NODES
+from crosstrain.engine.protocol.transport import read_secret
 from crosstrain.launch.launchers.host_list import Host, parse_hosts, read_hostfile
 
 
@@ -107,6 +108,19 @@ def test_a_host_that_a_file_repeats_has_so_many_processes(tmp_path, text, expect
     path = tmp_path / "nodes"
     path.write_text(text)
     assert read_hostfile(path) == expected
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_host(tmp_path):
+    path = tmp_path / "nodes"
+    path.write_text("node0 slots=2\nnode1\n", encoding="utf-8-sig")
+    assert read_hostfile(path) == [Host("node0", 2), Host("node1")]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_secret(tmp_path):
+    """Nodes whose files were written by different editors have the same one."""
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / encoding).write_text("0123456789abcdef\n", encoding=encoding)
+        assert read_secret(tmp_path / encoding) == b"0123456789abcdef"
 
 
 def test_a_file_that_is_not_there(tmp_path):
