@@ -10,7 +10,7 @@ from ...core.job import Job
 from ...metrics import MetricInfo
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.text.numbers import count_text
-from ...records.text.progress import NodeSamples, TrainingState, evaluation_text, named
+from ...records.text.progress import NodeSamples, TrainingState, evaluation_text, node_text
 
 __all__ = ["PlainProgress"]
 
@@ -28,7 +28,7 @@ class PlainProgress:
         self._stream = stream
         self._state = TrainingState()
         self._metrics: Sequence[MetricInfo] = ()
-        self._nodes = NodeSamples()
+        self._nodes = NodeSamples(until_shown=True)
         self._started = False
         self._said = ""
         self._written = self._nodes_written = 0.0
@@ -39,6 +39,7 @@ class PlainProgress:
         self._metrics = metrics
         self._started = True
         self._written = self._nodes_written = time.monotonic()
+        self._nodes = NodeSamples(until_shown=True)  # what was sent before is no traffic of the training
         total = f", {count_text(total_steps)} steps" if total_steps is not None else ""
         self.message(f"training {self._state.title}{total}")
 
@@ -57,10 +58,12 @@ class PlainProgress:
         if self._started and now - self._nodes_written >= NODES_SECONDS:
             self._nodes_written = now
             for row in self._nodes.rows():
-                self.message(f"{named(row)}  CPU {row['CPU']}  memory {row['memory']}  sent {row['sent']}  received {row['received']}")
+                self.message(node_text(row))
+            self._nodes.shown()
 
     def evaluation(self, record: EvalRecord) -> None:
         """Write a line."""
+        self._nodes.paused(record.time_seconds - record.seconds, record.time_seconds)
         self.message(evaluation_text(record, self._metrics))
 
     def doing(self, text: str | None) -> None:

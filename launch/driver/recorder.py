@@ -231,7 +231,7 @@ class Recording:
         for line in lines:
             self._write_sample(line)
         if record not in lines and self._zero is not None:
-            self.progress.node(self._on_run_clock(record, self._since_zero(record.time_seconds)))
+            self._show(self._on_run_clock(record, self._since_zero(record.time_seconds)))
 
     def write_waiting_samples(self) -> None:
         """Write what stands for all samples that wait for others."""
@@ -246,9 +246,14 @@ class Recording:
             self._append(lambda to: to.system(record))
             self._thinner.wrote(self.writer.line_bytes)
             if line.samples == 1:
-                self.progress.node(record)
+                self._show(record)
 
         self._timestamped_at(line.time_seconds, write)
+
+    def _show(self, record: SystemRecord) -> None:
+        """Tell who follows of a sample, unless the run clock has stopped: what nodes do then is no training."""
+        if self._stopped_at is None:
+            self.progress.node(record)
 
     def _on_run_clock(self, record: SystemRecord, now: float) -> SystemRecord:
         return replace(record, time_seconds=now, part_began_seconds=self._part_began_seconds)

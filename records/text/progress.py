@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...core.job import Job
@@ -12,7 +12,7 @@ from ..summary.node_usage import rate_between
 from .many_nodes import lines_of, statistic
 from .numbers import UNKNOWN, bytes_text, duration_text, figure_text, number_text, rate_text
 
-__all__ = ["NodeSamples", "TrainingState", "evaluation_text", "named"]
+__all__ = ["NodeSamples", "TrainingState", "evaluation_text", "node_text"]
 
 
 @dataclass(slots=True)
@@ -58,15 +58,33 @@ def evaluation_text(record: EvalRecord, metrics: Iterable[MetricInfo]) -> str:
 
 
 class NodeSamples:
-    """The last sample of each node, and its traffic since the one before."""
+    """The last sample of each node, and its traffic since the one before.
 
-    def __init__(self) -> None:
+    With `until_shown` it is that since `shown` was last called, over the time in which training was not `paused`.
+    """
+
+    def __init__(self, *, until_shown: bool = False) -> None:
+        self._until_shown = until_shown
+        self._pauses: list[tuple[float, float]] = []
+        self._of = " of training" if until_shown else ""
         self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
 
     def add(self, record: SystemRecord) -> None:
         """Take note of a sample."""
-        before = self._samples.get(record.node)
-        self._samples[record.node] = (before[1] if before else None, record)
+        since, last = self._samples.get(record.node, (None, None))
+        if not self._until_shown or since is None or rate_between(last, record, "network_sent_bytes") is None:
+            since = last
+        self._samples[record.node] = (since, record)
+
+    def shown(self) -> None:
+        """Count traffic from the last samples on."""
+        self._samples = {node: (None, last) for node, (_, last) in self._samples.items()}
+        first = min((last.time_seconds for _, last in self._samples.values()), default=0.0)
+        self._pauses = [pause for pause in self._pauses if pause[1] > first]
+
+    def paused(self, start: float, end: float) -> None:
+        """Training has stood still from `start` to `end` on the run clock; what has not ended counts as training."""
+        self._pauses.append((start, end))
 
     def rows(self, nodes: int | None = None) -> list[Mapping[str, str]]:
         """Return what to show of each node, in node order, or of many nodes together; a dash stands for what was not observed.
@@ -74,33 +92,42 @@ class NodeSamples:
         `nodes` is how many the run has now, where it may have had more before.
         """
         samples = self._samples.copy()  # whoever draws may do so in a thread of its own
-        found = [_figures(*samples[node]) for node in sorted(samples) if nodes is None or node < nodes]
+        found = [_figures(*samples[node], self._pauses.copy()) for node in sorted(samples) if nodes is None or node < nodes]
         lines = lines_of(len(found))
         if lines == [*range(len(found))]:
-            return [_row(str(figures["node"]), figures) for figures in found]
+            return [_row(str(figures["node"]), figures, self._of) for figures in found]
         return [
-            _row(f"{name} of {len(found):,}", {key: statistic(str(name), [one[key] for one in found]) for key in found[0]})
+            _row(f"{name} of {len(found):,}", {key: statistic(str(name), [one[key] for one in found]) for key in found[0]}, self._of)
             for name in lines
         ]
 
 
-def named(row: Mapping[str, str]) -> str:
-    """Return what a row of `NodeSamples` is about, for a line of its own."""
-    return f"node {row['node']}" if row["node"].isdigit() else f"{row['node']} nodes"
+def node_text(row: Mapping[str, str]) -> str:
+    """Return a row of `NodeSamples` in one line."""
+    named = f"node {row['node']}" if row["node"].isdigit() else f"{row['node']} nodes"
+    return "  ".join([named, *(f"{name} {text}" for name, text in row.items() if name != "node")])
 
 
-def _figures(before: SystemRecord | None, record: SystemRecord) -> dict[str, float | None]:
+def _figures(before: SystemRecord | None, record: SystemRecord, pauses: Sequence[tuple[float, float]]) -> dict[str, float | None]:
+    rates = [rate_between(before, record, f"network_{way}_bytes") for way in ("sent", "received")]
+    seconds = trained = 0.0
+    if before is not None:
+        first, last = before.time_seconds, record.time_seconds
+        seconds = last - first
+        trained = seconds - sum(max(0.0, min(end, last) - max(start, first)) for start, end in pauses)
+    sent, received = (None if rate is None or trained <= 0 else rate * seconds / trained for rate in rates)
     return {
         "node": record.node,
         "cores": record.cpu_cores_used,
         "available": record.cores_available,
         "memory": record.memory_rss_bytes,
-        "sent": rate_between(before, record, "network_sent_bytes"),
-        "received": rate_between(before, record, "network_received_bytes"),
+        "sent": sent,
+        "received": received,
+        "over": None if sent is received is None else trained,
     }
 
 
-def _row(label: str, figures: Mapping[str, float | None]) -> Mapping[str, str]:
+def _row(label: str, figures: Mapping[str, float | None], of: str) -> Mapping[str, str]:
     cores, available = figures["cores"], figures["available"]
     return {
         "node": label,
@@ -108,4 +135,5 @@ def _row(label: str, figures: Mapping[str, float | None]) -> Mapping[str, str]:
         "memory": bytes_text(figures["memory"]),
         "sent": bytes_text(figures["sent"], per_second=True),
         "received": bytes_text(figures["received"], per_second=True),
+        "over": UNKNOWN if figures["over"] is None else f"{duration_text(figures['over'])}{of}",
     }

@@ -15,7 +15,7 @@ from ...core.untrusted.console import one_line
 from ...metrics import MetricInfo
 from ...records.schema import EvalRecord, EventRecord
 from ...records.text.numbers import UNKNOWN, bytes_text, duration_text, number_text, rate_text
-from ...records.text.progress import TrainingState, evaluation_text, named
+from ...records.text.progress import TrainingState, evaluation_text, node_text
 from .watched_run import News, WatchedRun
 
 __all__ = ["figures_line", "is_in_summary", "last_evaluation", "news_line", "node_lines", "picture", "state_line", "title"]
@@ -84,7 +84,7 @@ def node_rows(run: WatchedRun) -> list[Mapping[str, str]]:
 
 def node_lines(run: WatchedRun) -> list[str]:
     """Return a line for each node, or some for many nodes together."""
-    return [f"{named(row)}  " + "  ".join(f"{name} {row[name]}" for name in row if name != "node") for row in node_rows(run)]
+    return [node_text(row) for row in node_rows(run)]
 
 
 def news_line(record: News, metrics: Sequence[MetricInfo]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -135,6 +136,7 @@ class WatchedRun:
         self._saved: deque[EventRecord] = deque(maxlen=PAUSES)
         self._translated: deque[EventRecord] = deque(maxlen=PAUSES)
         self.nodes = NodeSamples()
+        self._ended_seconds = math.inf
         self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
         self._steps = Tail(path / "steps.jsonl", StepRecord, FIRST_BYTES)
         self._evals = Tail(path / "evals.jsonl", EvalRecord)
@@ -211,7 +213,9 @@ class WatchedRun:
                 self._saved.append(record)
             case EventRecord(event="translated"):
                 self._translated.append(record)
-            case SystemRecord():
+            case EventRecord(event="run_ended"):
+                self._ended_seconds = record.time_seconds
+            case SystemRecord() if record.time_seconds <= self._ended_seconds:  # the calibration that may follow is no training
                 self.nodes.add(record)
                 before = self._samples.get(record.node)
                 self._samples[record.node] = (before[1] if before else None, record)

@@ -101,7 +101,37 @@ def test_plain_lines_come_at_their_pace(monkeypatch):
     assert lines[0] == "training logreg on digits, tf async, 2 nodes, 2 workers"
     assert lines[1] == f"step {steps[0]}  epoch 1  loss 0.5000"
     nodes = [line for line in lines if line.startswith("node")]
-    assert nodes == ["node 0  CPU 1.50 of 2 cores  memory 200 MB  sent 400 kB/s  received -"] * 2
+    assert nodes == [
+        f"node 0  CPU 1.50 of 2 cores  memory 200 MB  sent 400 kB/s  received -  over {over} s of training" for over in (10.2, 10.0)
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.booleans(), st.floats(0, 0.9)), min_size=1, max_size=40), st.integers(0, 10**12))
+def test_rates_of_a_line_are_of_the_training_since_the_line_before(sent, before_training):
+    """Not of the last two samples alone, nor over the time of evaluations, and not of what was sent before training."""
+    lines, total = io.StringIO(), before_training
+    progress = PlainProgress(lines)
+    progress.node(sample(0, -5.0, network_sent_bytes=0, network_received_bytes=0))
+    progress.start(JOB, (), None)
+    lines.truncate(lines.seek(0))
+    with pytest.MonkeyPatch.context() as patched:
+        progress.node(sample(0, 0.0, network_sent_bytes=before_training, network_received_bytes=0))
+        expected, since, trained = [], before_training, 0.0
+        for second, (more, is_due, evaluating) in enumerate(sent, 1):
+            total += more
+            trained += 1.0 - evaluating
+            patched.setattr(plain, "NODES_SECONDS", 0.0 if is_due else math.inf)
+            progress.evaluation(replace(EVALUATION, time_seconds=second - 0.05, seconds=evaluating))
+            progress.node(sample(0, float(second), network_sent_bytes=total, network_received_bytes=0))
+            if is_due:
+                expected.append(((total - since) / trained, trained))
+                since, trained = total, 0.0
+    shown = [line for line in lines.getvalue().splitlines() if line.startswith("node")]
+    assert len(shown) == len(expected)
+    for line, (rate, seconds) in zip(shown, expected, strict=True):
+        found = re.search(r"sent (\S+) (.?)B/s  received 0 B/s  over (\S+) s of training$", line)
+        assert float(found[1]) * 1000.0 ** " kMG".index(found[2] or " ") == pytest.approx(rate, rel=0.06, abs=0.6)
+        assert float(found[3]) == pytest.approx(seconds, abs=0.06)
 
 
 def test_what_takes_long_beside_training_is_told_at_the_pace_of_other_lines(monkeypatch):
@@ -183,9 +213,9 @@ def test_a_terminal_is_drawn_on(screen):
     assert lines[-5:] == [
         "logreg on digits, tf async, 2 nodes, 2 workers",
         "step 4,500/4,500  epoch 5  loss 0.2500  5,200 steps/s  0.00 s left",
-        "node              CPU  memory      sent  received",
-        "0     1.50 of 2 cores  200 MB  1.2 MB/s  2.0 GB/s",
-        "1                   -  200 MB         -         -",
+        "node              CPU  memory      sent  received    over",
+        "0     1.50 of 2 cores  200 MB  1.2 MB/s  2.0 GB/s  0.50 s",
+        "1                   -  200 MB         -         -       -",
     ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 from run_samples import CLOCK, RESUMED, a_job, resumed_run, resumed_samples, sample
 
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.progress import plain
+from crosstrain.engine.progress.base import PlainProgress, QuietProgress
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.records.loggers.base import RunLogger, replay
 from crosstrain.records.loggers.mlflow_system_metrics import NodeFigures
@@ -157,3 +159,22 @@ def test_the_samples_of_a_segment_say_where_it_began_also_those_held_back(tmp_pa
     found = list(RunReader(tmp_path / "one").system())
     assert [record.part_began_seconds for record in found] == [RESUMED] * 2
     assert [record.initialising for record in found] == [True, False]
+
+
+def test_what_nodes_send_once_the_run_clock_has_stopped_is_not_shown_as_training(tmp_path, monkeypatch):
+    """The calibration follows then, and exchanges as fast as it can."""
+    monkeypatch.setattr(plain, "NODES_SECONDS", 0.0)
+    job, said = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
+    recording = Recording(job, PlainProgress(said))
+    recording.writer.write_status("running")
+    recording.sample(fields_of(sample(0, 0.0, network_sent_bytes=10**9)))
+    recording.start_clock()
+    recording.progress.start(job, (), None)
+    for _ in range(2):
+        recording.sample(fields_of(sample(0, 0.0, network_sent_bytes=10**9)))
+    recording.stop_clock()
+    recording.sample(fields_of(sample(0, 0.0, network_sent_bytes=10**12)))
+    recording.close()
+    assert [record.network_sent_bytes for record in RunReader(tmp_path / "one").system()] == [*[10**9] * 3, 10**12]
+    nodes = [line for line in said.getvalue().splitlines() if line.startswith("node")]
+    assert [line.partition("sent ")[2].split("  ")[0] for line in nodes] == ["-", "0 B/s"]

@@ -20,7 +20,7 @@ from crosstrain.metrics import MetricInfo
 from crosstrain.records.schema import EventRecord, StepRecord
 from crosstrain.records.store.run_directory import RunReader, RunWriter
 from crosstrain.records.summary.summary import summarise
-from crosstrain.report.live.text import figures_line, news_line
+from crosstrain.report.live.text import figures_line, news_line, node_lines
 from crosstrain.report.live.watched_run import WatchedRun, _Training
 from crosstrain.report.questions.time_left import Block
 
@@ -154,7 +154,7 @@ def test_from_before_its_start_to_its_end(tmp_path, started):
     for number in range(4):
         writer.step(group(number))
     errors.wait(r"^step 20/40 \(50%\)  epoch 2  loss 0\.5208  10 steps/s  100 examples/s  2\.00 s left$")
-    errors.wait(r"^node 1  CPU 1\.50 of 2 cores  memory 200 MB  sent 100 kB/s  received -$")
+    errors.wait(r"^node 1  CPU 1\.50 of 2 cores  memory 200 MB  sent 100 kB/s  received -  over 0\.50 s$")
     writer.evaluation(replace(EVALUATION, step=20, epoch=2.0))
     errors.wait(r"^1\.50 s  evaluated after step 20  epoch 2  test loss 0\.7500  accuracy 0\.8750$")
     writer.event(EventRecord("checkpoint_saved", 2.5, {"path": "checkpoints/step-20", "step": 20, "bytes": 31_400, "stall_seconds": 0.015}))
@@ -166,6 +166,19 @@ def test_from_before_its_start_to_its_end(tmp_path, started):
     errors.wait(r"^succeeded$")
     assert len([line for line in errors.lines if "evaluated" in line]) == 1
     assert re.search(r"^steps +40$", done.stdout.read(), re.MULTILINE)
+
+
+def test_what_nodes_send_after_the_run_clock_is_no_traffic_of_the_training(tmp_path):
+    writer = begin(tmp_path)
+    for seconds, sent in ((0.0, 0), (1.0, 10**6), (2.0, 10**9)):
+        writer.system(sample(0, seconds, network_sent_bytes=sent, network_received_bytes=sent))
+    writer.event(EventRecord("run_ended", 1.5, {}))
+    writer.close()
+    run = WatchedRun(RunReader(writer.path))
+    run.poll()
+    run.close()
+    assert node_lines(run) == ["node 0  CPU 1.50 of 2 cores  memory 200 MB  sent 1.0 MB/s  received 1.0 MB/s  over 1.00 s"]
+    assert [node["network_sent_bytes_per_second"] for node in run.snapshot([])["nodes"]] == [1e6]
 
 
 def test_json_lines(tmp_path, started):
