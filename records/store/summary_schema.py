@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import Field, model_validator
 
 from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, JsonObject, Loss, Name, Node, Seconds, State, Worker
 
-__all__ = ["Summary", "summary_type"]
+__all__ = ["Summary", "summary_type", "training_rates"]
 
 
 class _StepSeconds(JsonObject):
@@ -108,6 +108,8 @@ class _Node(JsonObject):
     network_received_bytes: Count | None = None
     network_sent_bytes_per_second: Figure | None = None
     network_received_bytes_per_second: Figure | None = None
+    network_sent_bytes_per_train_second: Figure | None = None
+    network_received_bytes_per_train_second: Figure | None = None
     disk_read_bytes: Count | None = None
     disk_written_bytes: Count | None = None
     gpus: Annotated[list[_Gpu], Field(max_length=MOST_NODES)] | None = None
@@ -214,7 +216,22 @@ class Summary(JsonObject):
     def _numbered(self) -> Self:
         for number, node in enumerate(self.per_node):  # they are in node order
             node.node = number
+            for name, rate in training_rates(vars(self), vars(node)).items():
+                if getattr(node, name) is None:  # earlier releases did not write it
+                    setattr(node, name, rate)
         return self
+
+
+def training_rates(summary: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return what a node sent and received over the run's training time, that of profiled updates included; in bytes per second.
+
+    None where a restart had work done again: its bytes are the node's, and its time is no part of the training time. None too where that
+    is less than a microsecond.
+    """
+    seconds = summary["train_seconds"] + (summary.get("profile_seconds") or 0.0)
+    known = seconds >= 1e-6 and not summary.get("restart_seconds_lost")
+    amounts = {name: node.get(name) if known else None for name in ("network_sent_bytes", "network_received_bytes")}
+    return {f"{name}_per_train_second": None if amount is None else amount / seconds for name, amount in amounts.items()}
 
 
 def summary_type(path: Sequence[str]) -> Any:

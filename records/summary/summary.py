@@ -19,6 +19,7 @@ from ...metrics.ranking import Improvements
 from ...metrics.recorded import read_metrics
 from ..schema import Clock, EvalRecord, EventRecord, StepRecord
 from ..store.run_directory import RunReader, RunState
+from ..store.summary_schema import training_rates
 from .node_usage import Lines, network_source, per_node
 from .segments import last_segment, resumed_seconds
 from .time_shares import StepTimes, time_shares
@@ -252,7 +253,7 @@ def summarise(
     train_seconds, known = max(0.0, clock.train_seconds - steps.profile_seconds), steps.has_speed(job)
     lines = Lines()
     nodes = per_node(lines.counted(reader.system()), job.nodes, clock, resumed_seconds(described), machines)
-    return {
+    summary = {
         "state": state,
         **job_fields(job, reader.name),
         "padding_share": padding_share,
@@ -291,8 +292,8 @@ def summarise(
         **_restarts(events),
         "time_shares": time_shares(reader.calibration(), job.mode, times, clock, began_seconds),
         "samples_thinned": lines.thinned,
-        "per_node": nodes,
     }
+    return {**summary, "per_node": [{**node, **training_rates(summary, node)} for node in nodes]}
 
 
 def _restarts(events: Sequence[EventRecord]) -> dict[str, Any]:

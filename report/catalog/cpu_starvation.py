@@ -50,6 +50,8 @@ TIMED_FIGURES = frozenset(
         "node_cpu_fraction_mean",
         "node_network_sent_bytes_per_second",
         "node_network_received_bytes_per_second",
+        "node_network_sent_bytes_per_train_second",
+        "node_network_received_bytes_per_train_second",
     )
 )
 """Figures of `summary_rows.row` that depend on who else has the cores; what was learnt, counted or held in memory does not."""

@@ -80,6 +80,8 @@ _PER_NODE = {
     "node_memory_rss_bytes_max": ("memory_rss_bytes", "max"),
     "node_network_sent_bytes_per_second": ("network_sent_bytes_per_second",),
     "node_network_received_bytes_per_second": ("network_received_bytes_per_second",),
+    "node_network_sent_bytes_per_train_second": ("network_sent_bytes_per_train_second",),
+    "node_network_received_bytes_per_train_second": ("network_received_bytes_per_train_second",),
 }
 
 

@@ -36,7 +36,8 @@ MIXED = (
 
 def _basis(explanation: Explanation) -> str:
     over = "the whole run" if explanation.evidence.part_began_seconds is None else "the run since it was resumed"
-    return f"CPU cores, sent and received: means over {over}, evaluations and pauses included"
+    again = ", with what restarts had done again" if explanation.evidence.summary.get("restart_seconds_lost") else ""
+    return f"CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
 
 
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
@@ -97,7 +98,7 @@ def _traffic(view: NodeView) -> tuple[str, str]:
     limit = view.link.limit_bytes_per_second
     sent, received = (
         bytes_text(rate, per_second=True) + (f" ({percent(rate / limit)})" if rate is not None and limit else "")
-        for rate in (view.sent_bytes_per_second, view.received_bytes_per_second)
+        for rate in (view.link.sent_bytes_per_second, view.link.received_bytes_per_second)
     )
     return sent, received
 

@@ -128,7 +128,7 @@ def _unit(key: str, means: Sequence[float]) -> tuple[float, str]:
     largest = max((abs(mean) for mean in means), default=0.0)
     if "_bytes" in key:
         size, unit = next(((size, unit) for size, unit in reversed(_BYTES) if largest < 1000 * size), _BYTES[0])
-        return 1 / size, f"{unit}/s" if key.endswith("_per_second") else unit
+        return 1 / size, f"{unit}/s" if key.endswith("_second") else unit
     if "_seconds" in key:
         return (1000.0, "ms") if 0 < largest < 1 else (1.0, "s")
     return (100.0, "%") if "_fraction" in key else (1.0, "")

@@ -167,16 +167,17 @@ def _said(run: Run, nodes: Sequence[NodeSeries]) -> Iterator[str]:
     """Say each node's figures in words, or of many nodes the median: those of the summary, else those of the samples."""
     rows = [_used(run, node) for node in nodes]
     if _are_many(nodes):
-        yield _in_words(f"median of {len(nodes):,} nodes", *(statistic("median", column) for column in zip(*rows, strict=True)))
+        yield _in_words(run, f"median of {len(nodes):,} nodes", *(statistic("median", column) for column in zip(*rows, strict=True)))
         return
     for node, figures in zip(nodes, rows, strict=True):
-        yield _in_words(f"node {node.node}", *figures)
+        yield _in_words(run, f"node {node.node}", *figures)
 
 
-def _in_words(who: str, cores: float | None, peak: float | None, sent: float | None, received: float | None) -> str:
+def _in_words(run: Run, who: str, cores: float | None, peak: float | None, sent: float | None, received: float | None) -> str:
+    over = "over the training time" if run.has_summary else "on average of its samples"
     return (
         f"{who}: {number_text(cores, 2)} cores, at most {bytes_text(peak)} of memory, "
-        f"sent {bytes_text(sent, per_second=True)}, received {bytes_text(received, per_second=True)}"
+        f"sent {bytes_text(sent, per_second=True)}, received {bytes_text(received, per_second=True)} {over}"
     )
 
 
@@ -186,7 +187,7 @@ def _used(run: Run, node: NodeSeries) -> tuple[float | None, float | None, float
         figures = run.summary["per_node"][node.node]
         cores = figures["cpu_cores_used"] and figures["cpu_cores_used"]["mean"]
         peak = figures["memory_rss_bytes"] and figures["memory_rss_bytes"]["max"]
-        return cores, peak, figures["network_sent_bytes_per_second"], figures["network_received_bytes_per_second"]
+        return cores, peak, figures["network_sent_bytes_per_train_second"], figures["network_received_bytes_per_train_second"]
     rates = (node.sent_bytes_per_second, node.received_bytes_per_second)
     cores, sent, received = (_mean(values, node) for values in (node.cpu_cores_used, *rates))
     return cores, node.memory_peak_bytes, sent, received

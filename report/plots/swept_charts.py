@@ -112,7 +112,7 @@ def _measures(metrics: Sequence[MetricInfo]) -> list[_Measure]:
         _Measure("Time to the target", "s", _time_to_target, "seconds"),
         *learnt,
         _Measure("CPU", "", _of_nodes(("cpu_cores_used", "mean")), "cores used by a node"),
-        _Measure("Sent", "B/s", _of_nodes(("network_sent_bytes_per_second",)), "by a node, per second"),
+        _Measure("Sent", "B/s", _of_nodes(("network_sent_bytes_per_train_second",)), "by a node, per second of training"),
         _Measure("Memory", "B", _of_nodes(("memory_rss_bytes", "max")), "of a node, at most", timed=False),
     ]
 

@@ -82,7 +82,7 @@ def _figures(step_seconds: Floats, sent: Floats) -> dict[str, Any]:
 
 def _text(figures: dict[str, Any]) -> str:
     sent = bytes_text(figures["sent_bytes_per_second"], per_second=True)
-    mean, count = f"{seconds_text(figures['step_seconds'])} on average at {sent} sent by all nodes", figures["intervals"]
+    mean, count = f"{seconds_text(figures['step_seconds'])} on average at {sent} sent by all nodes while training", figures["intervals"]
     if count < LEAST_POINTS:
         return f"{mean}; how they go together cannot be told from {count} intervals ({LEAST_POINTS} are needed)"
     fast, slow = figures["fastest_tenth"], figures["slowest_tenth"]
@@ -93,7 +93,7 @@ def _text(figures: dict[str, Any]) -> str:
     rates = " against ".join(
         f"{seconds_text(part['step_seconds'])} at {bytes_text(part['sent_bytes_per_second'], per_second=True)}" for part in (fast, slow)
     )
-    return f"fastest against slowest tenth {rates} sent by all nodes ({r}{count} intervals); {_meaning(fast, slow)}"
+    return f"fastest against slowest tenth {rates} sent by all nodes while training ({r}{count} intervals); {_meaning(fast, slow)}"
 
 
 def _meaning(fast: dict[str, float], slow: dict[str, float]) -> str:

@@ -21,6 +21,7 @@ from ..comparison.factors import AT_THE_END, LOSS, METRICS, RESOURCES, SPEED, ST
 from ..comparison.rows import Row
 
 __all__ = [
+    "IN_TRAINING",
     "MARK",
     "NODE",
     "RUN_COLUMNS",
@@ -99,12 +100,15 @@ RUN_COLUMNS: tuple[Column, ...] = (
 )
 """What runs did, in the order in which it is told."""
 
+IN_TRAINING = " in training"
+"""Behind the label of what was sent and received over the training time alone, and not over the whole run."""
+
 NODE: tuple[Column, ...] = (
     Column("node_cpu_cores_used_mean", "CPU cores used", _decimal, RESOURCES, "CPU cores"),
     Column("node_cpu_fraction_mean", "CPU share", _percent, RESOURCES, "CPU"),
     Column("node_memory_rss_bytes_max", "peak memory", bytes_text, RESOURCES),
-    Column("node_network_sent_bytes_per_second", "sent", _bytes_rate, RESOURCES),
-    Column("node_network_received_bytes_per_second", "received", _bytes_rate, RESOURCES),
+    Column("node_network_sent_bytes_per_train_second", f"sent{IN_TRAINING}", _bytes_rate, RESOURCES),
+    Column("node_network_received_bytes_per_train_second", f"received{IN_TRAINING}", _bytes_rate, RESOURCES),
 )
 """What each of their nodes used."""
 
@@ -131,6 +135,10 @@ _OTHERS: dict[str, Column] = {
     "epochs": Column("epochs", "epochs", _decimal),
     "learning_rate": Column("learning_rate", "learning rate", number_text),
     "staleness_p95": Column("staleness_p95", "staleness p95", _decimal),
+    "node_network_sent_bytes_per_second": Column("node_network_sent_bytes_per_second", "sent over the whole run", _bytes_rate, RESOURCES),
+    "node_network_received_bytes_per_second": Column(
+        "node_network_received_bytes_per_second", "received over the whole run", _bytes_rate, RESOURCES
+    ),
     "staleness_max": Column("staleness_max", "staleness max", _decimal),
 }
 
@@ -147,6 +155,8 @@ _SHORT = {
     "memory": "node_memory_rss_bytes_max",
     "sent": "node_network_sent_bytes_per_second",
     "received": "node_network_received_bytes_per_second",
+    "sent_in_training": "node_network_sent_bytes_per_train_second",
+    "received_in_training": "node_network_received_bytes_per_train_second",
 }
 
 

@@ -22,7 +22,7 @@ from ..comparison.caveats import changed_text
 from ..comparison.factors import SPEED, TARGET
 from ..comparison.rows import Row, entry_of
 from ..comparison.scaling import relative_speed, relative_target
-from .columns import MARK, NODE, cell, named_node, node_cell, node_lines, relative, run_columns
+from .columns import IN_TRAINING, MARK, NODE, cell, named_node, node_cell, node_lines, relative, run_columns
 
 __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
 
@@ -34,6 +34,9 @@ ACROSS_MODES = (
 
 SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources mean something, loss and metrics do not."
 """Stands under every table that has a run on synthetic data."""
+
+NODES_BASIS = "CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time."
+"""Stands under the nodes of one run."""
 
 Show = Callable[[Any], str]
 
@@ -112,7 +115,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
         main.add_row("network counted at", _source(figures["network_source"]))
     changed = changed_text(_run(summary, job))
     mixed = ["", changed] if changed else []
-    return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
+    return Group(main, "", _nodes(entry), NODES_BASIS, *_notes([summary]), *mixed)
 
 
 def _not_translated(summary: Mapping[str, Any], run: Run, path: Path | None) -> str | None:
@@ -171,7 +174,7 @@ def _nodes(entry: Row) -> Table:
     table = plain_table()
     table.add_column("node", no_wrap=True)
     for one in columns:
-        table.add_column(one.label, justify="right", no_wrap=True)
+        table.add_column(one.label.removesuffix(IN_TRAINING), justify="right", no_wrap=True)
     for node, label in node_lines([entry]):
         table.add_row(label, *(node_cell(entry, one, node) for one in columns))
     return table

@@ -102,6 +102,8 @@ def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, recei
         "memory_rss_bytes": {"mean": memory, "max": memory},
         "network_sent_bytes_per_second": sent,
         "network_received_bytes_per_second": received,
+        "network_sent_bytes_per_train_second": 1.25 * sent,
+        "network_received_bytes_per_train_second": 1.25 * received,
     }
 
 

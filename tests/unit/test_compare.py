@@ -55,8 +55,9 @@ network counted at   interface
 
 node   CPU cores used   peak memory       sent   received
 ─────────────────────────────────────────────────────────
-0                1.00        100 MB   2.0 MB/s   4.0 MB/s
-1                2.00        200 MB   2.0 MB/s   4.0 MB/s
+0                1.00        100 MB   2.5 MB/s   5.0 MB/s
+1                2.00        200 MB   2.5 MB/s   5.0 MB/s
+CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time.
 """
 
 GOLDEN = Path(__file__).parent / "golden"

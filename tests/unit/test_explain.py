@@ -352,7 +352,7 @@ node  limit  computing  data  peers  exchange     CPU cores            sent     
 -------------------------------------------------------------------------------------------
 0     peer         18%    0%    73%        9%  0.30 of 1.00  100 kB/s (0.8%)  100 kB/s (0.8%)
 1     CPU          91%    0%     0%        9%  0.20 of 0.20  100 kB/s (0.8%)  100 kB/s (0.8%)
-CPU cores, sent and received: means over the whole run, evaluations and pauses included
+CPU cores: means over the whole run, evaluations and pauses included; sent and received: over its training time
 """
 
 

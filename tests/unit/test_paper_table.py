@@ -108,8 +108,8 @@ def test_units_stand_in_the_header():
         "run time (s)",
         "node 0 peak memory (MB)",
         "node 1 peak memory (MB)",
-        "node 0 sent (MB/s)",
-        "node 1 sent (MB/s)",
+        "node 0 sent over the whole run (MB/s)",
+        "node 1 sent over the whole run (MB/s)",
         "state",
     ]
     assert one[1:] == ["15", "100", "-", "2", "-", "succeeded"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_samples import CLOCK, STEP, a_job, async_run, open_run, sample, summary_of, sync_run
 
@@ -31,7 +31,8 @@ updates_by_worker per_node""",
 PROMISED_PER_NODE = re.findall(
     r"\w+",
     """train_seconds cpu_cores_used cpu_fraction memory_rss_bytes memory_pss_bytes network_sent_bytes network_received_bytes
-network_sent_bytes_per_second network_received_bytes_per_second gpus""",
+network_sent_bytes_per_second network_received_bytes_per_second network_sent_bytes_per_train_second
+network_received_bytes_per_train_second gpus""",
 )
 
 
@@ -77,9 +78,37 @@ def test_nodes_are_measured_from_the_sample_before_the_clock(tmp_path):
     assert second["cpu_fraction"] == {"mean": pytest.approx(1.0), "max": 0.75}
     assert (first["network_sent_bytes"], first["network_received_bytes"]) == (4_000_000, 8_000_000)
     assert (first["network_sent_bytes_per_second"], first["network_received_bytes_per_second"]) == (2e6, 4e6)
+    rates = (first["network_sent_bytes_per_train_second"], first["network_received_bytes_per_train_second"])
+    assert rates == pytest.approx((4e6 / 1.6, 8e6 / 1.6))
     assert first["memory_rss_bytes"] == {"mean": 100_000_002.5, "max": 100_000_004}
     assert (first["memory_pss_bytes"], first["gpus"]) == (None, None)
     assert (first["train_seconds"], second["train_seconds"]) == (1.6, 1.5)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(evaluating=st.floats(0, 0.9), bytes_per_train_second=st.integers(1, 10**9))
+def test_rates_while_training_are_the_same_however_much_of_the_run_is_evaluation(tmp_path, evaluating, bytes_per_train_second):
+    """Bytes flow while the run trains, and not while it evaluates; the mean over the whole run falls with that."""
+    writer = open_run(a_job(tmp_path / str(len(list(tmp_path.iterdir())))))
+    trained = 10.0 * (1 - evaluating)
+    for seconds in range(11):
+        sent = round(bytes_per_train_second * min(float(seconds), trained))
+        writer.system(sample(0, float(seconds), network_sent_bytes=sent, network_received_bytes=None))
+    clock = Clock(1.0, 10.0, trained, 10.0 - trained, 0.0, 11.0)
+    node = summarise(writer.path, clock, state="succeeded", updates_scheduled=1, updates_applied=1)["per_node"][0]
+    assert node["network_sent_bytes_per_train_second"] == pytest.approx(bytes_per_train_second, rel=0.01, abs=1)
+    assert node["network_sent_bytes_per_second"] == pytest.approx(bytes_per_train_second * (1 - evaluating), rel=0.01, abs=1)
+    assert node["network_received_bytes_per_train_second"] is None
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.5])
+def test_a_summary_of_an_earlier_release_gets_its_rates_while_training_unless_work_was_done_again(tmp_path, lost):
+    path = sync_run(tmp_path)
+    summary = summary_of(path) | {"restart_seconds_lost": lost}
+    written = [{key: value for key, value in node.items() if not key.endswith("_per_train_second")} for node in summary["per_node"]]
+    (path / "summary.json").write_text(json.dumps({"schema": 1, **summary, "per_node": written}))
+    (node, _) = RunReader(path).summary()["per_node"]
+    assert node["network_sent_bytes_per_train_second"] == (None if lost else pytest.approx(4e6 / 1.6))
 
 
 def test_nothing_observed_is_null_and_never_zero(tmp_path):
