@@ -6,10 +6,23 @@ import math
 
 from ...metrics.base import PERCENTAGES
 
-__all__ = ["UNKNOWN", "bytes_text", "count_text", "duration_text", "figure_text", "number_text", "rate_text", "seconds_text"]
+__all__ = [
+    "MEMORY_BASIS",
+    "UNKNOWN",
+    "bytes_text",
+    "count_text",
+    "duration_text",
+    "figure_text",
+    "number_text",
+    "rate_text",
+    "seconds_text",
+]
 
 UNKNOWN = "-"
 """Stands for what was not observed."""
+
+MEMORY_BASIS = "RSS counts memory that processes share in each of them; PSS divides it among them, and is sampled seldom: no peak."
+"""What the two figures of a node's memory are."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 

@@ -78,6 +78,7 @@ _PER_NODE = {
     "node_cpu_cores_used_mean": ("cpu_cores_used", "mean"),
     "node_cpu_fraction_mean": ("cpu_fraction", "mean"),
     "node_memory_rss_bytes_max": ("memory_rss_bytes", "max"),
+    "node_memory_pss_bytes_max": ("memory_pss_bytes", "max"),
     "node_network_sent_bytes_per_second": ("network_sent_bytes_per_second",),
     "node_network_received_bytes_per_second": ("network_received_bytes_per_second",),
     "node_network_sent_bytes_per_train_second": ("network_sent_bytes_per_train_second",),

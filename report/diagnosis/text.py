@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ...records.text.many_nodes import MOST_NODES_SHOWN, ends_of
-from ...records.text.numbers import UNKNOWN, bytes_text, number_text
+from ...records.text.numbers import MEMORY_BASIS, UNKNOWN, bytes_text, number_text
 from ..catalog.divergence import diverged_text
 from .batch_size_advice import Advice
 from .exchange_costs import exchange_text
@@ -40,9 +40,17 @@ def _basis(explanation: Explanation) -> str:
     return f"CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
 
 
+def _memory(explanation: Explanation) -> list[str]:
+    nodes = explanation.evidence.summary["per_node"]
+    figures = [[(node.get(f"memory_{kind}_bytes") or {}).get("max") or 0 for node in nodes] for kind in ("rss", "pss")]
+    rss, pss = (bytes_text(max(found, default=0) or None) for found in figures)
+    return [] if rss == UNKNOWN else [f"memory of a node: peak RSS {rss}, largest sampled PSS {pss}. {MEMORY_BASIS}"]
+
+
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
     """Return everything that `trainer explain` prints."""
-    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation), _basis(explanation)]
+    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation)]
+    parts += [_basis(explanation), *_memory(explanation)]
     for note in notes(explanation):
         parts += ["", note]
     if advice:

@@ -31,7 +31,7 @@ _BAND_NOTE = f" Of {{:,}} nodes: the median at each moment; pale the {BAND_PERCE
 _Figure = Callable[[NodeSeries], Floats]
 _MEASURES: tuple[tuple[str, str, Unit, _Figure], ...] = (
     ("CPU", "cores used", "", lambda node: node.cpu_cores_used),
-    ("Memory", "resident", "B", lambda node: node.memory_rss_bytes),
+    ("Memory", "resident (RSS)", "B", lambda node: node.memory_rss_bytes),
     ("Sent", "per second", "B/s", lambda node: node.sent_bytes_per_second),
     ("Received", "per second", "B/s", lambda node: node.received_bytes_per_second),
     ("GPU", "utilization", "%", lambda node: 100 * node.gpu_utilization),
@@ -173,24 +173,27 @@ def _said(run: Run, nodes: Sequence[NodeSeries]) -> Iterator[str]:
         yield _in_words(run, f"node {node.node}", *figures)
 
 
-def _in_words(run: Run, who: str, cores: float | None, peak: float | None, sent: float | None, received: float | None) -> str:
+def _in_words(
+    run: Run, who: str, cores: float | None, peak: float | None, pss: float | None, sent: float | None, received: float | None
+) -> str:
     over = "over the training time" if run.has_summary else "on average of its samples"
     return (
-        f"{who}: {number_text(cores, 2)} cores, at most {bytes_text(peak)} of memory, "
+        f"{who}: {number_text(cores, 2)} cores, RSS at most {bytes_text(peak)}, PSS {bytes_text(pss)} in its largest sample, "
         f"sent {bytes_text(sent, per_second=True)}, received {bytes_text(received, per_second=True)} {over}"
     )
 
 
-def _used(run: Run, node: NodeSeries) -> tuple[float | None, float | None, float | None, float | None]:
-    """Return a node's cores, its peak memory, and what it sent and received per second."""
+def _used(run: Run, node: NodeSeries) -> tuple[float | None, ...]:
+    """Return a node's cores, its peak RSS, its largest PSS, and what it sent and received per second."""
     if run.has_summary and node.node < len(run.summary["per_node"]):
         figures = run.summary["per_node"][node.node]
         cores = figures["cpu_cores_used"] and figures["cpu_cores_used"]["mean"]
         peak = figures["memory_rss_bytes"] and figures["memory_rss_bytes"]["max"]
-        return cores, peak, figures["network_sent_bytes_per_train_second"], figures["network_received_bytes_per_train_second"]
+        pss = (figures.get("memory_pss_bytes") or {}).get("max")
+        return cores, peak, pss, figures["network_sent_bytes_per_train_second"], figures["network_received_bytes_per_train_second"]
     rates = (node.sent_bytes_per_second, node.received_bytes_per_second)
     cores, sent, received = (_mean(values, node) for values in (node.cpu_cores_used, *rates))
-    return cores, node.memory_peak_bytes, sent, received
+    return cores, node.memory_peak_bytes, None, sent, received
 
 
 def _mean(values: Floats, node: NodeSeries) -> float | None:

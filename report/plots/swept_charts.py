@@ -113,7 +113,7 @@ def _measures(metrics: Sequence[MetricInfo]) -> list[_Measure]:
         *learnt,
         _Measure("CPU", "", _of_nodes(("cpu_cores_used", "mean")), "cores used by a node"),
         _Measure("Sent", "B/s", _of_nodes(("network_sent_bytes_per_train_second",)), "by a node, per second of training"),
-        _Measure("Memory", "B", _of_nodes(("memory_rss_bytes", "max")), "of a node, at most", timed=False),
+        _Measure("Memory", "B", _of_nodes(("memory_rss_bytes", "max")), "RSS of a node, at most", timed=False),
     ]
 
 

@@ -106,7 +106,8 @@ IN_TRAINING = " in training"
 NODE: tuple[Column, ...] = (
     Column("node_cpu_cores_used_mean", "CPU cores used", _decimal, RESOURCES, "CPU cores"),
     Column("node_cpu_fraction_mean", "CPU share", _percent, RESOURCES, "CPU"),
-    Column("node_memory_rss_bytes_max", "peak memory", bytes_text, RESOURCES),
+    Column("node_memory_rss_bytes_max", "peak RSS", bytes_text, RESOURCES),
+    Column("node_memory_pss_bytes_max", "sampled PSS", bytes_text, RESOURCES),
     Column("node_network_sent_bytes_per_train_second", f"sent{IN_TRAINING}", _bytes_rate, RESOURCES),
     Column("node_network_received_bytes_per_train_second", f"received{IN_TRAINING}", _bytes_rate, RESOURCES),
 )
@@ -153,6 +154,7 @@ _SHORT = {
     "batch": "global_batch_size",
     "cpu": "node_cpu_cores_used_mean",
     "memory": "node_memory_rss_bytes_max",
+    "pss": "node_memory_pss_bytes_max",
     "sent": "node_network_sent_bytes_per_second",
     "received": "node_network_received_bytes_per_second",
     "sent_in_training": "node_network_sent_bytes_per_train_second",

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ...core.untrusted.console import one_line
-from ...records.text.numbers import UNKNOWN, count_text, figure_text
+from ...records.text.numbers import MEMORY_BASIS, UNKNOWN, count_text, figure_text
 from ..catalog.batches import batch_text
 from ..catalog.divergence import diverged_text
 from ..catalog.run import Run
@@ -35,7 +35,9 @@ ACROSS_MODES = (
 SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources mean something, loss and metrics do not."
 """Stands under every table that has a run on synthetic data."""
 
-NODES_BASIS = "CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time."
+NODES_BASIS = f"""\
+CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time.
+{MEMORY_BASIS}"""
 """Stands under the nodes of one run."""
 
 Show = Callable[[Any], str]

@@ -100,6 +100,7 @@ def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, recei
         "cpu_cores_used": {"mean": cores, "max": cores},
         "cpu_fraction": {"mean": cores / 2, "max": cores / 2},
         "memory_rss_bytes": {"mean": memory, "max": memory},
+        "memory_pss_bytes": {"mean": 0.5 * memory, "max": 0.6 * memory},
         "network_sent_bytes_per_second": sent,
         "network_received_bytes_per_second": received,
         "network_sent_bytes_per_train_second": 1.25 * sent,

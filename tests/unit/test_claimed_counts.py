@@ -82,4 +82,4 @@ def test_tables_have_a_line_for_each_node_that_there_are_figures_of(honest):
     summary = {**json.loads((honest / "summary.json").read_text()), "nodes": 1_000_000_000}
     assert sum(line.startswith(("0 ", "1 ", "2 ")) for line in to_text(one_run(summary)).splitlines()) == 2
     text = to_text(columns_of([entry_of([Run.of_documents(summary, {}, path=honest)])], [frozenset()]))
-    assert text.count("peak memory") == 2
+    assert text.count("peak RSS") == 2

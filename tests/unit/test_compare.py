@@ -53,11 +53,12 @@ time to target       1.67 s
 target               accuracy>=0.85 reached
 network counted at   interface
 
-node   CPU cores used   peak memory       sent   received
-─────────────────────────────────────────────────────────
-0                1.00        100 MB   2.5 MB/s   5.0 MB/s
-1                2.00        200 MB   2.5 MB/s   5.0 MB/s
+node   CPU cores used   peak RSS   sampled PSS       sent   received
+────────────────────────────────────────────────────────────────────
+0                1.00     100 MB             -   2.5 MB/s   5.0 MB/s
+1                2.00     200 MB             -   2.5 MB/s   5.0 MB/s
 CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time.
+RSS counts memory that processes share in each of them; PSS divides it among them, and is sampled seldom: no peak.
 """
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -133,7 +134,7 @@ def test_a_few_runs_have_a_column_each_and_many_a_row(tmp_path):
 def test_tables_and_sentences_fit_the_terminal(width):
     text = as_text(compare_runs(repeats_and_another()), layout="rows", width=width)
     assert max(map(len, text.splitlines())) <= width
-    for label in ("examples/s", "init time", "error", "staleness", "received", "peak memory"):
+    for label in ("examples/s", "init time", "error", "staleness", "received", "peak RSS", "sampled PSS"):
         assert re.search(rf"(^| ){label}( |$)", text, re.MULTILINE)
 
 

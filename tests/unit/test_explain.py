@@ -353,12 +353,15 @@ node  limit  computing  data  peers  exchange     CPU cores            sent     
 0     peer         18%    0%    73%        9%  0.30 of 1.00  100 kB/s (0.8%)  100 kB/s (0.8%)
 1     CPU          91%    0%     0%        9%  0.20 of 0.20  100 kB/s (0.8%)  100 kB/s (0.8%)
 CPU cores: means over the whole run, evaluations and pauses included; sent and received: over its training time
+memory of a node: peak RSS 300 MB, largest sampled PSS 180 MB. \
+RSS counts memory that processes share in each of them; PSS divides it among them, and is sampled seldom: no peak.
 """
 
 
 def slow_run(out):
     rates = {f"{name}_per_second": value for name, value in IDLE.items()}
-    node_figures = [{**IDLE, **rates, **figures} for figures in using((0.3, 1.0), (0.2, 0.2))]
+    memory = [{"memory_rss_bytes": {"mean": 2e8, "max": rss}, "memory_pss_bytes": pss} for rss, pss in ((2e8, {"max": 1.8e8}), (3e8, None))]
+    node_figures = [{**IDLE, **rates, **figures, **own} for figures, own in zip(using((0.3, 1.0), (0.2, 0.2)), memory, strict=True)]
     return explained_run(out, SLOW_SYNC, node_figures=node_figures, bandwidth="100mbit", cores_per_node="1,0.2", half_fraction=0.55)
 
 

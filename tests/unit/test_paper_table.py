@@ -106,8 +106,8 @@ def test_units_stand_in_the_header():
     header, one, _ = cells_of(latex)
     assert header[1:] == [
         "run time (s)",
-        "node 0 peak memory (MB)",
-        "node 1 peak memory (MB)",
+        "node 0 peak RSS (MB)",
+        "node 1 peak RSS (MB)",
         "node 0 sent over the whole run (MB/s)",
         "node 1 sent over the whole run (MB/s)",
         "state",

@@ -238,3 +238,15 @@ def test_a_folder_that_cannot_be_and_a_format_that_is_none_are_refused(runs, tmp
     assert "cannot hold figures" in capsys.readouterr().err
     assert invoke(["plot", str(runs[0]), "-o", str(tmp_path), "--format", "gif"]) == 2
     assert "'gif' is not one of 'png', 'svg', 'pdf'" in capsys.readouterr().err
+
+
+def test_the_words_about_resources_say_what_they_are_of(tmp_path):
+    path = make_run(tmp_path, "one", steps=40)
+    summary = json.loads((path / "summary.json").read_text())
+    figures = {"memory_rss_bytes": {"max": 3e8}, "memory_pss_bytes": {"max": 2e8}, "network_sent_bytes_per_second": 1e6}
+    for node in summary["per_node"]:
+        node.update(figures, network_sent_bytes_per_train_second=2e6, network_received_bytes_per_train_second=3e6)
+    (path / "summary.json").write_text(json.dumps(summary))
+    (picture,) = (picture for picture in pictures(started_runs([Run(path)])) if picture.stacked)
+    expected = "RSS at most 300 MB, PSS 200 MB in its largest sample, sent 2.0 MB/s, received 3.0 MB/s over the training time"
+    assert [words.partition("cores, ")[2] for words in picture.words.split("; ")] == [expected] * len(summary["per_node"])
