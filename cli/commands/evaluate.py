@@ -24,7 +24,8 @@ from ...metrics import MetricInfo
 from ...models.decoding.translation import refuse_unscorable
 from ...models.metric_trials import refuse_uncomputable
 from ...records.store.jsonl import finite_json
-from ...records.text.numbers import figure_text
+from ...records.text.numbers import count_text, figure_text
+from ...report.catalog.translations import Searched
 from ..checkpoint_options import checkpoint_options
 from ..options import GivenPath, decoding_options, model_option, trust_option
 from ..trained_job import fitting_data, trained_job, trained_weights
@@ -154,6 +155,8 @@ def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: 
         )
     )
     if figures["translation_signature"] is not None:
+        how = Searched.of([figures["translation_signature"]])
+        lines.append(("decoded", f"{count_text(how.sentences)} sentences of these, {how.method or 'as its signature says'}"))
         lines.append(("signature", figures["translation_signature"]))
     width = max(len(label) for label, _ in lines)
     averaged = figures["averaged_checkpoints"]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
+from ...metrics import MetricInfo
 from .run import Run
 
-__all__ = ["Searched", "scored_at_the_end", "signature_at_the_end", "signature_while_training"]
+__all__ = ["Searched", "measured_on", "scored_at_the_end", "searched", "signature_at_the_end", "signature_while_training"]
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
     """What signatures of translations (docs/run-directory.md) have in common: `method`, ``greedy`` or ``beam 4``, and how many sentences.
 
-    Both are None where they are not known, or not the same everywhere.
+    `split_sentences` is how many the split has. Each is None where it is not known, or not the same everywhere.
     """
 
     method: str | None = None
     sentences: int | None = None
+    split_sentences: int | None = None
 
     @classmethod
     def of(cls, signatures: Iterable[str | None]) -> Self:
@@ -29,9 +31,17 @@ class Searched:
         methods, counts = {_method(signature) for signature in known}, {_sentences(signature) for signature in known}
         return cls(methods.pop() if len(methods) == 1 else None, counts.pop() if len(counts) == 1 else None)
 
+    @classmethod
+    def while_training(cls, runs: Iterable[Run]) -> Self:
+        """Return what the evaluations of runs while they train have in common."""
+        known = [run for run in runs if signature_while_training(run) is not None]
+        sizes = {(((run.job.get("dataset") or {}).get("sizes")) or {}).get("test") for run in known}
+        return replace(cls.of(map(signature_while_training, known)), split_sentences=sizes.pop() if len(sizes) == 1 else None)
+
     def in_brackets(self, unit: str = "") -> str:
-        """Return what is known, after a label: `` (greedy, 500)``, or with the `unit`, ``sentences``; empty where nothing is."""
-        count = None if self.sentences is None else f"{self.sentences:,} {unit}".rstrip()
+        """Return what is known, after a label: `` (greedy, 500 of 2,000)``, or with the `unit`, ``sentences``; empty where nothing is."""
+        of = "" if self.split_sentences is None else f" of {self.split_sentences:,}"
+        count = None if self.sentences is None else f"{self.sentences:,}{of} {unit}".rstrip()
         known = [text for text in (self.method, count) if text is not None]
         return f" ({', '.join(known)})" if known else ""
 
@@ -49,6 +59,22 @@ def _method(signature: str) -> str | None:
 def _sentences(signature: str) -> int | None:
     found = re.search(r"(?:^|\|)sentences:([0-9]{1,15})(?:\||$)", signature)
     return None if found is None else int(found[1])
+
+
+def searched(info: MetricInfo, runs: Sequence[Run]) -> str:
+    """Return what stands behind the label of a figure of evaluations while these runs train; empty where it is not of translations."""
+    return Searched.while_training(runs).in_brackets() if any(info.name in run.translation_metrics for run in runs) else ""
+
+
+def measured_on(info: MetricInfo, runs: Sequence[Run]) -> str:
+    """Say what evaluations of these runs while they train measure a figure on."""
+    if not any(info.name in run.translation_metrics for run in runs):
+        return "Over the whole test split, every example once."
+    found = Searched.while_training(runs)
+    count = "the first --eval-sentences" if found.sentences is None else f"the first {found.sentences:,}"
+    of = "" if found.split_sentences is None else f" of {found.split_sentences:,}"
+    how = "as each run says" if found.method is None else {"greedy": "greedily"}.get(found.method, f"with {found.method}")
+    return f"Over {count}{of} test sentences, decoded {how}."
 
 
 def signature_while_training(run: Run) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...records.text.numbers import duration_text, number_text, rate_text
 from ..catalog.cpu_starvation import timed_runs
+from ..catalog.translations import searched
 from ..comparison.ratios import geometric_mean
 from ..conclusion.set_ups import FIGURES, Figure, SetUp
 from ..series.repeats import one_by_one
@@ -108,7 +109,8 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
             bands += pale
     if not curves:
         return None
-    title = f"Test {info.label} over time" + (f", the best {len(curves)} configurations" if some else "")
+    of = searched(info, lines.runs)
+    title = f"Test {info.label}{of} over time" + (f", the best {len(curves)} configurations" if some else "")
     return Panel(title, "run clock in seconds", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
 
 

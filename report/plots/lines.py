@@ -65,6 +65,11 @@ class Lines:
         return tuple(dict.fromkeys(line.part for line in self.all))
 
     @property
+    def runs(self) -> list[Run]:
+        """All runs."""
+        return [run for line in self.all for run in line.runs]
+
+    @property
     def repeated(self) -> bool:
         """Whether a line stands for several runs."""
         return any(line.repeats > 1 for line in self.all)

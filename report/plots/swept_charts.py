@@ -13,6 +13,7 @@ from ...records.text.numbers import number_text
 from ..catalog.cpu_starvation import timed_runs
 from ..catalog.run import Run
 from ..catalog.summary_rows import number
+from ..catalog.translations import searched
 from ..comparison.factors import Factor
 from ..conclusion.set_ups import SetUp, SetUps, called
 from ..series.arrays import Floats
@@ -67,7 +68,7 @@ def _picture(lines: Lines, found: SetUps, axis: Factor) -> Picture:
     values = values_of(found, axis)
     rows = _rows(lines, found, axis)
     logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
-    panels = [_panel(axis, measure, rows, logarithmic) for measure in _measures(metrics_of_all(lines))]
+    panels = [_panel(axis, measure, rows, logarithmic) for measure in _measures(metrics_of_all(lines), lines.runs)]
     words = "; ".join(_said(axis, row) for row in rows)
     note = lines.note
     if axis.key == "nodes":
@@ -102,10 +103,18 @@ def _stroke(lines: Lines, axis: Factor, line: Line, place: int) -> Stroke:
     )
 
 
-def _measures(metrics: Sequence[MetricInfo]) -> list[_Measure]:
+def _measures(metrics: Sequence[MetricInfo], runs: Sequence[Run]) -> list[_Measure]:
     learnt = [
-        _Measure(f"Test {info.label} at the end", "", _evaluated(info.name), f"test {info.label}", from_zero=False, timed=False)
+        _Measure(
+            f"Test {info.label}{of} at the {'last evaluation' if of else 'end'}",
+            "",
+            _evaluated(info.name),
+            f"test {info.label}",
+            from_zero=False,
+            timed=False,
+        )
         for info in metrics[:1]
+        for of in [searched(info, runs)]
     ]
     return [
         _Measure("Examples per second", "", _summary("examples_per_second"), "examples per second"),

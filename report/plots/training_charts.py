@@ -12,6 +12,7 @@ from ...metrics import LOSS, MetricInfo
 from ...records.summary.summary import FINAL_LOSS_UPDATES
 from ...records.text.numbers import duration_text, figure_text, number_text, rate_text
 from ..catalog.run import Run
+from ..catalog.translations import measured_on
 from ..series.arrays import Floats, Integers, StepSeries
 from ..series.downsample import smoothed, smoothing_weight
 from ..series.repeats import Spread, on_a_grid, one_by_one
@@ -242,7 +243,7 @@ def _evaluation(lines: Lines, info: MetricInfo, name: str, told: str) -> Picture
         last = [f"{figure_text(info.name, end)}, last at {duration_text(float(one[1][-1]))}" for end, one in zip(ends, known, strict=True)]
         words.append(f"{line.label}: {told} {_joined(last)} of the run clock")
     panels = _panels(lines, title, title[:1].lower() + title[1:], drawn)
-    note = "Over the whole test split, every example once."
+    note = measured_on(info, lines.runs)
     return Picture(name, title, note, "; ".join(words), tuple(_with_goal(panel, lines, info.name) for panel in panels))
 
 

@@ -12,7 +12,7 @@ from ...records.text.numbers import figure_text
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
 from ..catalog.summary_rows import number
-from ..catalog.translations import Searched, scored_at_the_end, signature_while_training
+from ..catalog.translations import Searched, scored_at_the_end
 from ..series.arrays import Floats, StepSeries
 from .answer import Answer, digits3
 from .learning_progress import LEAST_EVALUATIONS, Learning, judge_curves
@@ -65,7 +65,7 @@ def _search(run: Run) -> str:
     """Say how the headline metric came about where it is one of translations, and what it is at the run's end."""
     if run.metrics[0].name not in run.translation_metrics:
         return ""
-    training, end = Searched.of([signature_while_training(run)]), Searched.of([scored_at_the_end(run)])
+    training, end = Searched.while_training([run]), Searched.of([scored_at_the_end(run)])
     final = _at_the_end(run)
     return training.in_brackets() + (
         "" if final is None else f", at the end {figure_text(run.metrics[0].name, final)}{end.in_brackets('sentences')}"

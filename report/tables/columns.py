@@ -16,7 +16,7 @@ from ...records.text.many_nodes import lines_of, statistic
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, figure_text, number_text, rate_text, seconds_text
 from ..catalog.run import Run
 from ..catalog.summary_rows import FIGURES
-from ..catalog.translations import Searched, scored_at_the_end, signature_while_training
+from ..catalog.translations import Searched, scored_at_the_end
 from ..comparison.factors import AT_THE_END, LOSS, METRICS, RESOURCES, SPEED, STEPS, TARGET, TIME, TRANSLATIONS
 from ..comparison.rows import Row
 
@@ -170,7 +170,7 @@ def metric_columns(runs: Iterable[Run]) -> list[Column]:
     known = list(runs)
     infos = {info.name: info for run in reversed(known) for info in reversed(run.metrics) if info != LOSS_INFO}
     translated = frozenset().union(*(run.translation_metrics for run in known))
-    training, end = Searched.of(map(signature_while_training, known)), Searched.of(map(scored_at_the_end, known))
+    training, end = Searched.while_training(known), Searched.of(map(scored_at_the_end, known))
     return [
         *(_evaluated(info, training if info.name in translated else None) for info in reversed(infos.values())),
         *(_final(info, end) for info in dict.fromkeys(info for run in known for info in run.metrics_at_the_end)),

@@ -14,17 +14,19 @@ from questioned_runs import asked, trained
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.commands.runs.list import runs as runs_command
-from crosstrain.metrics import language
+from crosstrain.metrics import LOSS, language
+from crosstrain.metrics.classification import ACCURACY
 from crosstrain.records.schema import EvalRecord
 from crosstrain.records.store.jsonl import write_document
 from crosstrain.report.catalog.index import list_runs
 from crosstrain.report.catalog.query import Condition, fitting
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.catalog.summary_rows import metric_figures, row
-from crosstrain.report.catalog.translations import Searched
+from crosstrain.report.catalog.translations import Searched, measured_on
 from crosstrain.report.comparison.comparison import compare_runs
 from crosstrain.report.comparison.seed_statistics import aggregate
 from crosstrain.report.page.page import render
+from crosstrain.report.plots.pictures import pictures
 from crosstrain.report.tables.comparison_tables import default_tables
 from crosstrain.report.tables.footnotes import above, below
 from crosstrain.report.tables.formats import as_text
@@ -33,6 +35,8 @@ from crosstrain.report.tables.runs_list import runs_table
 
 SCORING = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 METRICS = [("bleu", "BLEU", "higher"), ("chrf", "chrF", "higher"), ("exact", "exact matches", "higher")]
+RECORDED = ("metrics", "translation_metrics", "translation_signatures")
+SIZES = {"train": 40000, "test": 2000}
 OTHERS = [("perplexity", "perplexity", "lower"), ("token_accuracy", "token accuracy", "higher")]
 
 
@@ -53,7 +57,7 @@ def translating(name="one", *, bleu=51.77, greedy=500, beam=4, listed=True, summ
     }
     if listed:
         described["translation_metrics"] = [name for name, _, _ in METRICS]
-    return made(name, summary=own, described=described, **fields)
+    return made(name, summary=own, described=described, dataset={"sizes": SIZES}, **fields)
 
 
 def lines(text):
@@ -64,7 +68,7 @@ def lines(text):
 def test_the_table_of_one_run_has_both_and_says_how_each_came_about(listed):
     run = translating(listed=listed)
     found = lines(to_text(one_run(run.summary, run.job)))
-    assert found["test BLEU (greedy, 500)"] == "27.53"
+    assert found["test BLEU (greedy, 500 of 2,000)"] == "27.53"
     assert found["BLEU at the end (beam 4, 2,000 sentences)"] == "51.77"
     assert found["exact matches at the end (beam 4, 2,000 sentences)"] == "0.5000"
     assert found["test perplexity"] == "12.5000"
@@ -96,7 +100,7 @@ def test_a_comparison_and_a_page_have_a_column_for_each():
     assert columns["BLEU (greedy)"] == ("27.53", "27.53")
     assert columns["BLEU at the end"] == ("51.77", "48.00")
     text = as_text(compare_runs([translating(), translating("two", bleu=48.0)], fold=False), layout="columns")
-    assert "test BLEU (greedy, 500)" in text
+    assert "test BLEU (greedy, 500 of 2,000)" in text
     assert "BLEU at the end (beam 4, 2,000 sentences)" in text
     mixed = as_text(compare_runs([translating(), made("classifier")]), layout="columns")
     assert "51.77" in mixed
@@ -162,6 +166,33 @@ def test_a_difference_of_figures_that_no_run_has_marks_nothing():
     assert "not comparable" not in told
 
 
+WHOLE = "Over the whole test split, every example once."
+
+
+@pytest.mark.parametrize(
+    ("greedy", "told"),
+    [
+        ((500, 500), "Over the first 500 of 2,000 test sentences, decoded greedily."),
+        ((500, 100), "Over the first --eval-sentences of 2,000 test sentences, decoded greedily."),
+    ],
+)
+def test_a_picture_says_what_each_metric_was_measured_on(greedy, told):
+    runs = [translating(f"run{place}", greedy=sentences) for place, sentences in enumerate(greedy)]
+    found = {info.name: measured_on(info, runs) for info in (*runs[0].metrics, LOSS)}
+    assert found == {**dict.fromkeys(("bleu", "chrf", "exact"), told), **dict.fromkeys(("perplexity", "token_accuracy", "loss"), WHOLE)}
+    assert measured_on(ACCURACY.info, [made()]) == WHOLE
+
+
+def test_the_report_of_a_translating_run_says_so_above_its_bleu(tmp_path):
+    run = translating()
+    recorded = {name: run.job[name] for name in RECORDED} | {"dataset": {"sizes": SIZES}}
+    record = EvalRecord(50, 0.5, 0.5, 0.1, "test", 2000, 2.5, {name: run.summary["eval"][name] for name, _, _ in (*METRICS, *OTHERS)}, 50)
+    found = {one.name: one.note for one in pictures([Run(trained(tmp_path, described=recorded, evaluations=[record]))])}
+    assert found["bleu"].startswith("Over the first 500 of 2,000 test sentences, decoded greedily.")
+    assert found["perplexity"].startswith(WHOLE)
+    assert found["test-loss"].startswith(WHOLE)
+
+
 @settings(deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 64), st.integers(1, 10**9), st.floats(0, 10))
 def test_a_signature_says_how_its_scores_came_about(beam, sentences, penalty):
@@ -184,7 +215,7 @@ def test_the_names_are_those_of_the_metrics():
 @pytest.mark.parametrize("bleu", [51.77, None])
 def test_explain_says_which_is_which(tmp_path, bleu):
     run = translating(bleu=bleu)
-    recorded = {name: run.job[name] for name in ("metrics", "translation_metrics", "translation_signatures")}
+    recorded = {name: run.job[name] for name in RECORDED} | {"dataset": {"sizes": SIZES}}
     record = EvalRecord(50, 0.5, 0.5, 0.1, "test", 2000, 2.5, {name: run.summary["eval"][name] for name, _, _ in (*METRICS, *OTHERS)}, 50)
     path = trained(tmp_path, described=recorded, evaluations=[record])
     summary = json.loads((path / "summary.json").read_text())
@@ -192,4 +223,4 @@ def test_explain_says_which_is_which(tmp_path, bleu):
     found = asked(path)["learning"]
     assert (found["last_headline"], found["headline_at_the_end"]) == (27.53, bleu)
     end = ", at the end 51.77 (beam 4, 2,000 sentences)" if bleu is not None else ""
-    assert found["text"].endswith(f"; BLEU 27.53 (greedy, 500){end}")
+    assert found["text"].endswith(f"; BLEU 27.53 (greedy, 500 of 2,000){end}")
