@@ -126,6 +126,7 @@ class _Checkpoints(JsonObject):
     saved: Count = 0
     failed: Count = 0
     stall_seconds: _MeanMax | None = None
+    write_seconds: _MeanMax | None = None
     bytes: Count | None = None
 
 

@@ -329,13 +329,16 @@ def _absences(events: Iterable[EventRecord]) -> tuple[int, float]:
 
 
 def _checkpoints(events: Iterable[EventRecord]) -> dict[str, Any]:
-    """Return how many checkpoints were saved and how many saves failed; training's pause for each, and the bytes of the last."""
+    """Return how many checkpoints were saved and how many saves failed; the pause of training and the writing of each, the last's bytes."""
     known = list(events)
     saved = [record.detail for record in known if record.event == "checkpoint_saved"]
-    stalls = [detail["stall_seconds"] for detail in saved]
+    stalls, writes = (
+        [value for detail in saved if isinstance(value := detail.get(name), int | float)] for name in ("stall_seconds", "seconds")
+    )
     return {
         "saved": len(saved),
         "failed": sum(record.event == "checkpoint_failed" for record in known),
         "stall_seconds": {"mean": sum(stalls) / len(stalls), "max": max(stalls)} if stalls else None,
+        "write_seconds": {"mean": sum(writes) / len(writes), "max": max(writes)} if writes else None,
         "bytes": saved[-1]["bytes"] if saved else None,
     }

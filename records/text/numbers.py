@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from ...metrics.base import PERCENTAGES
 
@@ -15,6 +17,7 @@ __all__ = [
     "figure_text",
     "number_text",
     "rate_text",
+    "saving_text",
     "seconds_text",
 ]
 
@@ -87,6 +90,15 @@ def seconds_text(seconds: float | None) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"
     return "0 s" if not seconds else f"{seconds * 1e9:.3g} ns"
+
+
+def saving_text(checkpoints: Mapping[str, Any]) -> str:
+    """Return what the ``checkpoints`` of a summary cost on average: training's pause and the time of writing, as far as they are known."""
+    stall, write = ((checkpoints.get(name) or {}).get("mean") for name in ("stall_seconds", "write_seconds"))
+    stalled = "" if stall is None else f"; training stalled {seconds_text(stall)} for each"
+    written = "" if write is None else f"; writing one took {seconds_text(write)}, beside training or after it"
+    failed = f", {checkpoints['failed']:,} FAILED" if checkpoints.get("failed") else ""
+    return f"{checkpoints['saved']:,} saved{failed}{stalled}{written}"
 
 
 def duration_text(seconds: float | None) -> str:

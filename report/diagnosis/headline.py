@@ -131,7 +131,10 @@ def _translating(explanation: Explanation) -> str:
 def _saving(explanation: Explanation) -> str:
     share = percent(explanation.run_fractions["saving"])
     saved = explanation.evidence.saved
-    return f"saving holds it back: training stands still for checkpoints for {share} of the run's time ({saved} saved)."
+    return (
+        f"saving holds it back: training stands still for checkpoints for {share} of the run's time ({saved} saved); writing them, which "
+        "training does not wait for, is not in that."
+    )
 
 
 def _profiling(explanation: Explanation) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.untrusted.console import one_line
-from ...records.text.numbers import bytes_text
+from ...records.text.numbers import bytes_text, saving_text
 from ..catalog.run import Run
 from .answer import Answer
 
@@ -30,6 +30,7 @@ def checkpoint_files(run: Run) -> Answer | None:
     if not sizes:
         return None
     newest, files = sizes[0]
+    saving = (run.summary.get("checkpoints") if run.has_summary else None) or {}
     whole, every = sum(files.values()), sum(sum(found.values()) for _, found in sizes)
     figures: dict[str, Any] = {
         "newest": newest.name,
@@ -37,11 +38,13 @@ def checkpoint_files(run: Run) -> Answer | None:
         "bytes": whole,
         "kept": len(sizes),
         "kept_bytes": every,
+        **{name: saving.get(name) for name in ("stall_seconds", "write_seconds")},
     }
     largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{name} {bytes_text(size)}" for name, size in largest[:MOST_NAMED])
     more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
-    text = f"{newest.name} has {bytes_text(whole)}: {named}{more}; {len(sizes)} kept, {bytes_text(every)} in all"
+    cost = f"; {saving_text(saving)}" if saving.get("saved") else ""
+    text = f"{newest.name} has {bytes_text(whole)}: {named}{more}; {len(sizes)} kept, {bytes_text(every)} in all{cost}"
     return Answer("checkpoint_files", "checkpoint files", one_line(text), figures)
 
 

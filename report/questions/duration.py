@@ -187,7 +187,7 @@ _TRANSLATION = "the translation of all test sentences at the end"
 def _parts(evaluations: int, train: float, evaluate: float | None, save: float | None, translate: float | None) -> str:
     counted = f"{evaluations:,} evaluation{'s' if evaluations != 1 else ''}"
     evaluated = f"{counted} not counted, as none was measured" if evaluate is None else f"{counted} {time_text(evaluate)}"
-    saved = "checkpoints not counted, as none was measured" if save is None else f"checkpoints {time_text(save)}"
+    saved = "checkpoints not counted, as none was measured" if save is None else f"standing still for checkpoints {time_text(save)}"
     at_the_end = f", {_TRANSLATION} not counted, as none was measured" if translate is None else f", {_TRANSLATION} {time_text(translate)}"
     return f"training {time_text(train)}, {evaluated}, {saved}{'' if translate == 0.0 else at_the_end}"
 

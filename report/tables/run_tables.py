@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ...core.untrusted.console import one_line
-from ...records.text.numbers import MEMORY_BASIS, UNKNOWN, count_text, figure_text
+from ...records.text.numbers import MEMORY_BASIS, UNKNOWN, count_text, figure_text, saving_text
 from ..catalog.batches import batch_text
 from ..catalog.divergence import diverged_text
 from ..catalog.run import Run
@@ -107,8 +107,8 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
         )
     if (patience := summary.get("patience")) is not None and patience["exhausted"]:
         main.add_row("patience", _patience(patience, entry.runs[0]))
-    if (saving := summary.get("checkpoints") or {}).get("failed"):
-        main.add_row("checkpoints", f"{saving['saved']} saved, {saving['failed']} FAILED")
+    if (saving := summary.get("checkpoints") or {}).get("failed") or saving.get("saved"):
+        main.add_row("checkpoints", saving_text(saving))
     if figures["updates_by_worker"] is not None:
         main.add_row("updates by worker", ", ".join(count_text(count) for count in figures["updates_by_worker"]))
     if (figures["nodes_sharing_cores"] or 1) > 1:

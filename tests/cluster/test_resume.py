@@ -270,7 +270,7 @@ def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
 def test_no_final_checkpoint_when_none_is_wanted(tmp_path):
     done = run(tmp_path, "run", backend="toy", steps=20, save_final=False)
     assert list_checkpoints(done.path) == []
-    assert done.summary["checkpoints"] == {"saved": 0, "failed": 0, "stall_seconds": None, "bytes": None}
+    assert done.summary["checkpoints"] == {"saved": 0, "failed": 0, "stall_seconds": None, "write_seconds": None, "bytes": None}
 
 
 def test_checkpoints_by_time(tmp_path):

@@ -149,7 +149,13 @@ def _complete(path: Path, mode: str) -> None:
             "resumed": 1,
             "network_source": ["interface", "sockets"],
             "nodes_sharing_cores": 2,
-            "checkpoints": {"saved": 1, "failed": 1, "stall_seconds": {"mean": 0.1, "max": 0.2}, "bytes": 5000},
+            "checkpoints": {
+                "saved": 1,
+                "failed": 1,
+                "stall_seconds": {"mean": 0.1, "max": 0.2},
+                "write_seconds": {"mean": 0.3, "max": 0.4},
+                "bytes": 5000,
+            },
             "time_shares": {**summary["time_shares"], "workers": shares},
         },
     )

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from comparison_samples import made, written
-from run_samples import a_job, async_run, open_run, summary_of, sync_run
+from run_samples import CLOCK, a_job, async_run, open_run, summary_of, sync_run
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
+from crosstrain.records.summary.summary import summarise
 from crosstrain.records.text.numbers import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.catalog.summary_rows import rows
@@ -97,6 +98,24 @@ def test_saves_that_failed_are_said_plainly(tmp_path):
     text = to_text(one_run({**summary, "checkpoints": {**summary["checkpoints"], "saved": 1, "failed": 6}}))
     assert re.search(r"^checkpoints +1 saved, 6 FAILED$", text, re.MULTILINE)
     assert "FAILED" not in to_text(one_run(summary))
+
+
+def test_the_table_of_a_run_has_both_costs_of_its_checkpoints(tmp_path):
+    """Of saves of 0.3 and 0.6 s for which training stood still for 2 and 4 ms."""
+    path = sync_run(tmp_path)
+    events = [
+        {"schema": 1, "event": "checkpoint_saved", "time_seconds": 1.0, "detail": {"seconds": whole, "stall_seconds": stall, "bytes": 10}}
+        for whole, stall in ((0.3, 0.002), (0.6, 0.004))
+    ]
+    with (path / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    summary = summarise(path, CLOCK, state="succeeded", updates_scheduled=10, updates_applied=10)
+    saving = {"saved": 2, "failed": 0, "stall_seconds": {"mean": pytest.approx(0.003), "max": 0.004}, "bytes": 10}
+    assert summary["checkpoints"] == {**saving, "write_seconds": {"mean": pytest.approx(0.45), "max": 0.6}}
+    told = "2 saved; training stalled 3 ms for each; writing one took 450 ms, beside training or after it"
+    assert re.search(rf"^checkpoints +{told}$", to_text(one_run(summary)), re.MULTILINE)
+    earlier = {**summary, "checkpoints": {name: value for name, value in summary["checkpoints"].items() if name != "write_seconds"}}
+    assert re.search(r"^checkpoints +2 saved; training stalled 3 ms for each$", to_text(one_run(earlier)), re.MULTILINE)
 
 
 def repeats_and_another():
