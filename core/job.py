@@ -339,7 +339,10 @@ class Job(BaseModel):
     @classmethod
     def _checkpoint_cadence(cls, value: str | None) -> str | None:
         if value is not None:
-            Cadence.parse(value)
+            try:
+                Cadence.parse(value)
+            except ValueError as error:
+                raise ValueError(f"{error}. To save no checkpoint, give --no-save-final without --checkpoint-every") from None
         return value
 
     @field_validator("epochs", "steps", "examples", mode="before")

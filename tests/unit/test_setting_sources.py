@@ -135,6 +135,12 @@ def test_a_deterministic_job_is_compiled_only_where_both_are_asked_for(tmp_path)
         ({}, {"TRAINER_SEED": "1_0"}, "TRAINER_SEED: got '1_0'; allowed: a whole number of at least 0 and less than 9223372036854775808."),
         ({"eval_every": "١steps"}, {}, "--eval-every: got '١steps'; allowed: an interval such as 1epoch, 500steps or 30s, or end."),
         (
+            {"checkpoint_every": "never"},
+            {},
+            "--checkpoint-every: got 'never'; allowed: an interval such as 1epoch, 500steps or 30s, or end. "
+            "To save no checkpoint, give --no-save-final without --checkpoint-every.",
+        ),
+        (
             {"cores_per_node": "1,1_0", "nodes": "2"},
             {},
             "--cores-per-node: got '1,1_0'; allowed: one value or several with commas between, "
