@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import PurePath
@@ -115,7 +116,7 @@ def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[st
         left_out.append(column.title)
     right = [column.right and holds_figures(cells[column][1:]) for column in columns]
     lines = plain_lines([cells[column] for column in columns], right)
-    notes = ["", SYNTHETIC] if any(row["synthetic"] for row in rows) else []
+    notes = ["", *textwrap.wrap(SYNTHETIC, width or len(SYNTHETIC))] if any(row["synthetic"] for row in rows) else []
     return "\n".join([*lines, *notes]) + "\n", left_out
 
 

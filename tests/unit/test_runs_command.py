@@ -19,7 +19,7 @@ from run_samples import a_job, async_run, open_run, sync_run
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.report.catalog.index import FIGURES
+from crosstrain.report.catalog.index import FIGURES, list_runs
 from crosstrain.report.catalog.locate import find_run
 from crosstrain.report.catalog.query import Condition, figure_name, fitting, in_order, parse_since
 from crosstrain.report.catalog.rerun_command import repeat_command
@@ -187,7 +187,7 @@ def test_the_table_of_runs(tmp_path, capsys):
     writer = open_run(a_job(out, name="live", model="cnn", batch_size=1024))
     writer.write_status("interrupted")
     writer.close()
-    assert invoke(["runs", "--out", str(out), "--sort", "created_at:desc", "--where", "state!=x"]) == 0
+    assert invoke(["runs", "--wide", "--out", str(out), "--sort", "created_at:desc", "--where", "state!=x"]) == 0
     lines = capsys.readouterr().out.splitlines()
     when = {line.split()[0]: line[-16:] for line in lines if line.startswith(("one", "two", "live"))}
     assert when["one"] == f"{STARTED:%Y-%m-%d %H:%M}"
@@ -234,7 +234,7 @@ def test_a_run_of_a_sweep_has_the_name_that_commands_take(tmp_path, capsys):
     assert find_run("my-sweep/lr=0.1", out) == out / "my-sweep" / "lr=0.1"
 
 
-def test_a_terminal_gets_what_fits_it_and_a_pipe_all(tmp_path):
+def test_a_terminal_gets_what_fits_it_a_pipe_100_columns_and_whoever_asks_all(tmp_path):
     many_runs(tmp_path / "runs", 3)
     primary, secondary = pty.openpty()
     command = [sys.executable, "-m", "crosstrain.cli.main", "runs", "--out", str(tmp_path / "runs")]
@@ -244,9 +244,15 @@ def test_a_terminal_gets_what_fits_it_and_a_pipe_all(tmp_path):
     os.close(primary)
     assert done.returncode == 0
     assert all(len(line) <= 70 for line in shown.splitlines())
-    assert "left out to fit the terminal: data, model, when" in done.stderr
+    assert "not shown, to fit into 70 columns: data, model, when" in done.stderr
     piped = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "70"})
-    assert (piped.stderr, piped.stdout.splitlines()[0].split()[-4:]) == ("", ["time", "to", "target", "when"])
+    assert 70 < max(map(len, piped.stdout.splitlines())) <= 100
+    assert "not shown, to fit into 100 columns: data, model" in piped.stderr
+    assert piped.stderr.endswith("; --wide shows them\n")
+    wide = subprocess.run([*command, "--wide"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "70"})
+    assert (wide.stderr, wide.stdout.splitlines()[0].split()[-4:]) == ("", ["time", "to", "target", "when"])
+    with_synthetic = [{**row, "synthetic": True} for row in list_runs(tmp_path / "runs")]
+    assert max(map(len, runs_table(with_synthetic, 100)[0].splitlines())) <= 100
 
 
 # The command ---------------------------------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ __all__ = ["runs"]
 
 Row = Mapping[str, Any]
 
+COLUMNS = 100
+"""Characters of a line of the table, where the terminal is not narrower."""
+
 _SETTINGS = ("backend", "mode", "model", "data", "state")
 _CLOSED = {"mode": ("sync", "async"), "state": STATES}
 
@@ -76,6 +79,7 @@ def runs() -> None:
 @click.option("--where", multiple=True, metavar="CONDITION", help="Only runs with such a figure: 'accuracy>=0.9'.")
 @click.option("--sort", metavar="FIGURE[:desc]", help="Order by a figure [default: the newest first].")
 @click.option("--limit", type=IntegerRange(min=1), metavar="N", help="Only the first N.")
+@click.option("--wide", is_flag=True, help=f"Every column, however wide that is [default: those that fit into {COLUMNS} characters].")
 @_as_json
 @_out
 @click.pass_context
@@ -86,6 +90,7 @@ def list_command(
     where: Sequence[str],
     sort: str | None,
     limit: int | None,
+    wide: bool,
     as_json: bool,
     out: Path,
     **settings: Sequence[str],
@@ -111,19 +116,21 @@ def list_command(
     if as_json:
         click.echo(json_text({"runs": ordered}, indent=1))
     elif ordered:
-        _print_table(ordered, [condition.figure for condition in conditions] + ([parse_order(sort, others)[0]] if sort else []))
+        asked = [condition.figure for condition in conditions] + ([parse_order(sort, others)[0]] if sort else [])
+        _print_table(ordered, asked, wide=wide)
     elif known:
         note(f"none of the runs in {str(out)!r} fits (there {'is' if len(known) == 1 else 'are'} {len(known)})")
     else:
         note(f"{str(out)!r} has no runs")
 
 
-def _print_table(rows: Sequence[Row], asked: Sequence[str]) -> None:
-    """Print as much as the terminal is wide, what was asked for in any case, and everything where there is no terminal."""
-    text, left_out = runs_table(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None, asked)
+def _print_table(rows: Sequence[Row], asked: Sequence[str], *, wide: bool) -> None:
+    """Print the columns that fit, what was asked for in any case; all of them where it may be `wide`."""
+    width = min(COLUMNS, shutil.get_terminal_size().columns) if sys.stdout.isatty() else COLUMNS
+    text, left_out = runs_table(rows, None if wide else width, asked)
     click.echo(text, nl=False)
     if left_out:
-        note(f"left out to fit the terminal: {', '.join(left_out)}")
+        note(f"not shown, to fit into {width} columns: {', '.join(left_out)}; --wide shows them")
 
 
 def _check_closed(settings: Mapping[str, Sequence[str]]) -> None:
