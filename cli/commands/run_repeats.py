@@ -83,7 +83,7 @@ def _without(arguments: Sequence[str], *options: str) -> list[str]:
 
 
 def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{together['runs']} runs, seeds {summaries[0]['seed']} to {summaries[-1]['seed']}"]
+    lines = [f"{together['runs']} runs, seeds {summaries[0]['seed']} to {summaries[-1]['seed']}: mean ± standard deviation"]
     if together["converged"] is not None:
         lines.append(f"reached {summaries[0]['target']}: {together['converged']} of {together['runs']}")
     if together["dropped"]:

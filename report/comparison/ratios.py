@@ -24,6 +24,7 @@ __all__ = [
     "Sample",
     "better_by",
     "geometric_mean",
+    "half_width_of_mean",
     "interval_of_arithmetic_mean",
     "interval_of_mean",
     "mean_difference",
@@ -153,6 +154,11 @@ def _exp(logarithm: float) -> float:
 
 
 _SMALLEST_LOGARITHM, _LARGEST_LOGARITHM = math.log(sys.float_info.min), math.log(sys.float_info.max) - 1e-9
+
+
+def half_width_of_mean(sigma: float, count: int) -> float:
+    """Return half the width of the interval of 95 % of a mean (Student's t), from the sample standard deviation of `count` values."""
+    return student_quantile(count - 1) * sigma / math.sqrt(count) if sigma else 0.0
 
 
 def interval_of_arithmetic_mean(values: Values) -> tuple[float, float] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from ...records.store.jsonl import finite_json
@@ -14,6 +15,7 @@ from ..catalog.run import Run
 from ..catalog.summary_rows import number, row
 from .comparability import alike
 from .factors import Factor
+from .ratios import half_width_of_mean
 from .seed_statistics import common_name, drop_fastest_and_slowest, spread
 
 __all__ = ["Row", "entry_of", "make_entries", "tells_apart"]
@@ -24,6 +26,7 @@ class Row:
     """One row: the runs it stands for, and the flat row of `summary_rows.row`, of several runs the means of what is a number.
 
     `sigmas` has the sample standard deviation of each figure that is a mean (a list where the figure is one); empty for a single run.
+    `half_widths` has half the width of the interval of 95 % of each such mean (Student's t), by all runs, also those `left_out`.
     `left_out` are the names of runs whose figures do not count (see `drop_fastest_and_slowest`), `converged` how many reached the target.
     `counts` has how many runs each mean is over, where that is fewer than the row's: CPU contention voids the speed and the times of a run
     that has repeats without it.
@@ -33,6 +36,7 @@ class Row:
     runs: tuple[Run, ...]
     figures: Mapping[str, Any]
     sigmas: Mapping[str, Any] = field(default_factory=dict)
+    half_widths: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     converged: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -97,16 +101,18 @@ def entry_of(runs: Sequence[Run]) -> Row:
     names = {id(run.summary): run.name for run in runs}
     contended = [cpu_starvation(summary) is not None for summary in staying]
     void = dict.fromkeys(TIMED_FIGURES) if not all(contended) else {}
-    rows = [{**row(summary), **(void if disturbed else {})} for summary, disturbed in zip(staying, contended, strict=True)]
-    columns = _columns(rows)
+    rows = [{**row(summary), **(void if cpu_starvation(summary) is not None else {})} for summary in (*staying, *dropped)]
+    columns, every = _columns(rows[: len(staying)]), _columns(rows)
     together = {name: _alike_or_none(found) if name in _SETTINGS else _together(found) for name, found in columns.items()}
     figures = {name: value for name, (value, _) in together.items()}
     sigmas = {name: sigma for name, (_, sigma) in together.items() if sigma is not None}
+    half_widths = {name: _half_widths(every[name]) for name in sigmas}
     label = common_name([str(run.summary["run"]) for run in runs])
     figures |= {"run": label, "target_reached": None if converged is None else converged == len(runs)}
     known = {name: sum(value is not None for value in columns[name]) for name in TIMED_FIGURES if figures.get(name) is not None}
     counts = {name: count for name, count in known.items() if count < len(staying)} if void and any(contended) else {}
-    return Row(label, tuple(runs), figures, sigmas, tuple(names[id(summary)] for summary in dropped), converged, counts)
+    left_out = tuple(names[id(summary)] for summary in dropped)
+    return Row(label, tuple(runs), figures, sigmas, half_widths, left_out, converged, counts)
 
 
 _SETTINGS = frozenset(
@@ -148,6 +154,15 @@ def _together(values: Sequence[Any]) -> tuple[Any, Any]:
         return _alike_or_none(known)
     found = spread(numbers)
     return (None, None) if found is None else (finite_json(found["mean"]), found["sigma"])
+
+
+def _half_widths(values: Sequence[Any]) -> Any:
+    """Return half the width of the interval of the mean of a figure, of a figure that is a list as a list; None where there is none."""
+    known = [value for value in values if value is not None]
+    if any(isinstance(value, list) for value in known):
+        return [_half_widths(items) for items in zip_longest(*known)]
+    found = spread([number(value) for value in known])
+    return None if found is None or found["sigma"] is None else half_width_of_mean(found["sigma"], found["values"])
 
 
 def _lists(known: Sequence[Sequence[Any]]) -> tuple[Any, Any]:

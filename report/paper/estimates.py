@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..comparison.ratios import student_quantile
+from ..comparison.ratios import half_width_of_mean
 from ..comparison.seed_statistics import spread
 
 __all__ = ["Estimate", "decimals", "estimate", "number_latex"]
@@ -40,8 +40,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     if found is None:
         return None
     count, sigma = found["values"], found["sigma"]
-    half = None if sigma is None else student_quantile(count - 1) * sigma / math.sqrt(count) if sigma else 0.0
-    return Estimate(found["mean"], half, count)
+    return Estimate(found["mean"], None if sigma is None else half_width_of_mean(sigma, count), count)
 
 
 def decimals(values: Iterable[float]) -> int:

@@ -238,11 +238,11 @@ def _plain(value: Any) -> str:
 
 
 def cell(entry: Row, one: Column, marks: Collection[str] = ()) -> str:
-    """Return a figure of a row as text: with ± its standard deviation where it is a mean, and the mark where its kind is among `marks`."""
-    value, sigma = entry.figures.get(one.key), entry.sigmas.get(one.key)
+    """Return a figure of a row as text: with ± half its 95 % interval where it is a mean, and the mark where its kind is in `marks`."""
+    value, half = entry.figures.get(one.key), entry.half_widths.get(one.key)
     if one.key == "time_to_target_seconds" and entry.converged == 0:
         return "not reached"
-    text = _spread(one.show, value, sigma) + _of_fewer(entry, one)
+    text = _spread(one.show, value, half) + _of_fewer(entry, one)
     if one.key == "time_to_target_seconds" and entry.converged is not None and not entry.all_converged:
         count = entry.counts.get(one.key, entry.converged)
         text += f" ({entry.converged} of {len(entry.runs)}{'' if count == entry.converged else f', n={count}'})"
@@ -266,13 +266,13 @@ def named_node(node: int | str, label: str, figure: str) -> str:
 
 def node_cell(entry: Row, one: Column, node: int | str, marks: Collection[str] = ()) -> str:
     """Return a figure of one node as text, or what a statistic of this name says of all; empty where the row has no such node."""
-    values, sigmas = entry.figures[one.key], entry.sigmas.get(one.key)
+    values, halves = entry.figures[one.key], entry.half_widths.get(one.key)
     if isinstance(node, str):
         found = None if values is None else statistic(node, values)
         return one.show(found) + (MARK if found is not None and one.group in marks else "")
     if values is None or node >= len(values):
         return "" if node >= (entry.figures["nodes"] or 0) else UNKNOWN
-    text = _spread(one.show, values[node], None if sigmas is None else sigmas[node]) + _of_fewer(entry, one)
+    text = _spread(one.show, values[node], None if halves is None else halves[node]) + _of_fewer(entry, one)
     return text + (MARK if values[node] is not None and one.group in marks else "")
 
 
@@ -282,10 +282,10 @@ def _of_fewer(entry: Row, one: Column) -> str:
     return "" if count is None or (one.key == "time_to_target_seconds" and not entry.all_converged) else f" (n={count})"
 
 
-def _spread(show: Show, value: Any, sigma: float | None) -> str:
-    if not sigma or show in (count_text, _plain, _text):
+def _spread(show: Show, value: Any, half: float | None) -> str:
+    if not half or show in (count_text, _plain, _text):
         return show(value)
-    return f"{show(value)} ± {f'{sigma:.2f}' if show is _decimal else show(sigma)}"
+    return f"{show(value)} ± {f'{half:.2f}' if show is _decimal else show(half)}"
 
 
 def relative(value: float | None, *, marked: bool = False) -> str:

@@ -69,8 +69,8 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
         lines.append(
-            "Several runs of one job stand in one row (×N, or the column runs): mean ± standard deviation (trainer compare --no-fold keeps "
-            "them apart). The conclusion has geometric means, and intervals of 95 %."
+            "Several runs of one job stand in one row (×N, or the column runs): mean ± half the 95 % confidence interval of the mean "
+            "(trainer compare --no-fold keeps them apart). The conclusion has geometric means with their 95 % confidence intervals."
         )
     contended = [run.name for entry in folded if entry.counts for run in entry.runs if cpu_starvation(run.summary) is not None]
     if contended and not shown.isdisjoint(WORK):

@@ -10,10 +10,12 @@ import shutil
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from comparison_samples import made, written
 from run_samples import CLOCK, a_job, async_run, open_run, summary_of, sync_run
+from scipy import stats
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
@@ -244,15 +246,30 @@ def five_repeats(*seconds):
     [
         ([], "not reached"),
         ([30.0], "30.0 s (1 of 5)"),
-        ([30.0, 40.0], "35.0 s ± 7.07 s (2 of 5)"),
-        ([10.0, 20.0, 30.0, 40.0], "30.0 s ± 10.0 s (4 of 5)"),
-        ([10.0, 20.0, 30.0, 40.0, 50.0], "30.0 s ± 10.0 s"),
+        ([30.0, 40.0], "35.0 s ± 63.5 s (2 of 5)"),
+        ([10.0, 20.0, 30.0, 40.0], "30.0 s ± 20.5 s (4 of 5)"),
+        ([10.0, 20.0, 30.0, 40.0, 50.0], "30.0 s ± 19.6 s"),
     ],
 )
 def test_the_time_to_target_is_the_mean_over_the_runs_that_reached_it_and_stay(seconds, expected):
     found = compare_runs(five_repeats(*seconds))
     assert cell(found.entries[0], column("time_to_target")) == expected
     assert ("are left out" in as_text(found)) == (len(seconds) >= 4)
+
+
+def test_the_tables_have_the_same_kind_of_spread_as_the_conclusion(tmp_path):
+    """Half the 95 % interval of all repeats, held against scipy's, also where two of them are left out of the mean; and it is named."""
+    draw = np.random.default_rng(20261127)
+    print("seed 20261127")
+    for count in (2, 3, 5, 9):
+        speeds = draw.uniform(900.0, 1100.0, count).tolist()
+        runs = [made(f"r{seed}", seed=seed, summary={"examples_per_second": speed}) for seed, speed in enumerate(speeds)]
+        (entry,) = compare_runs(runs).entries
+        low, high = stats.t.interval(0.95, count - 1, np.mean(speeds), stats.sem(speeds))
+        assert entry.half_widths["examples_per_second"] == pytest.approx((high - low) / 2)
+    output = CliRunner().invoke(compare, written(tmp_path, *repeats_and_another()), catch_exceptions=False).output
+    assert "mean ± half the 95 % confidence interval" in " ".join(output.split())
+    assert "deviation" not in output
 
 
 def test_a_loss_that_blew_up_in_one_repeat_is_not_averaged_away():

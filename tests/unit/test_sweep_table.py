@@ -55,8 +55,8 @@ def test_repeats_of_different_points_are_never_one_row(tmp_path, field, values, 
     shown = [str(value).lower() for value in values]
     assert speeds(points_text(given, repeats=True, width=None)) == [
         [field, "runs", "examples/s"],
-        [shown[0], "2", "2,000 ± 1,414"],
-        [shown[1], "2", "3,000 ± 1,414"],
+        [shown[0], "2", "2,000 ± 12,706"],
+        [shown[1], "2", "3,000 ± 12,706"],
     ]
 
 
