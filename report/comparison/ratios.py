@@ -191,17 +191,19 @@ def _mean_of(values: Values) -> float:
 
 
 def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | None:
-    """Return how many repeats of each set-up would make a ratio sure, were ratio and scatter those that were found.
+    """Return how many repeats of each set-up would make a ratio sure, by Welch's test, were ratio and scatter those that were found.
+
+    Of a ratio that is not sure that is more than the fewest that there are.
 
     None where that is more than `MOST_REPEATS_TOLD`, or where the scatter is not known.
     """
     found = ratio(pairs)
     if not found.known:
         return None
-    variance = math.fsum(_variance(values) for pair in pairs for values in pair) / len(pairs) ** 2
-    sides = 2 * len(pairs)
-    for repeats in range(2, MOST_REPEATS_TOLD + 1):
-        if student_quantile(sides * (repeats - 1)) * math.sqrt(variance / repeats) < abs(math.log(found.ratio)):
+    variances = [_variance(values) / len(pairs) ** 2 for pair in pairs for values in pair]
+    already = 1 if found.sure else min(len(values) for pair in pairs for values in pair)  # so many did not make it sure
+    for repeats in range(already + 1, MOST_REPEATS_TOLD + 1):
+        if _half_width([(variance / repeats, repeats) for variance in variances]) < abs(math.log(found.ratio)):
             return repeats
     return None
 

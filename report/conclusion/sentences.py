@@ -84,7 +84,8 @@ def told(conclusion: Conclusion) -> Told:
     best = quality_told(conclusion.set_ups)
     best += [_best(one, unrepeated, many) for one in conclusion.best] or ([] if _speed_not_ranked(conclusion) else [_nothing(conclusion)])
     best += _missed(conclusion)
-    lines = [_axis_line(one, unrepeated) for one in conclusion.verdicts]
+    advised = max((len(one.runs) for one in conclusion.set_ups.all), default=0) < _USUAL_REPEATS
+    lines = [_axis_line(one, unrepeated, advised) for one in conclusion.verdicts]
     return Told(
         one_line(_head(conclusion)),
         _lines(best),
@@ -123,8 +124,14 @@ def _nothing(conclusion: Conclusion) -> str:
 
 def _unrepeated(conclusion: Conclusion) -> str:
     """Return what is to be said where the scatter is not known."""
-    each = all(len(one.runs) == 1 for one in conclusion.set_ups.all)
-    return "one run each" if each else "not every configuration has repeats"
+    counts = [len(one.runs) for one in conclusion.set_ups.all]
+    if min(counts, default=0) > 1:
+        return "CPU contention leaves fewer than two repeats of some"
+    return "one run each" if max(counts, default=1) == 1 else "not every configuration has repeats"
+
+
+_USUAL_REPEATS = 3
+"""How many repeats are advised where the scatter is not known."""
 
 
 def _head(conclusion: Conclusion) -> str:
@@ -242,12 +249,12 @@ def _significance(found: Ratio, unrepeated: str) -> str:
 # The axes -------------------------------------------------------------------------------------------------------------
 
 
-def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
+def _axis_line(one: AxisVerdict, unrepeated: str, advised: bool) -> AxisLine:
     by = "in time to target" if one.figure == TARGET.key else "in throughput"
     if one.ratio is None:
         return AxisLine(one.label, "", "", f"not compared {by}: {one.why_not}")
     last = "" if one.over_last is None else f"; {one.winner} over {one.last}: {times_text(one.over_last.ratio)}"
-    sure = "depends on other settings" if one.depends else _sure(one.ratio, one.repeats, unrepeated)
+    sure = "depends on other settings" if one.depends else _sure(one.ratio, one.repeats, unrepeated, advised)
     return AxisLine(
         one.label,
         f"{one.winner} over {one.other}",
@@ -256,13 +263,14 @@ def _axis_line(one: AxisVerdict, unrepeated: str) -> AxisLine:
     )
 
 
-def _sure(found: Ratio, repeats: int | None, unrepeated: str) -> str:
+def _sure(found: Ratio, repeats: int | None, unrepeated: str, advised: bool) -> str:
+    """Return the significance of a ratio; `advised`: whether repeats are advised where there are too few to know."""
     significance = _significance(found, unrepeated)
     if found.low is not None and not found.judged:
         return f"{significance}: use runs of a few seconds"
     if not found.known:
         usual = f"; runs of one job differ by up to {USUAL_SCATTER:.0%}" if abs(found.ratio - 1) < USUAL_SCATTER else ""
-        return f"{significance}{usual}; use --repeats 3"
+        return f"{significance}{usual}{f'; use --repeats {_USUAL_REPEATS}' * advised}"
     if found.sure:
         return significance
     if found.open_by_contention:

@@ -216,6 +216,20 @@ def test_a_disturbed_run_counts_for_no_speed_and_is_named():
     assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(found).mind)
 
 
+def test_who_has_three_repeats_is_not_told_to_make_three():
+    """Neither where contention leaves one of them alone, nor where they scatter too much to tell: then as many as would are named."""
+    busy = {"per_node": [starved_node(0.5)]}
+    contended = [made(f"f{seed}", seed=seed, backend="tf", summary=busy if seed else {}) for seed in range(3)]
+    words = told(conclude([*repeated("t", FAST), *contended]))
+    assert words.axes[0].sure.startswith("not known, CPU contention leaves fewer than two repeats of some")
+    assert "would tell" not in words.axes[0].sure
+    missing = told(conclude([*repeated("t", FAST), contended[0]]))
+    assert missing.axes[0].sure.startswith("not known, not every set-up has repeats")
+    assert "would tell" not in missing.axes[0].sure
+    scattered = told(conclude([*repeated("t", (1000.0, 1160.0, 1300.0)), *repeated("f", (1000.0, 1001.0, 1002.0), backend="tf")]))
+    assert scattered.axes[0].sure == "not sure, within the scatter; 7 repeats each would tell"
+
+
 def test_what_cannot_be_compared_is_not():
     """Another machine for the other backend: nothing tells what made the difference."""
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf", node={"cpu_model": "Other 1"})]

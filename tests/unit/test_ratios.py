@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -79,6 +79,18 @@ def test_so_many_repeats_would_tell(values, factor):
     else:
         assert tells(needed)
         assert needed == 2 or not tells(needed - 1)
+
+
+SCATTERED = st.lists(st.floats(0.5, 2.0), min_size=2, max_size=8)
+
+
+@given(st.lists(st.tuples(SCATTERED, SCATTERED), min_size=1, max_size=3))
+@example([([1.5439, 1.5855, 1.4713, 1.1824, 1.6799], [1.25370, 1.25274, 1.25403, 1.25478, 1.25082, 1.25668, 1.25070])])
+@example([([1000.0, 1160.0, 1300.0], [1000.0, 1001.0, 1002.0])])
+def test_more_repeats_are_needed_than_did_not_tell(pairs):
+    needed = repeats_that_would_tell(pairs)
+    if needed is not None and not ratio(pairs).sure:
+        assert needed > min(len(values) for pair in pairs for values in pair)
 
 
 def test_equal_repeats_scatter_by_nothing():
