@@ -13,8 +13,10 @@ from ...core.errors import UsageError
 from ...core.untrusted.console import json_text
 from ...report.catalog.run import Run
 from ...report.comparison.comparison import compare_runs, setting_rule
+from ...report.comparison.factors import LEARNT, SPEED, STEPS, TARGET, TIME
 from ...report.conclusion.conclusion import conclude
 from ...report.conclusion.sentences import told
+from ...report.conclusion.set_ups import FIGURES, SPEED_FIGURE, TARGET_FIGURE
 from ...report.conclusion.text import as_lines, closing_text
 from ...report.conclusion.text import as_text as conclusion_as_text
 from ...report.paper.table import as_latex
@@ -26,13 +28,17 @@ from ..run_arguments import finished_runs
 __all__ = ["compare"]
 
 _LAYOUTS = ("auto", "columns", "rows")
+_RANKED_FOR = {SPEED_FIGURE: {SPEED, STEPS, TIME}, TARGET_FIGURE: {TARGET}}
+"""The kinds of figures for which, where --metric asks for some alone, the conclusion ranks by a figure."""
 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…")
 @click.option("--by", metavar="SETTING[,…]", help="A row for each value of a setting: nodes, batch_size, mode, backend, lr, ….")
 @click.option("--metric", metavar="FIGURE[,…]", help="Only these figures: examples_per_second, loss, a metric such as accuracy, memory, ….")
+@click.option(
     "--fold/--no-fold", default=True, help="Runs that differ by seed alone in one row: mean ± half its 95 % interval. [default: fold]"
+)
 @click.option("--layout", metavar="|".join(_LAYOUTS), default="auto", help="A column a run, or a row a run. [default: auto]")
 @click.option(
     "--curves",
@@ -91,8 +97,10 @@ def compare(
     if csv_too:  # figures alone, so that nothing is concluded from them
         click.echo(as_csv(comparison, columns), nl=False)
         return
-    concluded = conclude(comparison.runs)
-    words = told(concluded) if concluded.concludes else None
+    groups = {one.group for one in columns}
+    figures = FIGURES if as_json or not columns else tuple(one for one in FIGURES if groups & _RANKED_FOR[one])
+    concluded = conclude(comparison.runs, figures=figures)
+    words = told(concluded) if concluded.concludes and (figures or groups & LEARNT) else None
     if as_json:
         conclusion = None if words is None else concluded.to_json(words.sentences)
         click.echo(json_text({"conclusion": conclusion, **comparison.to_json()}, indent=1))

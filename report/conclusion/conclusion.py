@@ -71,6 +71,7 @@ class Conclusion:
 
     `best` has the best set-up by each figure that there is. `verdicts` are on each axis, by each figure. `limits` say what holds back the
     best and the worst set-up, and `advice` what to try next with the best. `losses` say whether runs that should train alike do so.
+    `figures` are those that set-ups were to be ranked by.
     """
 
     set_ups: SetUps
@@ -79,6 +80,7 @@ class Conclusion:
     limits: tuple[Limit, ...]
     advice: tuple[Advice, ...]
     losses: tuple[LossAgreement, ...] = ()
+    figures: tuple[Figure, ...] = FIGURES
 
     @property
     def concludes(self) -> bool:
@@ -108,16 +110,20 @@ class Conclusion:
         return found
 
 
-def conclude(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conclusion:
-    """Return what runs that have figures say together. `swept` is what was varied on purpose, where that is known; see `set_ups`."""
+def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequence[Figure] = FIGURES) -> Conclusion:
+    """Return what runs that have figures say together. `swept` is what was varied on purpose, where that is known; see `set_ups`.
+
+    Set-ups are ranked by `figures`; without any there is a conclusion on what they have learnt alone.
+    """
     found = set_ups(labelled(runs), swept)
-    best = [one for figure in FIGURES if (one := _best(found, figure)) is not None]
-    verdicts = [judge_axis(found, axis, figure) for axis in found.axes for figure in FIGURES if _measured(found, figure)]
-    limits = _limits(found, best) if sum(len(one.runs) for one in found.all) > 1 else []
+    best = [one for figure in figures if (one := _best(found, figure)) is not None]
+    verdicts = [judge_axis(found, axis, figure) for axis in found.axes for figure in figures if _measured(found, figure)]
+    limits = _limits(found, best) if figures and sum(len(one.runs) for one in found.all) > 1 else []
     decided = not found.quality.undecided
     advice = [one for one in advise(limits[0].explanation) if one.speedup is not None] if limits and decided else []
     every = [run for one in found.all for run in one.runs]
-    return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice[:MOST_ADVICE]), tuple(loss_agreements(every)))
+    losses = tuple(loss_agreements(every))
+    return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice[:MOST_ADVICE]), losses, tuple(figures))
 
 
 def _measured(found: SetUps, figure: Figure) -> bool:

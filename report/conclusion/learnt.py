@@ -16,8 +16,11 @@ from .set_ups import SetUps
 __all__ = ["learnt_told", "quality_told"]
 
 
-def quality_told(found: SetUps) -> list[str]:
-    """Return what is to be said of quality before any speed: the best where quality leads, and what has diverged or learnt nothing."""
+def quality_told(found: SetUps, *, speed: bool = True) -> list[str]:
+    """Return what is to be said of quality before any speed: the best where quality leads, and what has diverged or learnt nothing.
+
+    `speed`: whether a ranking by speed follows.
+    """
     quality, every = found.quality, found.all
     lines = []
     if quality.leads and quality.best is not None:
@@ -38,7 +41,7 @@ def quality_told(found: SetUps) -> list[str]:
         lines.append(f"Diverged, so not ranked: {some_of(named)}.")
     if not quality.learnt:
         worth = "its first evaluation or on guessing the most common class"
-        lines.append(f"No run improved on {worth}, so only throughput is ranked.")
+        lines.append(f"No run improved on {worth}{', so only throughput is ranked' * speed}.")
     outside = [every[place].label for place in range(len(every)) if place not in quality.judged | quality.diverged.keys()]
     if quality.leads and outside:
         lines.append(f"Not ranked, as the quality is not comparable: {some_of(outside)}.")
@@ -47,7 +50,7 @@ def quality_told(found: SetUps) -> list[str]:
     elif quality.unknown:
         single = "one run each" if all(len(one.runs) == 1 for one in every) else "too few repeats of other seeds"
         lines.append(f"The configurations train differently, and with {single} the significance is unknown: no recommendation.")
-    elif quality.leads and sum(map(found.ranks, every)) == 1 and len(every) > 1:
+    elif speed and quality.leads and sum(map(found.ranks, every)) == 1 and len(every) > 1:
         lines.append("Throughput is not ranked: no other configuration has comparable quality.")
     return lines
 

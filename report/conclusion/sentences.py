@@ -81,9 +81,12 @@ class Told:
 def told(conclusion: Conclusion) -> Told:
     """Return a conclusion in words."""
     unrepeated, many = _unrepeated(conclusion), len(conclusion.set_ups.all)
-    best = quality_told(conclusion.set_ups)
-    best += [_best(one, unrepeated, many) for one in conclusion.best] or ([] if _speed_not_ranked(conclusion) else [_nothing(conclusion)])
-    best += _missed(conclusion)
+    speed = SPEED_FIGURE in conclusion.figures
+    best = quality_told(conclusion.set_ups, speed=speed)
+    best += [_best(one, unrepeated, many) for one in conclusion.best] or (
+        [_nothing(conclusion)] if speed and not _speed_not_ranked(conclusion) else []
+    )
+    best += _missed(conclusion) if TARGET in conclusion.figures else []
     advised = max((len(one.runs) for one in conclusion.set_ups.all), default=0) < _USUAL_REPEATS
     lines = [_axis_line(one, unrepeated, advised) for one in conclusion.verdicts]
     return Told(
@@ -94,7 +97,7 @@ def told(conclusion: Conclusion) -> Told:
         _lines(_limits(conclusion.limits)),
         _lines(_next(conclusion)),
         _lines(agreements_told(conclusion.losses)),
-        _lines(cautions(conclusion)),
+        _lines(cautions(conclusion) if conclusion.figures else []),
     )
 
 

@@ -24,7 +24,7 @@ def as_text(told: Told, width: int | None) -> str:
     """Return the conclusion for a terminal of so many characters, if it is one; ends with an empty line."""
     width = min(width or _PROSE, _PROSE)
     parts = [_wrapped(f"{QUESTION} of {told.head}", width, "")]
-    parts += ["\n".join(_wrapped(sentence, width, _GAP) for sentence in told.best)]
+    parts += ["\n".join(_wrapped(sentence, width, _GAP) for sentence in told.best)] if told.best else []
     if told.axes:
         parts.append("\n".join(_axes(told, width)))
     if told.named:
@@ -34,7 +34,7 @@ def as_text(told: Told, width: int | None) -> str:
 
 def closing_text(told: Told, width: int | None) -> str:
     """Return the answer once more for the last lines of a terminal, where tables have pushed it off the screen; empty where it is none."""
-    if width is None:
+    if width is None or not told.best:
         return ""
     return "\n" + "\n".join(_wrapped(sentence, min(width, _PROSE), "") for sentence in told.best) + "\n"
 

@@ -272,6 +272,23 @@ def test_the_tables_have_the_same_kind_of_spread_as_the_conclusion(tmp_path):
     assert "deviation" not in output
 
 
+@pytest.mark.parametrize(
+    ("metric", "verdict", "quality"),
+    [("accuracy,loss", False, True), ("memory", False, False), ("examples_per_second", True, True), ("error,steps_per_second", True, True)],
+)
+def test_a_conclusion_is_on_the_figures_that_were_asked_for(tmp_path, metric, verdict, quality):
+    runs = [
+        made(f"{lr}-{seed}", lr=lr, seed=seed, summary={"eval": {"examples": 360, "loss": 0.5, "accuracy": 0.75 + (lr + seed) / 100}})
+        for seed in range(3)
+        for lr in (1, 2)
+    ]
+    output = CliRunner().invoke(compare, [*written(tmp_path, *runs), "--metric", metric], catch_exceptions=False).output
+    assert ("as fast as" in output or "by examples/s" in output) == verdict
+    assert ("peed is not ranked" in output or "trains most examples" in output) == verdict
+    assert ("has the best test accuracy" in output) == quality
+    assert ("Which is better?" in output) == quality
+
+
 def test_a_loss_that_blew_up_in_one_repeat_is_not_averaged_away():
     runs = [made("a-r1", seed=0), made("a-r2", seed=1, summary={"final_train_loss": "NaN"})]
     assert compare_runs(runs).entries[0].figures["final_train_loss"] == "NaN"
