@@ -63,6 +63,7 @@ __all__ = ["make_grid", "sweep"]
 )
 @trust_option("With --resume: take")
 @topic_option(Topic.OUTPUT, "--dry-run", is_flag=True, help="Show the points and their commands, and exit.")
+@topic_option(Topic.OUTPUT, "--tables", is_flag=True, help="Print the tables of all points at the end as well, not the conclusion alone.")
 @topic_option(Topic.OUTPUT, "--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="No progress on standard error.")
 @job_options_without(("name",))
@@ -77,11 +78,12 @@ def sweep(
     resume: str | None,
     trust_run: bool,
     dry_run: bool,
+    tables: bool,
     as_json: bool,
     quiet: bool,
     **_options: Any,
 ) -> int:
-    """Run one job at many settings, a `trainer run` each, one after another; end with their figures side by side.
+    """Run one job at many settings, a `trainer run` each, one after another; end with what follows from them.
 
     CONFIG is a TOML file or the name of a shipped one; it may bring a grid of its own in a table [sweep]. Every other setting of
     `trainer run` can be given as well and then holds for every point. All points are checked before the first one starts.
@@ -119,7 +121,7 @@ def sweep(
         return 0
     with SweepFolder(folder, request, points, ["trainer", *(ctx.obj or ())]) as opened:
         finished = run_points(opened, note, quiet=quiet)
-        _print_outcome(opened, as_json=as_json)
+        _print_outcome(opened, tables=tables, as_json=as_json)
         return _verdict(opened, finished)
 
 
@@ -243,13 +245,17 @@ def _print_plan(points: Sequence[Point], request: Request, folder: Path, *, as_j
     click.echo("\n".join(shlex.join(command) for command in commands))
 
 
-def _print_outcome(sweep: SweepFolder, *, as_json: bool) -> None:
+def _print_outcome(sweep: SweepFolder, *, tables: bool, as_json: bool) -> None:
     summaries = [_summary(sweep, entry) for entry in sweep.entries]
     if not as_json:
         done = [(sweep.run_path(entry), entry.point.settings) for entry in sweep.entries if entry.state == "succeeded"]
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(points_text(done, repeats=sweep.request.grid.repeats is not None, width=width) if done else "no point succeeded")
+        width, height = shutil.get_terminal_size() if sys.stdout.isatty() else (None, 0)
+        repeats = sweep.request.grid.repeats is not None
+        text = points_text(done, repeats=repeats, width=width, height=height, tables=tables) if done else "no point succeeded"
+        click.echo(text.rstrip("\n"))
         click.echo(f"sweep: {sweep.path}")
+        if len(done) > 1 and not tables:
+            click.echo(f"tables: trainer compare {shlex.quote(str(sweep.path))}")
         return
     rows = [
         {

@@ -29,10 +29,13 @@ def points_conclusion(points: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[
     return found.to_json(told(found).sentences) if found.concludes else None
 
 
-def points_text(points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bool, width: int | None) -> str:
-    """Return the comparison of some runs (directory, settings of the point) with a row a point, as text.
+def points_text(
+    points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bool, width: int | None, height: int = 0, tables: bool = True
+) -> str:
+    """Return what some runs (directory, settings of the point) say together and, with `tables`, their comparison with a row a point.
 
-    With `repeats`, runs of points that differ by their seed alone are one row. `width` is that of the terminal in characters, if it is one.
+    With `repeats`, runs of points that differ by their seed alone are one row. `width` and `height` are those of the terminal in
+    characters, if it is one: text that is longer ends with the answer once more. A single row has no other, so that it is shown.
     What was swept marks figures as it does for `trainer compare`; how to have it without marks is said below.
     """
     settings = dict(points)
@@ -41,11 +44,12 @@ def points_text(points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bo
     comparison = compare_runs([finished_run(path) for path in settings], fold=repeats, by=by, by_confounds=True)
     found = conclude(comparison.runs, axes)
     words = told(found) if found.concludes else None
-    tables = as_text(comparison, layout="rows", width=width)
-    text = tables if words is None else f"{conclusion_as_text(words, width)}{tables}"
-    closing = "" if words is None else closing_text(words, width)
-    confounding = [one.key for one in comparison.comparability.faults if one.confounds and one.key in {rule.key for rule in by}]
-    return (f"{text}\n{_without_marks(confounding)}" if confounding else text) + closing
+    text = "" if words is None else conclusion_as_text(words, width)
+    if tables or words is None or len(comparison.entries) == 1:
+        text += as_text(comparison, layout="rows", width=width)
+        confounding = [one.key for one in comparison.comparability.faults if one.confounds and one.key in {rule.key for rule in by}]
+        text += f"\n{_without_marks(confounding)}" if confounding else ""
+    return text + ("" if words is None or text.count("\n") < height else closing_text(words, width))
 
 
 def _swept_settings(settings: Mapping[Path, Mapping[str, Any]]) -> list[Factor]:

@@ -12,7 +12,7 @@ from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.report.catalog.run import finished_run
 from crosstrain.report.conclusion.conclusion import conclude
 from crosstrain.report.conclusion.sentences import told
-from crosstrain.report.conclusion.text import as_text
+from crosstrain.report.conclusion.text import as_text, closing_text
 
 
 def swept(folder, grid, **flags):
@@ -134,3 +134,16 @@ def test_a_sweep_says_the_same_of_its_runs_as_a_comparison_of_them(tmp_path, gri
     found = conclude([finished_run(path) for path, _ in given])
     assert points_conclusion(given) == found.to_json(told(found).sentences)
     assert points_text(given, repeats=True, width=None).startswith(as_text(told(found), None))
+
+
+def test_a_sweep_ends_with_what_follows_and_has_tables_where_they_are_wanted(tmp_path, capsys):
+    points = swept(tmp_path, Grid({"batch_size": [16, 32], "lr": [0.1, 0.2], "backend": ["torch", "tf"]}, (), 3))
+    words = told(conclude([finished_run(path) for path, _ in points]))
+    answer, every = (points_text(points, repeats=True, width=None, tables=tables) for tables in (False, True))
+    assert answer == as_text(words, None)
+    assert answer.count("\n") < 40
+    assert every.startswith(answer)
+    assert len(speeds(every)) == 1 + 8
+    short, long = (points_text(points, repeats=True, width=120, height=height, tables=False) for height in (100, 10))
+    assert long == short + closing_text(words, 120)  # on a terminal that it does not fit on, the answer comes once more
+    assert "examples/s" in points_text(points[:1], repeats=True, width=None, tables=False)  # one run has no conclusion
