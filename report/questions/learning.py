@@ -1,4 +1,4 @@
-"""Is the run still improving, flat, or overfitting? What `learning_progress` says of the records of a run."""
+"""Does the test loss still fall, is it flat, or does the run overfit? What `learning_progress` says of the records of a run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from ..catalog.summary_rows import number
 from ..catalog.translations import Searched, scored_at_the_end
 from ..series.arrays import Floats, StepSeries
 from .answer import Answer, digits3
-from .learning_progress import LEAST_EVALUATIONS, Learning, judge_curves
+from .learning_progress import CHANCE, LEAST_EVALUATIONS, NOTABLE, Learning, judge_curves
 
 __all__ = ["learning"]
 
 _WORDS = {
-    "improving": "still improving",
+    "improving": "still falling",
     "flat": "flat",
+    "rising": "rising",
     "overfitting": "overfitting",
     "worsening": "getting worse",
-    "unclear": "cannot be told",
+    "unclear": "unclear",
 }
 
 
@@ -90,7 +91,7 @@ def _train_losses(series: StepSeries, steps: list[int]) -> Floats:
 
 def _text(run: Run, found: Learning, tests: list[EvalRecord], losses: Floats, trained: Floats) -> str:
     word = _WORDS[found.state]
-    if found.state == "unclear" or found.smoothed_best_index is None or found.recent is None:
+    if found.smoothed_best_index is None or found.recent is None:
         fallen = diverged(run.summary)
         why = found.reason if fallen is None else "the loss is not finite"
         return f"{word}: {why}; test loss {digits3(tests[-1].loss)}" + (
@@ -107,4 +108,14 @@ def _text(run: Run, found: Learning, tests: list[EvalRecord], losses: Floats, tr
     train = f"training loss {digits3(trained[since])} → {digits3(trained[-1])}"
     verb = "fell" if (found.change or 0.0) < 0 else "rose"
     certain = f"{verb} by {digits3(abs(found.change or 0.0))} ± {digits3(found.change_error)}"
-    return f"{word}: test loss {digits3(tests[-1].loss)}, which {certain} over the last {found.recent} of {len(tests)} evaluations; {train}"
+    over = f"over the last {found.recent} of {len(tests)} evaluations"
+    return f"{word}: test loss {digits3(tests[-1].loss)}, which {certain} {over}{_how_certain(found)}; {train}"
+
+
+def _how_certain(found: Learning) -> str:
+    """Say why a change is none, or may be none, where its figures alone do not."""
+    if found.state == "unclear":
+        errors = f"{found.standard_errors or 0.0:.1f} standard errors, which may be chance"
+        return f": {errors}; more updates or evaluations would show (--steps, --eval-every)"
+    certain = found.change and abs(found.change) >= CHANCE * (found.change_error or 0.0)
+    return f": less than {NOTABLE:.0%} of what it has changed by in all" if found.state == "flat" and certain else ""

@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEAST_EVALUATIONS", "Learning", "judge_curves"]
+__all__ = ["CERTAIN", "CHANCE", "LEAST_EVALUATIONS", "NOTABLE", "Learning", "judge_curves"]
 
 Floats = NDArray[np.float64]
-State = Literal["improving", "flat", "overfitting", "worsening", "unclear"]
+State = Literal["improving", "flat", "rising", "overfitting", "worsening", "unclear"]
 
 LEAST_EVALUATIONS = 8
 """With fewer a trend, its noise and the bend of a curve that still falls fast cannot be told apart."""
@@ -34,6 +34,9 @@ NOTABLE = 0.01
 CERTAIN = 4.0
 """A change is one if it is so many standard errors: the errors themselves come from few evaluations, and their tails are long."""
 
+CHANCE = 2.0
+"""Below so many standard errors a change is what chance makes of a flat curve; between this and `CERTAIN` it may be either."""
+
 LARGEST = 1e40
 """Of a loss that is computed with: what float32 holds, and some more."""
 
@@ -45,8 +48,9 @@ RISEN = 0.05
 class Learning:
     """A verdict on a run's curves, with the figures that it follows from. Losses are means over examples.
 
-    - `state`: ``improving``; ``flat``; ``overfitting`` (the evaluation loss rises from its best while the training loss falls);
-      ``worsening`` (both rise, or the training loss is not known); ``unclear`` where there are too few evaluations, or not all are finite
+    - `state`: ``improving``; ``flat``; ``rising``; ``overfitting`` (the evaluation loss rises from its best while the training loss falls);
+      ``worsening`` (both rise, or the training loss is not known); ``unclear`` where the change may be chance, there are too few
+      evaluations, or not all are finite
     - `recent`: how many of the last evaluations the trend is of; `change` is what the fitted line rises over them, `change_error` its
       standard error, `gain` the fall from the first to the best evaluation, smoothed over three
     - `rise`: the last loss above the best, both smoothed; `smoothed_best_index` is the place of that best one, from 0
@@ -65,6 +69,11 @@ class Learning:
     smoothed_best_index: int | None = None
     train_change: float | None = None
 
+    @property
+    def standard_errors(self) -> float | None:
+        """By how many of its standard errors the loss changed; None where that is not judged, or where there is no noise."""
+        return abs(self.change) / self.change_error if self.change is not None and self.change_error else None
+
     def to_json(self) -> dict[str, object]:
         """Return the figures as a JSON value."""
         return asdict(self)
@@ -78,8 +87,8 @@ def judge_curves(losses: Floats, train_losses: Floats) -> Learning:
 
     - overfitting: the last is above the lowest by `RISEN` of the gain and by `CERTAIN` times its noise, the lowest at least three
       evaluations ago, and the training loss has fallen since. Where that has not fallen, worsening.
-    - improving: the line through the recent ones falls by `NOTABLE` of the gain and by `CERTAIN` standard errors
-    - flat: neither
+    - flat: the line through the recent ones changes by less than `NOTABLE` of the gain, or by less than `CHANCE` standard errors
+    - improving, rising: it falls or rises by `CERTAIN` standard errors or more; unclear: by fewer than these
     """
     n = len(losses)
     if n < LEAST_EVALUATIONS:
@@ -103,9 +112,13 @@ def judge_curves(losses: Floats, train_losses: Floats) -> Learning:
         if train_change is not None and train_change < 0:
             return Learning("overfitting", "the evaluation loss rises from its best while the training loss falls", *figures)
         return Learning("worsening", "the evaluation loss rises from its best, and the training loss does not fall", *figures)
-    if -change >= max(NOTABLE * scale, CERTAIN * error) and -change > _rounding(losses):
-        return Learning("improving", "the evaluation loss still falls", *figures)
-    return Learning("flat", "the evaluation loss neither falls nor rises by more than its noise", *figures)
+    size = abs(change)
+    if size < max(NOTABLE * scale, CHANCE * error) or size <= _rounding(losses):
+        why = "its noise" if size < CHANCE * error else f"{NOTABLE:.0%} of what it has changed by in all"
+        return Learning("flat", f"the evaluation loss neither falls nor rises by more than {why}", *figures)
+    if size < CERTAIN * error:
+        return Learning("unclear", "the change of the evaluation loss may be chance", *figures)
+    return Learning("improving" if change < 0 else "rising", f"the evaluation loss still {'falls' if change < 0 else 'rises'}", *figures)
 
 
 def _smoothed(values: Floats) -> Floats:

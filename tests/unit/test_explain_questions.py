@@ -224,7 +224,36 @@ def test_the_best_evaluation_is_one_evaluation(tmp_path):
 def test_too_few_evaluations_say_so(tmp_path):
     found = asked(trained(tmp_path, evaluations=curve([1.0, 0.5])))["learning"]
     assert found["state"] == "unclear"
-    assert found["text"].startswith("cannot be told: 2 evaluations are too few: 8 are needed")
+    assert found["text"].startswith("unclear: 2 evaluations are too few: 8 are needed")
+
+
+UNEVEN = np.array([0.12, -0.12, 0.05, 0.1, -0.1, 0.08, -0.02, 0.1, -0.12, 0.06, 0.1, -0.08, 0.05, 0.0, -0.09, 0.11, 0.02, -0.1, 0.1, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("slope", "errors", "text"),
+    [
+        (-0.05, (0, 2), "flat: test loss"),
+        (-0.35, (0, 2), "flat: test loss"),
+        (-0.7, (2, 4), "unclear: test loss"),
+        (-1.0, (2, 4), "unclear: test loss"),
+        (-1.5, (4, 99), "still falling: test loss"),
+    ],
+)
+def test_how_far_a_change_is_beyond_chance_decides_what_is_said_of_it(tmp_path, slope, errors, text):
+    """A loss that changes by `slope` over the run, with noise: the change of the last evaluations, in standard errors, is what is said."""
+    found = asked(trained(tmp_path, evaluations=curve(list(2 + slope * np.linspace(0, 1, 20) + UNEVEN))))["learning"]
+    low, high = errors
+    assert low <= abs(found["change"]) / found["change_error"] < high
+    assert found["text"].startswith(text)
+    assert ("which may be chance; more updates or evaluations would show" in found["text"]) is (found["state"] == "unclear")
+
+
+def test_a_loss_that_certainly_changes_by_next_to_nothing_is_flat_and_says_why(tmp_path):
+    losses = [4.0, 3.0, 2.0, 1.5, *(1.0 - 0.001 * n for n in range(16))]
+    found = asked(trained(tmp_path, evaluations=curve(losses)))["learning"]
+    assert found["text"].startswith("flat: test loss 0.985, which fell by 0.007 ± ")
+    assert "of 20 evaluations: less than 1% of what it has changed by in all; training loss" in found["text"]
 
 
 def test_an_evaluation_that_was_made_again_counts_once(tmp_path):
