@@ -155,8 +155,9 @@ def _other(explanation: Explanation) -> Iterator[Advice]:
     evidence = explanation.evidence
     given = evidence.job.get("steps_per_call")
     if given is not None and evidence.summary["run_seconds"]:
+        share = sum(explanation.run_fractions.get(name, 0.0) for name in ("idle", "other"))
         reason = f"with {given} steps a call, much of the time passes between calls"
-        yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - explanation.run_fractions["other"]), "at most")
+        yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - share), "at most")
 
 
 _BY_COMPONENT: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
@@ -164,6 +165,7 @@ _BY_COMPONENT: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
     "peers": peers,
     "compute": _compute,
     "data": _data,
+    "idle": _other,
     "evaluating": _evaluating,
     "translating": _translating,
     "saving": _saving,

@@ -18,6 +18,7 @@ def headline(explanation: Explanation) -> str:
         "compute": _compute,
         "data": _data,
         "peers": _peers,
+        "idle": _idle,
         "evaluating": _evaluating,
         "translating": _translating,
         "saving": _saving,
@@ -143,13 +144,17 @@ def _profiling(explanation: Explanation) -> str:
     return f"profiling holds it back: it takes {share} of the run's time ({seconds} s). A run without --profile has none of it."
 
 
+def _idle(explanation: Explanation) -> str:
+    summary = explanation.evidence.summary
+    share, seconds = percent(explanation.run_fractions["idle"]), number_text(summary["run_seconds"], 2)
+    size = number_text((summary["step_seconds"] or {}).get("group_size"), 0)
+    waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
+    return f"nothing to do: {waits}; they get {size} at a time."
+
+
 def _other(explanation: Explanation) -> str:
     seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
     share = percent(explanation.run_fractions["other"])
-    if explanation.evidence.summary["mode"] == "async" and explanation.calibrated:
-        size = number_text((explanation.evidence.summary["step_seconds"] or {}).get("group_size"), 0)
-        waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
-        return f"nothing to do: {waits}; they get {size} at a time."
     return f"neither training nor evaluating: {share} of the run's {seconds} s pass between commands; a longer run would say more."
 
 

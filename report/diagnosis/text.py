@@ -61,12 +61,13 @@ def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
 def _run_line(explanation: Explanation) -> str:
     run, began = explanation.run_fractions, explanation.evidence.part_began_seconds
     of = "of the run's time" if began is None else f"of the time since the run was resumed at {number_text(began, 2)} s"
+    idle = f" ({NAMES['idle']} {percent(run['idle'])})" if run.get("idle") else ""
+    training = f"{of}: training {percent(explanation.training_fraction)}{idle}, {_beside(explanation)}"
     if not explanation.calibrated:
-        return f"{of}: training {percent(run['training'])}, {_beside(explanation)}"
-    training = sum(run[component] for component in explanation.step_fractions)
+        return training
     steps = ", ".join(f"{NAMES[component]} {percent(fraction)}" for component, fraction in explanation.step_fractions.items())
     costs = "" if explanation.exchange_costs is None else f"\n{exchange_text(explanation.exchange_costs)}"
-    return f"{of}: training {percent(training)}, {_beside(explanation)}\nof each step: {steps}{costs}"
+    return f"{training}\nof each step: {steps}{costs}"
 
 
 def _beside(explanation: Explanation) -> str:

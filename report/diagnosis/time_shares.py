@@ -14,6 +14,7 @@ from ...records.summary.time_shares import COMPONENTS
 __all__ = [
     "BESIDE_TRAINING",
     "STEP_COMPONENTS",
+    "TRAINING_COMPONENTS",
     "Shares",
     "Worker",
     "around_training",
@@ -25,6 +26,9 @@ __all__ = [
 
 STEP_COMPONENTS = ("compute", "data", "peers", "network")
 """What a step consists of."""
+
+TRAINING_COMPONENTS = (*STEP_COMPONENTS, "idle")
+"""What training consists of: steps, and the time in which workers of an async run have none to make."""
 
 BESIDE_TRAINING = {
     "evaluating": "eval_seconds",
@@ -70,7 +74,8 @@ class Shares:
 
     - `step`: of the training time, by `STEP_COMPONENTS`; in sync mode of the step as the slowest worker makes it: what a worker of ordinary
       speed does itself, what it waits for the slowest, and what the exchange adds to that. In async mode of the workers' time together.
-    - `run`: of the run clock: those, and `evaluating`, `translating`, `saving`, `profiling` and `other`; they add up to 1
+    - `run`: of the run clock: those and `idle`, which together are training as `around_training` has it, and `evaluating`,
+      `translating`, `saving`, `profiling` and `other`; they add up to 1
     - `uncertainty`: of each component of `run`, how far it may be off because what was calibrated varied
     - `slowest`: the worker with the most own time; `slowness`: that time over that of a worker of ordinary speed
     """
@@ -122,7 +127,10 @@ def ordinary(workers: Sequence[Worker]) -> Worker:
 
 
 def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return what fractions of the run clock were spent training, beside it and otherwise; known without calibration too."""
+    """Return what fractions of the run clock were spent training, beside it and otherwise; known without calibration too.
+
+    Training is a summary's ``train_seconds`` over its run clock, here and wherever its share is shown.
+    """
     beside = {component: summary[name] for component, name in BESIDE_TRAINING.items()}
     seconds = {"training": summary["train_seconds"], **beside}
     whole = max(summary["run_seconds"], sum(seconds.values()))
@@ -140,7 +148,7 @@ def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares
         step, idle = _of_all_workers(summary, workers)
     around = around_training(summary)
     training = around["training"] * (1.0 - idle)
-    run = {component: fraction * training for component, fraction in step.items()}
+    run = {component: fraction * training for component, fraction in step.items()} | {"idle": around["training"] * idle}
     run |= {component: around[component] for component in BESIDE_TRAINING}
     run["other"] = max(0.0, 1.0 - sum(run.values()))
     uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], alone=len(workers) == 1)
@@ -192,7 +200,7 @@ def _of_all_workers(summary: Mapping[str, Any], workers: Sequence[Worker]) -> tu
 
 
 def idle_fraction(summary: Mapping[str, Any]) -> float:
-    """Return the fraction of its training during which an async run's workers had nothing to do, between two commands of the driver.
+    """Return the fraction of its training during which an async run's workers had nothing to do: they wait for steps, or are not there.
 
     Of a run that was resumed it is that of the last segment. 0 in sync mode, where every step is one of all workers, and where a run was
     not calibrated.

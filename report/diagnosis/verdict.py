@@ -11,7 +11,7 @@ from ..catalog.run import Run
 from .evidence import Evidence, read_evidence
 from .exchange_costs import ExchangeCosts, exchange_costs
 from .links import Link, NetworkCause, message_fraction, network_cause
-from .time_shares import BESIDE_TRAINING, Shares, Worker, around_training, node_fractions
+from .time_shares import BESIDE_TRAINING, TRAINING_COMPONENTS, Shares, Worker, around_training, node_fractions
 
 __all__ = ["Evidence", "Explanation", "NodeView", "explain", "read_evidence"]
 
@@ -21,6 +21,7 @@ Verdict = Literal[
     "network",
     "data",
     "peers",
+    "idle",
     "evaluating",
     "translating",
     "saving",
@@ -35,7 +36,7 @@ SLOW = 1.5
 """From this on a worker counts as slow: its own work takes so many times that of a worker of ordinary speed."""
 
 DOMINANT = 0.4
-"""Below this nothing dominates: with nine components, what is less has another of nearly its size beside it or is spread over many."""
+"""Below this nothing dominates: with ten components, what is less has another of nearly its size beside it or is spread over many."""
 
 LEAST_DIFFERENCE = 0.05
 """Shares of two runs of one job differ by so much on a machine that does other things too; a smaller lead decides nothing."""
@@ -106,6 +107,11 @@ class Explanation:
         """Whether the run's calibration stands behind the verdict."""
         return self.evidence.shares is not None
 
+    @property
+    def training_fraction(self) -> float:
+        """The share of training in the run's time, as the clock has it."""
+        return sum(self.run_fractions[name] for name in (TRAINING_COMPONENTS if self.calibrated else ("training",)))
+
     def to_json(self) -> dict[str, Any]:
         """Return the figures, without the documents that they were read from."""
         own = {name: getattr(self, name) for name in self.__slots__ if name not in ("evidence", "nodes")}
@@ -121,6 +127,7 @@ class Explanation:
             "part_began_seconds": began,
             "starved": by,
             **own,
+            "training_fraction": self.training_fraction,
             "exchange_costs": None if self.exchange_costs is None else asdict(self.exchange_costs),
             "nodes": nodes,
         }

@@ -11,6 +11,7 @@ NAMES = {
     "network": "communication",
     "data": "data loading",
     "peers": "waiting for stragglers",
+    "idle": "idle workers",
     "evaluating": "evaluation",
     "translating": "final translation",
     "saving": "saving checkpoints",

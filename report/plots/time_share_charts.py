@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,14 @@ _NO_UPDATES = "made no updates"
 
 _CLOCK_COMPONENTS = {
     "training": ("train_seconds", COLOURS[0]),
+    "training, without steps": ("idle_seconds", COLOURS[1]),
     "evaluation": ("eval_seconds", COLOURS[5]),
     "translation at the end": ("translate_seconds", COLOURS[2]),
     "checkpoints": ("checkpoint_seconds", COLOURS[4]),
     "profiling": ("profile_seconds", COLOURS[3]),
     "between commands": ("other_seconds", INK),
 }
-_SELDOM = ("translate_seconds", "profile_seconds")
+_SELDOM = ("idle_seconds", "translate_seconds", "profile_seconds")
 """Shown where some run has it."""
 
 _STEP_COMPONENTS = {
@@ -38,7 +39,7 @@ _STEP_COMPONENTS = {
 }
 _NOTE = (
     "Steps: from the calibration at a run's end, when the workers repeat the parts of a step. Communicating is what the exchange adds "
-    "beyond what computing hides. In async mode workers may have nothing to do between two commands, nobody waits for peers, and queueing "
+    "beyond what computing hides. In async mode workers may have no steps for a part of training, nobody waits for peers, and queueing "
     "at the parameter server is part of communicating. Of a run that was resumed the steps are those of its last part."
 )
 
@@ -71,7 +72,7 @@ def time_shares(lines: Lines) -> Picture:
             "seconds",
             tuple(line.label for line, _ in ended),
             tuple(
-                Segment(name, np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
+                Segment(_named(name, clocks), np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
                 for name, (key, colour) in _CLOCK_COMPONENTS.items()
                 if any(_has(clock, key) for clock in clocks)
             ),
@@ -112,7 +113,7 @@ def _mean(nodes: Iterable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the components of the whole run's clock: those of the calibration where it is of the whole run, else the clock's own.
 
-    What is known of the time in which workers had nothing to do is no training.
+    Training is in two: with steps, and the time in which workers are known to have had none.
     """
     segment, measured = calibrated_segment(summary), ("train_seconds", *BESIDE_TRAINING.values())
     shares = summary.get("time_shares")
@@ -122,7 +123,7 @@ def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
         clock = {key: float(summary[key]) for key in measured}
         clock["other_seconds"] = max(0.0, float(summary["run_seconds"]) - sum(clock.values()))
     idle = idle_fraction(summary) * (clock if segment is summary else segment)["train_seconds"]
-    return {**clock, "train_seconds": clock["train_seconds"] - idle, "other_seconds": clock["other_seconds"] + idle}
+    return {**clock, "train_seconds": clock["train_seconds"] - idle, "idle_seconds": idle}
 
 
 def _nodes(run: Run) -> list[tuple[int, Mapping[str, Any] | None]]:
@@ -162,8 +163,14 @@ def _has(clock: Mapping[str, float], key: str) -> bool:
     return bool(clock.get(key)) if key in _SELDOM else key in clock
 
 
+def _named(name: str, clocks: Sequence[Mapping[str, float]]) -> str:
+    """Return the name of a component: training is in two where workers had no steps for a part of it."""
+    return f"{name}, with steps" if name == "training" and any(_has(clock, "idle_seconds") for clock in clocks) else name
+
+
 def _said(line: Line, run: Run, clock: Mapping[str, float]) -> str:
-    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _CLOCK_COMPONENTS.items() if _has(clock, key))
+    known = [(_named(name, [clock]), key) for name, (key, _) in _CLOCK_COMPONENTS.items() if _has(clock, key)]
+    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, key in known)
     steps = []
     for node, figures in ends_of(_nodes(run), _waited)[0]:
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]

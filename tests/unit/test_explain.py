@@ -209,10 +209,26 @@ def test_what_lies_beside_training(tmp_path, figures, verdict, calibrated):
     assert sum(found.run_fractions.values()) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("calibrated", [True, False])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_share_of_training_is_that_of_the_summary(tmp_path, mode, calibrated):
+    """Of an async run whose workers have steps for a fifth of it, too: what they do not use is a part of training."""
+    clock = {"train_seconds": 0.9, "eval_seconds": 0.05, "updates_by_worker": [18, 18] if mode == "async" else None}
+    found = judged(tmp_path, steps(compute=10), mode=mode, figures=clock, calibrated=calibrated)
+    assert found.training_fraction == pytest.approx(0.9)
+    assert found.to_json()["training_fraction"] == pytest.approx(0.9)
+    assert sum(found.run_fractions.values()) == pytest.approx(1.0)
+    said = to_text(page(found, []))
+    assert "of the run's time: training 90%" in said
+    assert ("training 90% (workers without steps 72%), evaluating 5%" in said) is (mode == "async" and calibrated)
+    assert "between commands 5%" in said
+
+
 def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
     updates = {"updates_by_worker": [20, 20]}  # of 10 ms each, in a second
     found = judged(tmp_path, steps(compute=10), mode="async", figures=updates)
-    assert (found.verdict, found.run_fractions["other"]) == ("other", pytest.approx(0.8))
+    assert (found.verdict, found.run_fractions["idle"]) == ("idle", pytest.approx(0.8))
+    assert found.run_fractions["other"] == pytest.approx(0.0)
     assert headline(found).startswith(
         "nothing to do: workers wait for their next steps, or for the run's end, for 80% of the run's 1.00 s; they get 4 at a time."
     )

@@ -85,7 +85,7 @@ def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
     assert found.step_fractions["compute"] == pytest.approx(1.0)
     assert found.run_fractions == pytest.approx(
         {"compute": 5.6 / 6, "data": 0.0, "peers": 0.0, "network": 0.0, "evaluating": 0.2 / 6, "saving": 0.0, "other": 0.2 / 6}
-        | {"translating": 0.0, "profiling": 0.0}
+        | {"idle": 0.0, "translating": 0.0, "profiling": 0.0}
     )
     assert (found.evidence.evaluations, found.evidence.saved) == (1, 1)
 
@@ -105,7 +105,8 @@ def test_nodes_and_links_are_those_of_that_part_on_every_node(tmp_path, nodes):
 def test_workers_of_an_async_part_after_a_sync_one_are_not_idle_for_its_time(tmp_path):
     path = resumed_run(tmp_path, nodes=(2, 2), mode=("sync", "async"), changed={"mode": ["sync", "async"]})
     found = explain(Run(path))
-    assert found.run_fractions["other"] == pytest.approx(1 - 5.4 / 6 - 0.2 / 6)
+    assert found.run_fractions["idle"] == pytest.approx(0.2 / 6)
+    assert found.training_fraction == pytest.approx(5.6 / 6)
     summary = RunReader(path).summary()
     clock = _clock(summary)
     assert clock["train_seconds"] == pytest.approx(9.5 - 0.2)  # of 5.6 s the workers had steps for 5.4

@@ -185,7 +185,7 @@ def test_resources_of_all_runs_have_the_same_heights(tmp_path):
     assert tops[0][0] == pytest.approx(1.05 * 2)
 
 
-def test_time_between_commands_is_no_training(tmp_path):
+def test_training_is_that_of_the_clock_with_the_time_without_steps_apart(tmp_path):
     """Two workers of async runs, with steps of 10 ms: always busy in one, for a fifth of the second in the other, as `explain` says too."""
     clock = {"train_seconds": 1.0, "eval_seconds": 0.0, "checkpoint_seconds": 0.0, "other_seconds": 0.0}
     paths = []
@@ -195,10 +195,16 @@ def test_time_between_commands_is_no_training(tmp_path):
         summary = json.loads((paths[-1] / "summary.json").read_text())
         summary["time_shares"]["run"] = clock
         (paths[-1] / "summary.json").write_text(json.dumps(summary))
-    for shown, expected in ((paths[:1], [0.0]), (paths, [0.0, 0.8])):
+    for shown, expected in (
+        (paths[:1], {"training": [1.0]}),
+        (paths, {"training, with steps": [1.0, 0.2], "training, without steps": [0, 0.8]}),
+    ):
         (shares,) = (picture for picture in pictures(started_runs(map(Run, shown))) if picture.name == "time-shares")
         found = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
-        assert found["between commands"] == pytest.approx(expected)
+        assert found["between commands"] == pytest.approx([0.0] * len(shown))
+        assert {name: values for name, values in found.items() if name.startswith("training")} == {
+            name: pytest.approx(values) for name, values in expected.items()
+        }
         assert [sum(values) for values in zip(*found.values(), strict=True)] == pytest.approx([1.0] * len(shown))
 
 
