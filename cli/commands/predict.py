@@ -36,7 +36,11 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @click.command(short_help="Predict how a job would scale to more nodes and other links.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN…]")
-@click.option("--nodes", metavar="N[,N…]", help="Numbers of nodes to predict [default: 1,2,4,8,64,512, of them those with room for --ps].")
+@click.option(
+    "--nodes",
+    metavar="N[,N…]",
+    help="Numbers of nodes to predict [default: 1,2,4,8,64,512 and those of the runs, of them those with room for --ps].",
+)
 @click.option("--bandwidth", metavar="RATE", help="Speed of each node's link in each direction, such as 10gbit [default: the first run's].")
 @click.option(
     "--latency", default="0s", show_default=True, metavar="TIME", help="Latency of a message on top of that in the runs, such as 50us."
@@ -88,7 +92,7 @@ def predict(
     name_settings({"ps": "flag"})
     servers = _servers(ps, observed, chosen)
     question = Question(
-        nodes=_default_nodes(servers) if nodes is None else _nodes(nodes),
+        nodes=_default_nodes(servers, observed) if nodes is None else _nodes(nodes),
         link=Link(_bytes_per_second(bandwidth, observed[0]), _seconds(latency)),
         topology=chosen,
         ps=servers,
@@ -113,9 +117,10 @@ def _that_trained(runs: Sequence[Run]) -> Sequence[Run]:
     return [run for run in runs if run.name not in lost]
 
 
-def _default_nodes(servers: int) -> tuple[int, ...]:
-    """Return the usual numbers of nodes on which so many parameter servers find room, and the largest in any case."""
-    return tuple(nodes for nodes in DEFAULT_NODES if nodes >= servers) or DEFAULT_NODES[-1:]
+def _default_nodes(servers: int, observed: Sequence[Observed]) -> tuple[int, ...]:
+    """Return the usual numbers of nodes and those measured, on which so many parameter servers find room, and the largest in any case."""
+    every = sorted({*DEFAULT_NODES, *(run.nodes for run in observed)})
+    return tuple(nodes for nodes in every if nodes >= servers) or tuple(every[-1:])
 
 
 def _nodes(text: str) -> tuple[int, ...]:

@@ -46,15 +46,16 @@ class Question:
 class Row:
     """A prediction; `step` is None where the global batch has fewer examples than there are workers, or these are too many.
 
-    `speedup` is examples per second over those predicted for one node, `efficiency` its share of the number of nodes. Times are expected
-    between `step.seconds` ÷ `factor` and × `factor`; None where nothing like it was ever judged. `doublings` is how far the row lies
-    beyond what was; `delayed`, whether latency that was asked for is too much of the step for a band.
+    `batch_size` is a worker's, where the global one does not divide evenly the largest. `speedup` is examples per second over those
+    predicted for one node, `efficiency` its share of the number of nodes. Times are expected between `step.seconds` ÷ `factor` and ×
+    `factor`; None where nothing like it was ever judged. `doublings` is how far the row lies beyond what was; `delayed`, whether latency
+    that was asked for is too much of the step for a band.
     """
 
     scaling: Scaling
     nodes: int
     workers: int
-    batch_size: float
+    batch_size: int
     global_batch_size: float
     step: Step | None
     examples_per_second: float | None
@@ -109,7 +110,7 @@ def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judge
     at_once, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, in_all)
     delayed = step is not None and at_once is not None and step.seconds - at_once.seconds > MOST_LATENCY * step.seconds
     factor, doublings = (None, None) if judged is None or delayed else band_factor(judged, nodes, bits)
-    return Row(scaling, nodes, workers, in_all / workers, in_all, step, rate, speedup, factor, doublings, delayed)
+    return Row(scaling, nodes, workers, math.ceil(in_all / workers), in_all, step, rate, speedup, factor, doublings, delayed)
 
 
 def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tuple[Step | None, float | None]:
@@ -252,7 +253,7 @@ def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]
 def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
     smallest, largest = min(run.half_batch_size for run in fitted.runs), max(run.batch_size for run in fitted.runs)
     texts = []
-    outside = [row.nodes for row in rows if row.step is not None and not smallest <= math.ceil(row.batch_size) <= largest]
+    outside = [row.nodes for row in rows if row.step is not None and not smallest <= row.batch_size <= largest]
     if outside:
         texts.append(
             f"Batches of {_many(outside)} lie outside the {smallest} to {largest} examples a worker that computing was measured for."

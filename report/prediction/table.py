@@ -88,7 +88,7 @@ def _table(rows: Sequence[Row]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("largest part", no_wrap=True)
     for row in rows:
-        table.add_row(count_text(row.nodes), f"{row.batch_size:.4g}", *_cells(row))
+        table.add_row(count_text(row.nodes), count_text(row.batch_size), *_cells(row))
     return table
 
 

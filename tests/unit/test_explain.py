@@ -220,7 +220,7 @@ def test_the_share_of_training_is_that_of_the_summary(tmp_path, mode, calibrated
     assert sum(found.run_fractions.values()) == pytest.approx(1.0)
     said = to_text(page(found, []))
     assert "of the run's time: training 90%" in said
-    assert ("training 90% (workers without steps 72%), evaluating 5%" in said) is (mode == "async" and calibrated)
+    assert ("training 90% (idle workers 72%), evaluation 5%" in said) is (mode == "async" and calibrated)
     assert "between commands 5%" in said
 
 

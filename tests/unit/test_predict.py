@@ -241,6 +241,28 @@ class TestCommand:
             assert done.exit_code == 0, done.output
             assert [row["nodes"] for row in json.loads(done.stdout)["predictions"]] == nodes
 
+    @pytest.mark.parametrize(
+        ("nodes", "expected"), [(2, [1, 2, 4, 8, 64, 512]), (3, [1, 2, 3, 4, 8, 64, 512]), (6, [1, 2, 4, 6, 8, 64, 512])]
+    )
+    def test_the_number_of_nodes_that_was_measured_has_a_row(self, tmp_path, nodes, expected):
+        path = calibrated_run(tmp_path, nodes=nodes)
+        found = json.loads(CliRunner().invoke(predict, [str(path), "--scaling", "weak", "--json"]).stdout)["predictions"]
+        assert [row["nodes"] for row in found] == expected
+        measured = found[expected.index(nodes)]
+        assert measured["examples_per_second"] == pytest.approx(observe(Run(path)).examples_per_second, rel=0.01)
+
+    @pytest.mark.parametrize("whole", [5, 120, 1000])
+    def test_no_batch_has_a_part_of_an_example(self, tmp_path, whole):
+        path = calibrated_run(tmp_path)
+        write(path, "summary.json", {**json.loads((path / "summary.json").read_text()), "global_batch_size": whole})
+        rows = json.loads(CliRunner().invoke(predict, [str(path), "--nodes", "1,2,3,7,64,512", "--json"]).stdout)["predictions"]
+        for row in rows:
+            assert isinstance(row["batch_size"], int)
+            assert row["batch_size"] == -(-row["global_batch_size"] // row["workers"])
+        text = CliRunner().invoke(predict, [str(path), "--nodes", "1,2,3,7,64,512", "--scaling", "strong"]).stdout
+        batches = [line.split()[1] for line in text.splitlines() if line[:5].strip().isdecimal()]
+        assert batches == [f"{row['batch_size']:,}" for row in rows if row["scaling"] == "strong"]
+
     def test_json(self, tmp_path):
         path = calibrated_run(tmp_path)
         arguments = [path.name, "--out", str(tmp_path), "--nodes", "2,512", "--bandwidth", "10gbit", "--latency", "50us", "--json"]
