@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...core.units import Cadence
+from ...core.untrusted.console import one_line
+from ...records.schema import EventRecord
 from ...records.summary.segments import nodes_of_last_segment
-from ...records.text.numbers import duration_text
+from ...records.text.numbers import count_text, duration_text, number_text
 from ..catalog.cpu_starvation import cpu_starvation
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
+from ..catalog.summary_rows import number
 from .factor_values import ended_by_patience
 from .factors import ALL, LEARNING, LEARNT, RESOURCES, RULES, TARGET, TIME, WORK
 
-__all__ = ["CAVEATS", "LEARNT_UNDER_CONTENTION", "Caveat", "changed_on_resume", "changed_text"]
+__all__ = ["CAVEATS", "LEARNT_UNDER_CONTENTION", "Caveat", "changed_on_resume", "changed_text", "restarts_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,30 @@ def _lacked_workers_how(run: Run) -> str | None:
     times = "once" if count == 1 else f"{count} times"
     absent = run.summary.get("worker_absent_seconds")
     return times if absent is None else f"{times}, {duration_text(absent)} in all"
+
+
+MOST_RESTARTS = 3
+"""Restarts that are told one by one; of more the last ones."""
+
+
+def restarts_text(run: Run) -> str | None:
+    """Return how often a run went on by itself after losses, and what that cost; None of a run that lost nothing."""
+    found = []
+    if how := _restarted_how(run):
+        places = [_restart_place(event) for event in run.events if event.event == "run_restarted"][-MOST_RESTARTS:]
+        where = f" It went on {', '.join(places)}." if places else ""
+        found.append(f"The run was restarted ({how}): updates since the checkpoint were made again, and its tasks started.{where}")
+    if how := _lacked_workers_how(run):
+        found.append(f"A worker was lost and replaced ({how}): the others trained meanwhile, and no update was repeated.")
+    causes = [event.detail.get("cause") for event in run.events if event.event in ("attempt_failed", "task_failed")]
+    known = list(dict.fromkeys(one_line(str(cause)) for cause in causes if cause))[-MOST_RESTARTS:]
+    return " ".join([*found, *([f"Cause: {'; '.join(known)}."] if known else [])]) if found else None
+
+
+def _restart_place(event: EventRecord) -> str:
+    nodes = event.detail.get("nodes")
+    on = f" on {len(nodes)} nodes" if isinstance(nodes, list) else ""
+    return f"at {number_text(event.time_seconds, 2)} s after update {count_text(number(event.detail.get('step')))}{on}"
 
 
 def _changed(run: Run) -> str | None:

@@ -12,7 +12,7 @@ from ...records.summary.node_usage import per_node
 from ...records.summary.segments import nodes_of_last_segment, resumed_seconds, with_segments
 from ..catalog.run import Run
 from ..catalog.unfinished import as_recorded
-from ..comparison.caveats import changed_text
+from ..comparison.caveats import changed_text, restarts_text
 from .links import Link, read_links
 from .time_shares import Shares, Worker, calibrated_segment, read_shares, read_workers
 
@@ -27,9 +27,9 @@ class Evidence:
 
     Of a calibrated run that was resumed the clock and the nodes of `summary`, the links, and what was counted are those of its last
     segment, which was calibrated; it began at `part_began_seconds` on the run clock, None for a run of one segment. Without a calibration
-    all segments are added up. What other programs did is that of the whole run in both. `changed` says that it went on with other settings.
-    `recorded_until`: it wrote no summary (yet), and this one is computed from its records up to this time on the run clock.
-    `steps_mixed`: it did, and its step times are those of all segments together, which an older release wrote.
+    all segments are added up. What other programs did is that of the whole run in both. `changed` says that it went on with other settings,
+    `restarted` that it did after losses. `recorded_until`: it wrote no summary (yet), and this one is computed from its records up to this
+    time on the run clock. `steps_mixed`: it did, and its step times are those of all segments together, which an older release wrote.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Evidence:
     saved: int
     part_began_seconds: float | None
     changed: str | None
+    restarted: str | None
     steps_mixed: bool
     state: str
     recorded_until: float | None
@@ -74,6 +75,7 @@ def read_evidence(run: Run) -> Evidence:
         saved=sum(record.event == "checkpoint_saved" and record.time_seconds > began for record in run.events),
         part_began_seconds=began or None,
         changed=changed_text(run, "the verdict and the figures here are those of its last part") if began else changed_text(run),
+        restarted=restarts_text(run),
         steps_mixed=mixed,
         state=run.state,
         recorded_until=run.recorded_until,

@@ -155,7 +155,9 @@ def _idle(explanation: Explanation) -> str:
 def _other(explanation: Explanation) -> str:
     seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
     share = percent(explanation.run_fractions["other"])
-    return f"neither training nor evaluating: {share} of the run's {seconds} s pass between commands; a longer run would say more."
+    lost = explanation.evidence.summary.get("restart_seconds_lost") if explanation.evidence.part_began_seconds is None else None
+    more = f"restarts took {number_text(lost, 2)} s of them" if lost else "a longer run would say more"
+    return f"neither training nor evaluating: {share} of the run's {seconds} s pass between commands; {more}."
 
 
 def _mixed(explanation: Explanation) -> str:

@@ -128,7 +128,9 @@ def notes(explanation: Explanation) -> list[str]:
     """Return what a reader has to know beside the figures."""
     evidence = explanation.evidence
     found = [] if evidence.recorded_until is None else [_unfinished(evidence.state, evidence.recorded_until)]
-    found += [text for text in (evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text]
+    found += [
+        text for text in (evidence.restarted, evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text
+    ]
     if not explanation.calibrated:
         found.append(MIXED if evidence.steps_mixed else NOT_CALIBRATED)
         found += _native(explanation)

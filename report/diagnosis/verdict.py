@@ -128,9 +128,14 @@ class Explanation:
             "starved": by,
             **own,
             "training_fraction": self.training_fraction,
+            **{name: self.evidence.summary.get(name) for name in _RESTARTS},
             "exchange_costs": None if self.exchange_costs is None else asdict(self.exchange_costs),
             "nodes": nodes,
         }
+
+
+_RESTARTS = ("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds")
+"""What a summary says of losses after which the run went on by itself."""
 
 
 def _link_json(link: Link) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from crosstrain.launch.driver.restart_policy import Resize, Restart, Stop
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.comparison.caveats import changed_text
+from crosstrain.report.diagnosis.text import notes
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.prediction.observations import observe
 
@@ -97,6 +98,8 @@ def test_a_run_goes_on_without_the_node_that_it_has_lost(tmp_path):
     )
     explained = explain(run).evidence.summary
     assert (explained["nodes"], explained["workers"]) == (2, 2)
+    (restarted_note,) = [text for text in notes(explain(run)) if "was restarted (once" in text]
+    assert f"after update {part['step']:,} on 2 nodes. Cause: " in restarted_note
     with pytest.raises(UsageError, match="nodes"):
         observe(run)
 

@@ -14,6 +14,7 @@ from run_samples import a_job, open_run, summary_of
 
 from crosstrain.cli.commands.explain import explain as command
 from crosstrain.core.errors import UsageError
+from crosstrain.core.untrusted.console import one_line
 from crosstrain.records.store.jsonl import DamagedRunError, write_document
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.diagnosis.advice import advise
@@ -222,6 +223,43 @@ def test_the_share_of_training_is_that_of_the_summary(tmp_path, mode, calibrated
     assert "of the run's time: training 90%" in said
     assert ("training 90% (idle workers 72%), evaluation 5%" in said) is (mode == "async" and calibrated)
     assert "between commands 5%" in said
+
+
+LOST = {"event": "attempt_failed", "time_seconds": 4.0, "detail": {"cause": "task worker-1 was killed\nby SIGKILL"}}
+AWAY = {"event": "task_failed", "time_seconds": 6.0, "detail": {"task": "worker-1", "cause": "worker-1 stood still"}}
+
+
+@pytest.mark.parametrize(
+    ("figures", "events", "texts"),
+    [
+        (
+            {"restarts": 2, "restart_seconds_lost": 0.75, "worker_restarts": 1, "worker_absent_seconds": 0.5},
+            [LOST, {"event": "run_restarted", "time_seconds": 5.0, "detail": {"step": 1200, "nodes": [0, 2]}}, AWAY],
+            [
+                "The run was restarted (once, 0.75 s lost): updates since the checkpoint were made again, and its tasks started.",
+                "It went on at 5.00 s after update 1,200 on 2 nodes.",
+                "A worker was lost and replaced (once, 0.50 s in all): the others trained meanwhile, and no update was repeated.",
+                f"Cause: {one_line(LOST['detail']['cause'])}; worker-1 stood still.",
+            ],
+        ),
+        (
+            {"restarts": 1},
+            [{"event": "run_restarted", "time_seconds": 5.0, "detail": {"step": "x", "nodes": 3}}],
+            ["(once)", "5.00 s after"],
+        ),
+        ({}, [LOST], []),
+    ],
+)
+def test_a_run_that_went_on_after_losses_says_so_and_what_it_cost(tmp_path, figures, events, texts):
+    none = dict.fromkeys(("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds"))
+    path = explained_run(tmp_path, steps(compute=9, network=1), figures={**none, "train_seconds": 0.2, **figures})
+    (path / "events.jsonl").write_text("".join(json.dumps({"schema": 1, **event}) + "\n" for event in events))
+    found = explain(Run(path))
+    said = [text for text in notes(found) if "restarted" in text or "replaced" in text or "Cause" in text]
+    assert [text for text in texts if text not in " ".join(said)] == []
+    assert len(said) == min(1, len(texts))
+    assert {name: found.to_json()[name] for name in none} == {**none, **figures}
+    assert ("restarts took 0.75 s of them" in headline(found)) is ("restart_seconds_lost" in figures)
 
 
 def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
