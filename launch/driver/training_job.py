@@ -215,12 +215,15 @@ class TrainingJob:
 
     @property
     def mean_worker_batch(self) -> int:
-        """Examples of a worker's batch: of the largest one, or, where batches are filled by tokens, the mean over an epoch, rounded."""
-        job = self.asked
+        """Examples of a worker's batch: of the largest one, or, where batches are filled by tokens, the mean over an epoch, rounded.
+
+        Where an update would be of more than all training examples, it is of those.
+        """
+        job, sampler = self.asked, self.sampler
+        sharing = job.workers if job.mode == "sync" else 1
         if job.batch_tokens is None:
-            return job.per_worker_batch
-        sampler = self.sampler
-        return max(1, round(sampler.size / sampler.steps_per_epoch / (job.workers if job.mode == "sync" else 1)))
+            return min(job.per_worker_batch, math.ceil(sampler.size / sharing))
+        return max(1, round(sampler.size / sampler.steps_per_epoch / sharing))
 
     @property
     def _mean_batches(self) -> dict[str, int]:

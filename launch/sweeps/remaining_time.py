@@ -35,10 +35,9 @@ def updates(job: Job, examples_per_epoch: float | None) -> int | None:
         return job.steps
     if examples_per_epoch is None or job.batch_tokens is not None:
         return None
-    batch = job.global_batch if job.mode == "sync" else job.per_worker_batch
-    if job.examples is not None:
-        return math.ceil(job.examples / batch)
-    return math.ceil((job.epochs or DEFAULT_EPOCHS) * examples_per_epoch / batch)
+    batch, size = job.global_batch if job.mode == "sync" else job.per_worker_batch, max(1, round(examples_per_epoch))
+    epochs, rest = (job.epochs or DEFAULT_EPOCHS, 0) if job.examples is None else divmod(job.examples, size)
+    return epochs * math.ceil(size / batch) + math.ceil(rest / batch)  # the last update of an epoch has what is left of it
 
 
 def seconds_left(done: Sequence[Finished], missing: Sequence[Job]) -> float:

@@ -1,10 +1,34 @@
-"""The size of a batch in words: examples, or, where batches are filled by tokens, that it is a mean number of sentences."""
+"""The size of a batch: in words, where batches are filled by tokens a mean number of sentences; and as updates really have it."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from ...records.text.numbers import UNKNOWN, count_text
 
-__all__ = ["batch_text"]
+__all__ = ["batch_text", "examples_of", "real_batch", "train_size"]
+
+
+def train_size(job: Mapping[str, Any]) -> int | None:
+    """Return how many training examples a run has, as its ``job.json`` says; None where it does not."""
+    size = ((job.get("dataset") or {}).get("sizes") or {}).get("train")
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def real_batch(job: Mapping[str, Any], batch: int) -> int:
+    """Return how many examples the largest update of a batch has: all training examples, where the batch is of more."""
+    return min(batch, train_size(job) or batch)
+
+
+def examples_of(job: Mapping[str, Any], steps: int, batch: int) -> int:
+    """Return how many examples so many updates of a batch have: the last one of an epoch has what is left of it."""
+    size = train_size(job)
+    if size is None or job.get("batch_tokens") is not None:
+        return steps * batch
+    epochs, rest = divmod(steps, math.ceil(size / batch))
+    return epochs * size + rest * batch
 
 
 def batch_text(count: float | None, tokens: int | None) -> str:

@@ -13,7 +13,7 @@ from ...core.job import DEFAULT_EPOCHS, Job, saved_every
 from ...core.plugins import BUILT_IN
 from ...core.units import Target, parse_bandwidth
 from ...records.text.numbers import bytes_text
-from ..catalog.batches import batch_text
+from ..catalog.batches import batch_text, examples_of, real_batch
 from ..catalog.run import Run
 
 __all__ = [
@@ -147,7 +147,9 @@ def batch(key: str) -> Value:
 
 def update_examples(run: Run) -> Any:
     """Read how many examples an update is of: the global batch in sync mode, one worker's batch in async mode."""
-    return batch("global_batch_size" if run.summary["mode"] == "sync" else "batch_size")(run)
+    key = "global_batch_size" if run.summary["mode"] == "sync" else "batch_size"
+    found = run.summary.get(key)
+    return batch(key)(run) if found is None or run.job.get("batch_tokens") is not None else real_batch(run.job, found)
 
 
 def _occurring(values: Iterable[Any]) -> tuple[Any, ...] | None:
@@ -273,7 +275,7 @@ def budget(run: Run) -> tuple[str, int]:
     if steps is None:
         return "epochs", run.job.get("epochs") or DEFAULT_EPOCHS
     batch = run.summary["global_batch_size"] if run.summary["mode"] == "sync" else run.summary["batch_size"]
-    return "examples", steps * batch
+    return "examples", examples_of(run.job, steps, batch)
 
 
 def single_process(run: Run) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...core.untrusted.console import one_line
 from ...records.text.numbers import duration_text, rate_text, seconds_text
+from ..catalog.batches import real_batch
 from ..catalog.run import Run
 from ..comparison.factors import RULES
 from ..comparison.names import some_of
@@ -300,8 +301,9 @@ def _opposed(one: AxisVerdict) -> str:
 
 def _limits(limits: Sequence[Limit]) -> list[str]:
     """Say what holds each back, and what the same number of examples takes with each: fractions of different times do not compare."""
-    batches = [limit.set_up.typical_run.summary.get("global_batch_size") for limit in limits]
-    examples = batches[0] if batches and all(batches) else None
+    first = limits[0].set_up.typical_run if limits else None
+    batch = None if first is None else first.summary.get("global_batch_size")
+    examples = None if first is None or not batch else real_batch(first.job, batch)
     found = []
     for limit in limits:
         speeds = limit.set_up.figures(SPEED_FIGURE)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..catalog.batches import real_batch
 from .time_shares import Worker, idle_fraction
 from .verdict import Explanation
 
@@ -64,6 +65,9 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
         return
     slowest = evidence.shares.slowest
     sync = evidence.summary["mode"] == "sync"
+    update = 2 * evidence.summary["global_batch_size" if sync else "batch_size"]
+    if real_batch(evidence.job, update) < update:  # no update has more than all training examples
+        return
     grown = [batch_dependent_seconds(explanation, worker) for worker in ([slowest] if sync else evidence.workers)]
     known = [value for value in grown if value is not None]
     if not known:

@@ -11,6 +11,7 @@ from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...core.worker_layout import nodes_of_workers, workers_by_node
 from ...records.store.jsonl import DamagedRunError
+from ..catalog.batches import real_batch
 from ..catalog.cpu_starvation import cpu_starvation
 from ..catalog.divergence import diverged
 from ..catalog.run import Run, labelled
@@ -181,7 +182,7 @@ def observe(run: Run) -> Observed:
         ps=job["ps"],
         batch_size=calibration["batch_size"],
         half_batch_size=calibration["half_batch_size"] or calibration["batch_size"],
-        global_batch_size=summary["global_batch_size"],
+        global_batch_size=real_batch(job, summary["global_batch_size"]),
         batch_tokens=job.get("batch_tokens"),
         payload_bytes=calibration["payload_bytes"],
         bytes_per_second=None if job["bandwidth"] is None else parse_bandwidth(job["bandwidth"]) / 8,

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...core.job import saved_every
 from ...core.units import Cadence
+from ..catalog.batches import train_size
 from ..series.arrays import Floats, Integers
 from ..series.throughput import training_clock
 
@@ -114,7 +115,7 @@ def steps_per_epoch(job: Mapping[str, Any], examples_per_step: float | None) -> 
     """
     if len(job.get("segments") or ()) <= 1 and job.get("epochs") and job.get("total_steps") and not job.get("steps"):
         return float(job["total_steps"] / job["epochs"])
-    size = ((job.get("dataset") or {}).get("sizes") or {}).get("train")
+    size = train_size(job)
     if not size or not examples_per_step:
         return None
     return float(max(1, math.ceil(size / examples_per_step - 1e-6)))

@@ -2,12 +2,19 @@
 
 import numpy as np
 import pytest
+from comparison_samples import made
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from crosstrain.backends.base import State
 from crosstrain.core.job import Job
 from crosstrain.core.update_rules import EMA, averaging_rates, slot_names
+from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.learning_rate import base_learning_rate
+from crosstrain.launch.sweeps.remaining_time import updates
+from crosstrain.report.catalog.batches import examples_of, real_batch
+from crosstrain.report.comparison.factor_values import budget, update_examples
 
 
 def test_the_batch_is_what_a_worker_computes_at_once():
@@ -44,3 +51,31 @@ def test_a_state_says_what_is_evaluated():
     found = State(trained, {"momentum": buffers, EMA: average}, 7, buffers).to_evaluate()
     assert (found.parameters, found.slots, found.updates, found.buffers) == (average, {}, 7, buffers)
     assert State(trained, {"momentum": buffers}, 7, buffers).to_evaluate().parameters is trained
+
+
+@given(
+    size=st.integers(1, 60),
+    batch=st.integers(1, 12),
+    nodes=st.integers(1, 5),
+    mode=st.sampled_from(["sync", "async"]),
+    steps=st.integers(1, 200),
+)
+def test_the_examples_of_updates_are_those_that_the_order_of_the_data_gives_them(size, batch, nodes, mode, steps):
+    """Also where a batch is of more than all training examples. The order is the one that runs train on."""
+    job = Job(batch_size=batch, accumulate=1, nodes=nodes, mode=mode, steps=steps)
+    sampler = run_sampler(job, size)
+    given = sampler.whole(0, 0, sampler.steps_per_epoch).examples
+    described = {"dataset": {"sizes": {"train": size}}}
+    asked = job.global_batch if mode == "sync" else job.per_worker_batch
+    assert real_batch(described, asked) == given.max()
+    assert examples_of(described, steps, asked) == sum(int(given[step % len(given)]) for step in range(steps))
+    per_worker = [sampler.for_rank(0, 0, 1, rank).offsets[-1] for rank in range(nodes)] if mode == "sync" else [given[0]]
+    assert max(per_worker) <= job.per_worker_batch
+    assert updates(job.model_copy(update={"steps": None, "epochs": 3}), float(size)) == 3 * sampler.steps_per_epoch
+
+
+@pytest.mark.parametrize(("mode", "examples"), [("sync", 13), ("async", 6)])
+def test_a_run_on_less_data_than_a_global_batch_has_updates_of_that_data(mode, examples):
+    run = made(mode=mode, nodes=3, batch_size=3, accumulate=2, steps=10, dataset={"sizes": {"train": 13, "test": 4}})
+    assert update_examples(run) == examples
+    assert budget(run) == ("examples", 130 if mode == "sync" else 4 * 13 - 13 + 6)

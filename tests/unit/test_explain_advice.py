@@ -1,5 +1,7 @@
 """What would help, against arithmetic done by hand. A step takes 10 ms unless it says otherwise."""
 
+import json
+
 import pytest
 from click.testing import CliRunner
 from explained_runs import explained_run, using
@@ -29,6 +31,15 @@ def test_twice_the_batch_pays_the_exchange_once(tmp_path):
     entry = advice(tmp_path, steps(compute=2, network=8), half_fraction=0.6)["--batch-size 64"]
     assert (entry.speedup, entry.bound) == (pytest.approx(2 * 10 / (10 + 1.6)), "about")
     assert "learning rate" in entry.caution
+
+
+@pytest.mark.parametrize(("size", "advised"), [(127, False), (128, True)])
+def test_a_batch_of_more_than_all_training_examples_is_not_advised(tmp_path, size, advised):
+    """Two workers of a batch of 32: twice that is of 128 examples."""
+    path = explained_run(tmp_path, steps(compute=2, network=8))
+    described = json.loads((path / "job.json").read_text())
+    (path / "job.json").write_text(json.dumps({**described, "dataset": {"sizes": {"train": size, "test": 4}}}))
+    assert ("--batch-size 64" in {entry.option for entry in advise(explain(Run(path)))}) is advised
 
 
 def test_nothing_is_advised_from_a_run_that_lost_its_loss(tmp_path):

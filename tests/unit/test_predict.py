@@ -251,6 +251,14 @@ class TestCommand:
         measured = found[expected.index(nodes)]
         assert measured["examples_per_second"] == pytest.approx(observe(Run(path)).examples_per_second, rel=0.01)
 
+    def test_a_run_on_less_data_than_its_global_batch_made_so_many_examples_a_step(self, tmp_path):
+        path = calibrated_run(tmp_path)
+        before = observe(Run(path))
+        write(path, "job.json", {**json.loads((path / "job.json").read_text()), "dataset": {"sizes": {"train": 48, "test": 4}}})
+        found = observe(Run(path))
+        assert (before.global_batch_size, found.global_batch_size) == (2 * BATCH, 48)
+        assert found.examples_per_second == pytest.approx(48 / found.mean("step"))
+
     @pytest.mark.parametrize("whole", [5, 120, 1000])
     def test_no_batch_has_a_part_of_an_example(self, tmp_path, whole):
         path = calibrated_run(tmp_path)

@@ -8,6 +8,10 @@ from explained_runs import explained_run
 
 from crosstrain.cli.commands.explain import explain
 from crosstrain.core.errors import UsageError
+from crosstrain.records.text.numbers import seconds_text
+from crosstrain.report.catalog.run import Run
+from crosstrain.report.conclusion.conclusion import conclude
+from crosstrain.report.conclusion.sentences import told
 
 
 def worker(compute, communicate):
@@ -54,3 +58,19 @@ def test_a_plan_is_about_one_run(sweep):
     wrong = run(sweep, "--planned-steps", "10").exception
     assert isinstance(wrong, UsageError)
     assert "are about one run" in str(wrong)
+
+
+@pytest.mark.parametrize(("size", "examples"), [(13, 13), (1437, 18)])
+def test_what_examples_take_is_that_of_as_many_as_an_update_has(tmp_path, size, examples):
+    """Of 13 training examples no update has 18, which batch 3 × accumulate 2 × 3 workers are."""
+    runs = []
+    for backend, speed in (("tf", 500.0), ("torch", 1000.0)):
+        figures = {"examples_per_second": speed, "batch_size": 6, "global_batch_size": 18}
+        job = {"name": backend, "backend": backend, "batch_size": 3, "accumulate": 2, "until": None}
+        path = explained_run(tmp_path, [worker(0.01, 0.03)] * 3, figures=figures, **job)
+        described = json.loads((path / "job.json").read_text())
+        (path / "job.json").write_text(json.dumps({**described, "dataset": {"sizes": {"train": size, "test": 4}}}))
+        runs.append(Run(path))
+    fast, slow = told(conclude(runs)).why
+    assert fast.endswith(f"; {examples} examples take {seconds_text(examples / 1000)}.")
+    assert slow.endswith(f"; {examples} examples take {seconds_text(examples / 500)}.")
