@@ -221,13 +221,13 @@ def test_who_has_three_repeats_is_not_told_to_make_three():
     busy = {"per_node": [starved_node(0.5)]}
     contended = [made(f"f{seed}", seed=seed, backend="tf", summary=busy if seed else {}) for seed in range(3)]
     words = told(conclude([*repeated("t", FAST), *contended]))
-    assert words.axes[0].sure.startswith("not known, CPU contention leaves fewer than two repeats of some")
-    assert "would tell" not in words.axes[0].sure
+    assert words.axes[0].sure.startswith("significance unknown (CPU contention leaves fewer than two repeats of some)")
+    assert "use --repeats" not in words.axes[0].sure
     missing = told(conclude([*repeated("t", FAST), contended[0]]))
-    assert missing.axes[0].sure.startswith("not known, not every set-up has repeats")
-    assert "would tell" not in missing.axes[0].sure
+    assert missing.axes[0].sure.startswith("significance unknown (not every configuration has repeats)")
+    assert "use --repeats" not in missing.axes[0].sure
     scattered = told(conclude([*repeated("t", (1000.0, 1160.0, 1300.0)), *repeated("f", (1000.0, 1001.0, 1002.0), backend="tf")]))
-    assert scattered.axes[0].sure == "not sure, within the scatter; 7 repeats each would tell"
+    assert scattered.axes[0].sure == "not significant; needs about; 7 repeats each would tell"
 
 
 def test_what_cannot_be_compared_is_not():
