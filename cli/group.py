@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..core.errors import OutputError, TrainerError
+from ..core.errors import OutputError, TrainerError, UsageError
 from ..core.suggestions import nearest
 from ..core.untrusted.console import shown_streams
 from .interrupts import QuietInterrupts
@@ -141,6 +141,8 @@ def _invoke_shown(given: list[str]) -> int:
         _abandon_output()
         return 1
     except OSError as error:
+        if error.errno == errno.ENOENT and not os.path.isabs(error.filename or "") and _misses_working_directory():
+            return _fail("this needs the working directory.", UsageError.exit_code)
         if error.errno != errno.EPIPE:
             raise
         _abandon_output()
@@ -183,7 +185,15 @@ def _options(ctx: click.Context | None) -> list[str]:
     return [name for option in parameters for name in (*option.opts, *option.secondary_opts) if name.startswith("--")]
 
 
+def _misses_working_directory() -> bool:
+    from ..core.process import there_to_work_in
+
+    return there_to_work_in() != "."
+
+
 def _fail(message: str, code: int) -> int:
+    if code == UsageError.exit_code and _misses_working_directory():
+        message = f"{message} The working directory has been removed: change to one that exists, or give absolute paths."
     click.echo(f"error: {message}", err=True, color=True)  # click would drop sequences that set colours, and not show them
     return code
 

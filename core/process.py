@@ -30,6 +30,7 @@ __all__ = [
     "process_state",
     "python",
     "start_of",
+    "there_to_work_in",
     "wake_when_parent_ends",
 ]
 
@@ -51,6 +52,15 @@ def python(module: str, *arguments: str, interpreter: str | None = None) -> list
     library's. What the user puts on PYTHONPATH, a model under development for instance, is found by the child as by this process.
     """
     return [interpreter or sys.executable, "-P", "-m", module, *arguments]
+
+
+def there_to_work_in() -> str:
+    """Return the working directory for a child: this process's, or ``/`` where that has been removed, since MKL then loads no library."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "/"
+    return "."
 
 
 def isolated_python(*arguments: str) -> list[str]:

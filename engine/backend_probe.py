@@ -18,7 +18,7 @@ from ..backends.base import Availability
 from ..backends.loading import declared_capabilities, load_backend
 from ..core.errors import UsageError
 from ..core.plugins import available, find, missing_packages
-from ..core.process import python
+from ..core.process import python, there_to_work_in
 
 __all__ = ["main", "probe", "probe_all"]
 
@@ -42,6 +42,7 @@ def probe(name: str) -> Availability:
             timeout=TIMEOUT_SECONDS,
             stdin=subprocess.DEVNULL,
             check=False,
+            cwd=there_to_work_in(),
         )
     except subprocess.TimeoutExpired:
         return Availability(name, None, problem=f"no answer within {TIMEOUT_SECONDS:g} s", hint=_again(plugin.install))

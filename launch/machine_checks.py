@@ -61,7 +61,7 @@ def check_machine(*, fresh: bool = False) -> tuple[list[Check], bool]:
         processor_check(host),
         _memory_check(host),
         *virtual_node_checks(virtual),
-        disk_check("run directories", Path(Job.model_fields["out"].default).absolute()),
+        _runs_check(),
         _cache_check(),
     ]
     return checks, any(backend.problem is None for backend in backends)
@@ -159,6 +159,15 @@ def disk_check(name: str, folder: Path) -> Check:
     if free < LEAST_DISK_BYTES:
         return Check(name, "lack", found, f"make at least {_size(LEAST_DISK_BYTES)} free, or choose another folder")
     return Check(name, "ok", found)
+
+
+def _runs_check() -> Check:
+    try:
+        return disk_check("run directories", Path.cwd() / Job.model_fields["out"].default)
+    except FileNotFoundError:
+        return Check(
+            "run directories", "lack", "the working directory has been removed", "change to a folder that exists, or choose one with --out"
+        )
 
 
 def _cache_check() -> Check:

@@ -20,7 +20,7 @@ from ...checkpoint import CHECKPOINTS, DamagedCheckpointError, is_checkpoint, li
 from ...checkpoint.selection import ChosenWeights, Selection, held
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
-from ...core.process import python
+from ...core.process import python, there_to_work_in
 from ...core.untrusted.console import json_text, note
 from ...launch.node.scratch import make_scratch, remove_scratch
 from ...launch.resume.trust import LINK, refuse_foreign
@@ -170,7 +170,8 @@ def _run_exporter(backend: str, format_name: str, chosen: ChosenWeights, folder:
     written = (chosen.weights, str(folder), str(error), str(os.getpid()), *paths)
     command = python("crosstrain.backends.export", backend, format_name, *written)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(scratch)})
+        environment = {**os.environ, "TMPDIR": str(scratch)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=there_to_work_in())
         message = error.read_text(encoding="utf-8") if error.exists() else ""
     finally:
         remove_scratch(scratch)

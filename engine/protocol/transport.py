@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...core.errors import UsageError
+from ...core.process import there_to_work_in
 from ...core.untrusted.listener import PROOF_SECONDS, Exchange
 from .messages import Stream
 
@@ -82,7 +83,7 @@ def start_over_stdio(
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True)
+        process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True, cwd=there_to_work_in())
         reader = ours.makefile("rb")  # keeps our end open
     assert process.stdin is not None
     return process, Stream(reader, process.stdin, begins_after)

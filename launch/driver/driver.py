@@ -121,7 +121,7 @@ class Driver:
 
     def _begin_records(self) -> None:
         with_git = ThreadPoolExecutor(max_workers=1, thread_name_prefix="provenance")  # git may take a while, as long as the nodes do
-        self._code = with_git.submit(provenance, Path.cwd())
+        self._code = with_git.submit(provenance, Path())  # the working directory, also where it has been removed
         with_git.shutdown(wait=False)
         self._documents.make(partial(self._recording.writer.write_job, self._described()))
         self._recording.writer.write_status("starting")

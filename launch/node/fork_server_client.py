@@ -20,7 +20,7 @@ from typing import Any
 
 from ...backends.loading import load_backend
 from ...core.job import Job
-from ...core.process import ending_in_words, python
+from ...core.process import ending_in_words, python, there_to_work_in
 from .fork_server_connection import is_own_user, receive_packet
 from .task_environment import task_environment
 
@@ -85,7 +85,7 @@ def _lent_server(pool: str, job: Job) -> ForkServer | None:
         "state": inherited_state(),
         "variables": {key: value for key, value in task_environment(os.environ, None, None).items() if is_transferred(key)},
     }
-    directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    directory = os.open(there_to_work_in(), os.O_PATH | os.O_DIRECTORY)
     try:
         control.connect(f"\0{pool}")
         if is_own_user(control):
@@ -185,6 +185,7 @@ class ForkServerProcess(ForkServer):
                 pass_fds=[theirs.fileno()],
                 env=task_environment(os.environ, None, None),
                 start_new_session=True,
+                cwd=there_to_work_in(),
             )
         self._tell({"job": job.model_dump(mode="json")}, ())
 

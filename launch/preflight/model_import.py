@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from typing import Any
 
 from ...core.errors import UsageError
 from ...core.plugins import BUILT_IN, find, forward_plugin, load, model_base
-from ...core.process import command_ending_with_parent, python
+from ...core.process import command_ending_with_parent, python, there_to_work_in
 from ...core.untrusted.bounded_json import UnreadableError, parse_json
 
 __all__ = ["import_problem", "main"]
@@ -28,7 +29,8 @@ def import_problem(model: str, backend: str) -> str | None:
     if model_base(model) in {plugin.name for plugin in BUILT_IN["model"]}:
         return None
     command = command_ending_with_parent(python(__name__, model, backend))
-    child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    said: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    child = subprocess.run(command, check=False, cwd=there_to_work_in(), **said)
     if child.returncode == 0:
         with suppress(UnreadableError):  # the model's own code has the process to itself, and may have ended it in its own way
             problem = parse_json(child.stdout.encode())

@@ -1,5 +1,6 @@
 """Which code made a run: installed packages by the names of their metadata, and commits of real git work trees."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -105,3 +106,52 @@ def test_the_code_in_words(code, text):
 def test_instructions_are_those_for_vectors_and_matrices_in_one_order():
     assert instructions_text(["fpu", "avx512f", "avx2", "sse", "amx_tile"]) == "avx2 avx512f amx_tile"
     assert instructions_text(["fpu"]) is instructions_text([]) is instructions_text(None) is None
+
+
+# A working directory that has been removed ---------------------------------------------------------------------------
+
+
+def without_directory(folder, *arguments):
+    """Run the command in a folder that is removed before it starts."""
+    gone = folder / "gone"
+    script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
+    command = ["sh", "-c", script, str(gone), sys.executable, "-P", "-m", "crosstrain.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.long
+def test_a_run_needs_no_working_directory(tmp_path):
+    job = ["--backend", "torch", "--mode", "async", "--nodes", "2", "--network", "host", "--steps", "5", "--checkpoint-every", "end"]
+    done = without_directory(tmp_path, "run", *job, "--quiet", "--out", str(tmp_path), "--name", "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "succeeded"
+    assert json.loads((tmp_path / "run/env.json").read_text())["code"]["typed_in"] is None
+    run = str(tmp_path / "run")
+    for command in (["evaluate", run], ["export", run, "--format", "torch"], ["compare", run]):
+        done = without_directory(tmp_path, *command)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+@pytest.mark.long
+def test_the_machine_is_checked_without_a_working_directory(tmp_path):
+    done = without_directory(tmp_path, "doctor", "--json", "--fresh")
+    assert done.returncode == 0, done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["run directories"]["found"] == "the working directory has been removed"
+    assert {name: check["state"] for name, check in checks.items() if name.startswith("backend")} == {
+        "backend tf": "ok",
+        "backend torch": "ok",
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "command",
+    ["run --steps 5 --backend torch", "runs", "runs show a", "compare a", "submit slurm --dry-run", "run --resume a", "doctor -x"],
+)
+def test_what_needs_the_working_directory_says_so(tmp_path, command):
+    done = without_directory(tmp_path, *command.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.endswith(" The working directory has been removed: change to one that exists, or give absolute paths.\n")
+    assert done.stderr.count("\n") == 1

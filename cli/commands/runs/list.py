@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ....core.errors import UsageError
+from ....core.process import there_to_work_in
 from ....core.suggestions import nearest
 from ....core.untrusted.console import json_text, note, one_line
 from ....records.store.jsonl import finite_json
@@ -103,7 +104,7 @@ def list_command(
     earliest = parse_since(since, datetime.now().astimezone()) if since is not None else None
     _check_closed(settings)
     check_readable(out)
-    if not out.is_dir() and ctx.get_parameter_source("out") != ParameterSource.DEFAULT:
+    if not out.is_dir() and (ctx.get_parameter_source("out") != ParameterSource.DEFAULT or there_to_work_in() != "."):
         raise UsageError(f"--out: there is no folder {str(out)!r}. Give the folder with the runs.")
     known = list_runs(out) if out.is_dir() else []
     others = metric_figures(known)
