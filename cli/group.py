@@ -76,7 +76,9 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; an error about a setting says it as it was given."""
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # within the context, which knows whether what is printed is a copy
+            return result
         except click.UsageError as error:
             name = ctx.invoked_subcommand
             if error.ctx is None and name is not None and name in COMMANDS:  # click's parser does not know whose options it reads
@@ -118,7 +120,8 @@ def trainer() -> None:
     """Train one job on TensorFlow or PyTorch, synchronously or asynchronously, on one or many nodes, with results that can be compared.
 
     Data goes to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
-    130 interrupted, 75 interrupted with a checkpoint to resume from.
+    130 interrupted, 75 interrupted with a checkpoint to resume from. Where output cannot be printed, commands that write files end as
+    their work does, and all others with 1.
 
     Shell completion: eval "$(_TRAINER_COMPLETE=bash_source trainer)" (or zsh_source; fish: _TRAINER_COMPLETE=fish_source trainer | source).
     """

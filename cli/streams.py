@@ -14,11 +14,17 @@ from ..core.errors import OutputError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["guard_streams"]
+__all__ = ["guard_streams", "output_is_a_copy"]
+
+_COPY = "crosstrain.output_is_a_copy"
+"""Under this key of click's context a command keeps that its work stands in files."""
 
 
 class _Output(io.FileIO):
-    """The descriptor under standard output. The first write that the system refuses is raised; what follows has nowhere to go."""
+    """The descriptor under standard output. The first write that the system refuses is raised; what follows has nowhere to go.
+
+    It is only said, and not raised, where the command has its work in files (`output_is_a_copy`).
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -36,6 +42,13 @@ class _Output(io.FileIO):
             return memoryview(data).nbytes
 
     def _raise(self, error: OSError) -> None:
+        from click import get_current_context
+
+        context = get_current_context(silent=True)
+        if context is not None and context.meta.get(_COPY):
+            text = f"standard output cannot be written ({error.strerror}); the exit code tells of the work, which is not lost"
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
+            return
         if error.errno == errno.EPIPE:
             raise error
         raise OutputError(error) from error
@@ -73,6 +86,13 @@ def guard_streams() -> Callable[[int], int]:
         return 1 if code == 0 and isinstance(raw, _Messages) and raw.refused is not None else code
 
     return exit_code
+
+
+def output_is_a_copy() -> None:
+    """Have the exit code of the command that runs tell of its work alone: what it prints stands in files, or is done, all the same."""
+    from click import get_current_context
+
+    get_current_context().meta[_COPY] = True
 
 
 def _occupy(descriptor: int, flags: int) -> None:

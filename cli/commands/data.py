@@ -18,6 +18,7 @@ from ...data.store.removal import find_stores, remove_store
 from ...data.store.resolve import full_name, whole_path
 from ...report.tables.alignment import holds_figures, plain_lines
 from ..options import GivenPath, IntegerRange, name_settings
+from ..streams import output_is_a_copy
 
 __all__ = ["data"]
 
@@ -56,6 +57,7 @@ def list_command(as_json: bool) -> None:
 @click.option("--again", is_flag=True, help="Make the store again, also where there is one.")
 def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int | None, again: bool) -> None:
     """Make the stores of datasets, so that a run finds them ready."""
+    output_is_a_copy()
     name_settings({"data_dir": "flag", "vocabulary": "flag"})
     data_dir = None if data_dir is None else whole_path(data_dir)
     for name in names if vocabulary is None else [full_name(name, data_dir, vocabulary) for name in names]:
@@ -124,6 +126,7 @@ def remove_command(names: Sequence[str]) -> None:
 
     Original files stay; a run makes the store that it needs again.
     """
+    output_is_a_copy()
     stores = {folder: name for name in names for folder in find_stores(name)}  # all are known before one is removed
     for folder, name in stores.items():
         begun = "" if folder.exists() else "what an interrupted preparation left of "

@@ -29,6 +29,7 @@ from ..checkpoint_options import checkpoint_options
 from ..interrupts import TerminationAsInterrupt
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
+from ..streams import output_is_a_copy
 
 __all__ = ["export"]
 
@@ -75,6 +76,7 @@ def export(
             raise UsageError(f"{option}: belongs to --format; --describe loads no model")
         _describe(source, as_json=as_json)
         return
+    output_is_a_copy()
     choice = _choice(format_name or "")
     with held(find_run_or_checkpoint(source), selection) as chosen:
         for error in chosen.damaged:

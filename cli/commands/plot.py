@@ -13,6 +13,7 @@ from ...report.plots.matplotlib_renderer import FORMATS, NARROWEST_INCHES, Forma
 from ...report.plots.pictures import pictures
 from ..options import GivenPath, NumberRange
 from ..run_arguments import readable_runs
+from ..streams import output_is_a_copy
 
 __all__ = ["plot"]
 
@@ -59,6 +60,7 @@ def plot(runs: tuple[str, ...], output: Path, image: Format, picked: tuple[str, 
 
     RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. The paths are printed, a line each.
     """
+    output_is_a_copy()
     drawn = pictures(started_runs(readable_runs(runs, out)))
     if picked:
         names = [picture.name for picture in drawn]

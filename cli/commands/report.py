@@ -19,6 +19,7 @@ from ...report.page.page import write_page
 from ..interrupts import INTERRUPTED, RememberedInterrupts
 from ..options import GivenPath
 from ..run_arguments import readable_runs
+from ..streams import output_is_a_copy
 
 __all__ = ["report"]
 
@@ -60,6 +61,7 @@ def report(ctx: click.Context, /, runs: tuple[str, ...], output: Path, live: boo
     come later are taken in. Whoever has the address can read the page, and others cannot. The exit code is 130, as Ctrl-C ends it.
     """
     if not live:
+        output_is_a_copy()
         click.echo(write_page(started_runs(readable_runs(runs, out)), output))
         return 0
     if ctx.get_parameter_source("output") is not ParameterSource.DEFAULT:

@@ -44,6 +44,7 @@ from ..options import (
 from ..run_arguments import find_run_or_checkpoint, recorded_start_timeout
 from ..run_placement import check_place, launch_request, place_of, request_elsewhere, within_allocation
 from ..shown_settings import settings_as_json, settings_as_text
+from ..streams import output_is_a_copy
 from ..typed_run import TypedRun
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ def run(
     """
     typed = TypedRun(ctx, config, resume, rendezvous, node_rank, secret_file, given_personal(ctx), quiet=quiet, like=like)
     _refuse_contradictions(resume, like, force=force, trust_run=trust_run, repeats=repeats)
+    if not print_config:
+        output_is_a_copy()
     if resume == AUTO:
         typed, succeeded = _standing(typed)
         if succeeded is not None:

@@ -20,6 +20,7 @@ from ...launch.batch.slurm_script import SlurmJob, script_text
 from ...launch.launchers.remote import refuse_virtual_nodes
 from ..grouped_help import GroupedCommand, topic_option
 from ..options import GivenPath, IntegerRange
+from ..streams import output_is_a_copy
 from .batched_run import CHECKPOINTS, checked
 
 __all__ = ["submit"]
@@ -97,6 +98,7 @@ def submit_slurm(
     if dry_run:
         click.echo(text, nl=False)
         return
+    output_is_a_copy()
     program = shutil.which("sbatch")
     if program is None:
         raise UsageError("submit: needs the program sbatch, which is not on PATH; type it where Slurm is (--dry-run prints the script)")

@@ -35,6 +35,7 @@ from ...report.catalog.locate import find_sweep
 from ...report.catalog.summary_rows import row
 from ..grouped_help import GroupedCommand, topic_option
 from ..options import IntegerRange, given_options, job_options_without, name_settings, trust_option
+from ..streams import output_is_a_copy
 from .sweep_table import points_conclusion, points_text
 
 __all__ = ["make_grid", "sweep"]
@@ -119,6 +120,7 @@ def sweep(
         check_free(folder)
         _print_plan(points, request, folder, as_json=as_json)
         return 0
+    output_is_a_copy()
     with SweepFolder(folder, request, points, ["trainer", *(ctx.obj or ())]) as opened:
         finished = run_points(opened, note, quiet=quiet)
         _print_outcome(opened, tables=tables, as_json=as_json)

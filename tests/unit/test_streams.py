@@ -68,6 +68,35 @@ def test_a_reader_that_takes_one_line_is_no_error(out):
         assert (pipe.stderr.read(), pipe.wait()) == ("", 1)
 
 
+COPY = "standard output cannot be written ({}); the exit code tells of the work, which is not lost\n"
+
+
+@pytest.mark.parametrize("refusal", ["Bad file descriptor", "No space left on device", "Broken pipe"])
+@pytest.mark.parametrize("command", ["runs export one --out . --what steps --overwrite -o {}/steps.csv", "plot one --out . -o {}/figures"])
+def test_work_that_stands_in_files_keeps_its_exit_code(out, tmp_path, command, refusal):
+    assert in_vain(command.format(tmp_path).split(), out, refusal) == (0, COPY.format(refusal))
+    assert any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("more", "code", "end"), [((), 0, ""), (("--model", "cnn", "--lr", "1e30", "--json"), 1, "error: ")])
+def test_a_run_ends_with_its_own_exit_code_whether_its_summary_is_printed_or_not(tmp_path, more, code, end):
+    arguments = ["run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--quiet", "--name", "one", "--out", str(tmp_path), *more]
+    found, said = in_vain(arguments, tmp_path, "Broken pipe")
+    assert found == code == RunReader(tmp_path / "one").status()["exit_code"]
+    assert said.startswith(COPY.format("Broken pipe") + end)
+
+
+def in_vain(arguments, cwd, refusal):
+    """Run a command whose standard output refuses what is printed; return its exit code and its standard error."""
+    script = {
+        "Bad file descriptor": '"$@" >&-',
+        "No space left on device": '"$@" >/dev/full',
+        "Broken pipe": '{ "$@"; echo $? >code; } | true',
+    }
+    done = subprocess.run(["sh", "-c", script[refusal], "sh", *TRAINER, *arguments], stderr=subprocess.PIPE, text=True, cwd=cwd)
+    return int((cwd / "code").read_text()) if refusal == "Broken pipe" else done.returncode, done.stderr
+
+
 def test_a_run_whose_messages_nobody_reads_any_more_goes_on(tmp_path):
     """As behind ``2>&1 | tee``, which Ctrl-C ends too."""
     command = [*TRAINER, "run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--name", "one", "--out", tmp_path]

@@ -14,6 +14,7 @@ from ....report.catalog.run import Run
 from ....report.export.records_table import TABLES, table_of
 from ....report.export.table_files import FORMATS, check_format, check_new, write_csv, write_file
 from ...run_arguments import warn_of_lost_updates
+from ...streams import output_is_a_copy
 
 __all__ = ["export"]
 
@@ -32,6 +33,7 @@ def export(runs: Sequence[Run], file_format: str, what: str | None, output: str 
             raise UsageError("--output: - prints one table as csv; say which with --what, and leave --format out.")
         write_csv(table_of(what, runs), sys.stdout)
         return
+    output_is_a_copy()
     targets = _targets(runs, file_format, what, output)
     for path in targets.values():
         if path.parent.is_dir():

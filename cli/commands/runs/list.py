@@ -24,6 +24,7 @@ from ....report.catalog.run import Run
 from ....report.catalog.summary_rows import metric_figures
 from ....report.tables.runs_list import runs_table
 from ...options import GivenPath, IntegerRange
+from ...streams import output_is_a_copy
 
 __all__ = ["runs"]
 
@@ -193,6 +194,7 @@ def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
     """
     from .delete import delete
 
+    output_is_a_copy()
     sweeps = {name: find_sweep(name, out) for name in names}
     runs = [find_run(name, out) for name, sweep in sweeps.items() if sweep is None]
     delete(runs, [sweep for sweep in sweeps.values() if sweep is not None], yes=yes)
