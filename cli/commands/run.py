@@ -335,12 +335,12 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
 
 
 def _print_what_there_is(path: Path) -> None:
-    """Print the summary of a run that did not succeed, if it came so far; the error follows."""
+    """Print how a run ended that did not succeed, and its summary if it came so far; the error follows."""
     from ...records.store.run_directory import RunReader
 
-    summary = RunReader(path).summary()
-    if summary is not None:
-        _print_json(path, summary)
+    reader = RunReader(path)
+    ended = {name: reader.status()[name] for name in ("state", "cause", "task", "exit_code")}
+    _print_json(path, {**ended, **(reader.summary() or {})})
 
 
 def _print_json(path: object, summary: Mapping[str, Any]) -> None:

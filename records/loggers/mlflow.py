@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ...core.errors import MissingPackageError, UsageError
 from ...core.job import Job, without_password
 from ...core.plugins import module_exists
-from ..schema import EvalRecord, StepRecord, SystemRecord
+from ..schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from .base import RunLogger
 from .curve_points import TrainingCurve, end_figures, settings
 from .mlflow_system_metrics import NodeFigures
@@ -44,6 +44,9 @@ MOST_POINTS = 20_000
 
 BATCH_METRICS, BATCH_PARAMS = 1000, 100
 """Most of each that MLflow takes in one request (``mlflow/utils/validation.py``)."""
+
+LONGEST_TAG_CHARACTERS = 5000
+"""Of a tag's value; releases of MLflow before 2.13 take no more."""
 
 CONNECT_SECONDS = 5.0
 
@@ -129,6 +132,7 @@ class MLflowWriter(RunLogger):
         self._run_id: str | None = None
         self._described = False
         self._status = "FAILED"
+        self._cause: str | None = None
         self._answers = True
         self._abandoned = False
         self._report_lock = threading.Lock()
@@ -164,6 +168,11 @@ class MLflowWriter(RunLogger):
             if values:
                 prefix = f"system/node_{record.node}/" if self._job.nodes > 1 else "system/"
                 self._add({f"{prefix}{name}": value for name, value in values.items()}, node.told - 1, record.time_seconds)
+
+    def event(self, record: EventRecord) -> None:
+        """Keep why the run failed or was interrupted, which becomes the tag ``crosstrain.cause``."""
+        if record.event in ("run_failed", "run_interrupted"):
+            self._cause = str(record.detail["cause"])[:LONGEST_TAG_CHARACTERS]
 
     def on_replayed(self) -> None:
         """What follows happens now."""
@@ -209,6 +218,8 @@ class MLflowWriter(RunLogger):
                 self._describe(run_id)
                 self._send(run_id)
                 if closing:
+                    if self._cause is not None:
+                        self._client.set_tag(run_id, "crosstrain.cause", self._cause)
                     self._client.set_terminated(run_id, self._status)
             except Exception as error:  # noqa: BLE001 — MLflow's own, its transport's and its database's; told as an event
                 self._on_error(error)

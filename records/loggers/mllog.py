@@ -1,7 +1,7 @@
 """MLPerf's event log of a run, in the keys that MLPerf training defines: a line ``:::MLLOG {json}`` for each event.
 
 It is derived from the records, as TensorBoard's files are, and no figure is read from it. Keys, event types and metadata are those of the
-package mlperf-logging (``mlperf_logging/mllog/constants.py``); its checker accepts the log of a run that was evaluated at least once,
+package mlperf-logging (``mlperf_logging/mllog/constants.py``); its checker accepts the log of a run whose quality is below 1 once,
 by the rules of training 4.0.0, open division. Writing it needs no package.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, Literal, TextIO
 
 from ...core.job import Job
 from ...core.units import Target
+from ...metrics.base import PERCENTAGES
 from ..schema import EvalRecord, EventRecord, StepRecord
 from ..store.jsonl import finite_json
 from ..store.run_directory import RunReader
@@ -97,6 +98,10 @@ class MLLogWriter(RunLogger):
             self._at(began, _START, "eval_start", metadata=place)
             for name, value in record.metrics.items():
                 self._at(record.time_seconds, _POINT, f"eval_{name}", value, place)
+            if record.metrics and "accuracy" not in record.metrics:  # MLPerf's key for the quality of a model, whatever measures it
+                name, value = next(iter(record.metrics.items()))
+                share = value / 100 if name in PERCENTAGES else value
+                self._at(record.time_seconds, _POINT, "eval_accuracy", share, {**place, "metric": name})
             self._at(record.time_seconds, _POINT, "eval_loss", record.loss, place)
             self._at(record.time_seconds, _STOP, "eval_stop", metadata=place)
             self._time_seconds = record.time_seconds

@@ -12,6 +12,7 @@ from typing import Any
 from ...core.job import Job
 from ...core.settings.job_fields import choices, schema
 from ...metrics import MetricInfo
+from ...metrics.language import NAMES
 from .curve_points import END_FIGURES, NOT_SETTINGS, settings
 
 __all__ = ["HParams", "figures"]
@@ -37,9 +38,14 @@ SHOWN_FIRST = ("backend", "mode", "model", "nodes", "global_batch_size")
 """The view shows five columns at first: those of which it is said that they differ, before all others."""
 
 
+OURS = ("accuracy", *NAMES, "perplexity", "token_accuracy")
+"""The metrics of this project's models. TensorBoard takes the view's figures from one run of a folder, which may be of another model."""
+
+
 def figures(metrics: Sequence[MetricInfo]) -> tuple[str, ...]:
-    """Return the view's figures of a run with these metrics: of each its last point."""
-    return (*(f"eval/{info.name}" for info in metrics), "train/loss", *(f"summary/{name}" for name in END_FIGURES))
+    """Return the view's figures of a run with these metrics, and of those beside it: of each its last point."""
+    own = (*(f"eval/{info.name}" for info in metrics), "train/loss", *(f"summary/{name}" for name in END_FIGURES))
+    return tuple(dict.fromkeys((*own, *(f"eval/{name}" for name in OURS))))
 
 
 _STATUS = {"succeeded": "STATUS_SUCCESS", "failed": "STATUS_FAILURE", "interrupted": "STATUS_FAILURE"}

@@ -242,6 +242,7 @@ def test_a_server_that_goes_away_and_comes_back_costs_nothing(tmp_path, server):
             assert "mlflow lost: cause " in run.stderr()
     (found,) = server.runs("two")
     assert found["info"]["status"] == "KILLED"
+    assert pairs(found, "tags")["crosstrain.cause"] == RunReader(tmp_path / "run").status()["cause"]
     assert server.history(found, "eval/loss") == [(each.step, pytest.approx(each.loss)) for each in RunReader(tmp_path / "run").evals()]
     assert events(tmp_path / "run")["mlflow_back"] == {"points_lost": 0}
     assert "mlflow_incomplete" not in events(tmp_path / "run")

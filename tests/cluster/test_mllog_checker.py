@@ -71,6 +71,10 @@ def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_pat
         assert started.wait(60) == 75, started.stderr()
         document = json.loads(started.stdout())
     assert (document.pop("path"), document["state"]) == (str(run), "interrupted")
+    recorded = json.loads((run / "status.json").read_text())
+    ended = {name: document.pop(name) for name in ("cause", "task", "exit_code")}
+    assert ended == {name: recorded[name] for name in ended}
+    assert (ended["cause"], ended["exit_code"]) != (None, 0)
     assert document == json.loads((run / "summary.json").read_text())
     log = run / "mllog.txt"
     checked = check(log)

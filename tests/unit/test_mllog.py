@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from run_samples import a_job
@@ -151,6 +152,17 @@ def accepted(log):
         [*command, "--log_output", str(log.with_name("checker.log")), str(log)], capture_output=True, text=True, timeout=60
     )
     return done.returncode == 0
+
+
+@pytest.mark.parametrize("metrics", [{"bleu": 31.5, "chrf": 55.0}, {"top5": 0.5, "mean_rank": 3.0}])
+def test_the_checker_accepts_the_log_of_a_model_without_an_accuracy(tmp_path, metrics):
+    records = [replace(record, metrics=metrics) if isinstance(record, EvalRecord) else record for record in RECORDS]
+    write(tmp_path, records)
+    assert accepted(tmp_path / FILE)
+    name, value = next(iter(metrics.items()))
+    told = [line for line in read(tmp_path) if line["key"] == "eval_accuracy"]
+    assert {(line["value"], line["metadata"]["metric"]) for line in told} == {(0.315 if name == "bleu" else value, name)}
+    assert [line["value"] for line in read(tmp_path) if line["key"] == f"eval_{name}"] == [value] * len(told)
 
 
 def test_the_checker_accepts_it_and_would_not_accept_a_log_without_its_end(tmp_path):

@@ -205,7 +205,8 @@ def test_a_real_tensorboard_shows_the_values(tmp_path):
 def write_a_compared_run(out, name, job, state, summary):
     writer = TensorBoardWriter(out / name, job, metrics=(ACCURACY.info, LOSS))
     writer.step(StepRecord(0, 10, 0, 1.0, 1.0, 100, (0.5,) * 10, (0.1,)))
-    writer.evaluation(replace(EVALUATION, step=10, loss=0.5, metrics={"accuracy": 0.75 if name == "one" else 0.875}))
+    metrics = {"accuracy": 0.75} if name == "one" else {"accuracy": 0.875, "bleu": 31.5}  # of which the first run knows nothing
+    writer.evaluation(replace(EVALUATION, step=10, loss=0.5, metrics=metrics))
     writer.on_end(state, summary)
     writer.close()
 
@@ -264,6 +265,6 @@ def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
         "summary/time_to_target_seconds": 2.5,
         "summary/run_seconds": 3,
     }
-    assert figures["two"]["eval/accuracy"] == 0.875
+    assert (figures["two"]["eval/accuracy"], figures["two"]["eval/bleu"]) == (0.875, 31.5)
     assert "summary/time_to_target_seconds" not in figures["two"]
     assert {name: group["sessions"][0]["status"] for name, group in found.items()} == {"one": "STATUS_SUCCESS", "two": "STATUS_FAILURE"}
