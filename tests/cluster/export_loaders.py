@@ -76,3 +76,34 @@ with torch.no_grad():
     logits = forward(tensors[0], torch.from_numpy(np.load(IMAGES)), ForwardContext(training=False, buffers=tensors[1])).numpy()
 np.save(LOGITS, logits)
 """
+
+EVERY_SIZE = """
+import sys
+from pathlib import Path
+import numpy as np
+from crosstrain.backends.export import export_weights
+from crosstrain.checkpoint import read_checkpoint
+from crosstrain.checkpoint.selection import ChosenWeights
+root, backend, format_name, *checkpoints = sys.argv[1:]
+for number, path in enumerate(checkpoints):
+    checkpoint, folder = read_checkpoint(Path(path)), Path(root, str(number))
+    folder.mkdir()
+    export_weights(backend, format_name, ChosenWeights((checkpoint,), "trained"), folder)
+    x = np.random.default_rng(0).standard_normal((40, *checkpoint.meta.data["input_shape"])).astype(np.float32)
+    if format_name == "torch":
+        import torch
+        exported = torch.export.load(folder / "program.pt2")
+        run = lambda x: exported.module()(torch.from_numpy(x)).detach().numpy()
+        assert {*torch.load(folder / "state_dict.pt", weights_only=True)} >= {*checkpoint.parameters, *checkpoint.buffers}
+    elif format_name == "savedmodel":
+        import tensorflow as tf
+        serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
+        run = lambda x: serve(images=tf.constant(x))["logits"].numpy()
+    else:
+        continue
+    logits = run(x)
+    assert logits.shape == (40, 10) and np.isfinite(logits).all()
+    for batch in 1, 3:  # of any size
+        assert np.allclose(run(x[:batch]), logits[:batch], rtol=1e-3, atol=1e-3), (path, batch)
+print("exported", len(checkpoints))
+"""

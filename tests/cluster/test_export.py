@@ -146,6 +146,33 @@ class TestFormats:
         assert done.returncode == 0, done.stderr
 
 
+SIDES = (8, 28, 32, 33, 64)
+"""Down to a single pixel behind the last stage of ResNet-18."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "format_name", "name"),
+    [
+        ("torch", "torch", "logreg"),
+        ("torch", "torch", "cnn"),
+        ("torch", "torch", "resnet18"),
+        pytest.param("torch", "torch", "alexnet", marks=pytest.mark.slow),
+        pytest.param("tf", "savedmodel", "cnn", marks=pytest.mark.slow),
+        pytest.param("tf", "savedmodel", "resnet18", marks=pytest.mark.slow),
+        pytest.param("tf", "tf-checkpoint", "resnet18", marks=pytest.mark.slow),
+        ("-", "safetensors", "resnet18"),
+    ],
+)
+def test_pictures_of_every_size_in_batches_of_every_size(tmp_path, backend, format_name, name):
+    """The small models in grey too."""
+    shapes = [(channels, side, side) for side in SIDES for channels in ((1, 3) if name in ("logreg", "cnn") else (3,))]
+    checkpoints = [save_model(tmp_path / str(shape), name, shape) for shape in shapes]
+    command = [sys.executable, "-c", export_loaders.EVERY_SIZE, str(tmp_path), backend, format_name, *map(str, checkpoints)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"exported {len(checkpoints)}\n"
+
+
 class TestTheCommand:
     @pytest.fixture
     def run(self, tmp_path):

@@ -45,7 +45,7 @@ class Layers:
     def conv(self, x_bchw: torch.Tensor, name: str, stride: int = 1, padding: int = 0) -> torch.Tensor:
         """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
         weight, bias = self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias")
-        if x_bchw.device.type == "cpu" and x_bchw.is_contiguous(memory_format=torch.channels_last) and _large(x_bchw, weight):
+        if x_bchw.device.type == "cpu" and _large(x_bchw, weight) and x_bchw.is_contiguous(memory_format=torch.channels_last):
             outputs, inputs, _, kernel_width = weight.shape
             if uses_space_to_depth(x_bchw.shape[3], inputs, outputs, kernel_width, stride, padding):
                 return _conv_space_to_depth(x_bchw, weight, bias, (padding, padding))
@@ -135,7 +135,12 @@ def _conv_space_to_depth(
 
 
 def _large(x_bchw: torch.Tensor, weight_oihw: torch.Tensor) -> bool:
-    """Return whether a convolution has so much to do that two columns at once may pay."""
+    """Return whether a convolution has so much to do that two columns at once may pay.
+
+    Never while a program for any number of images is traced: it would be bound to the numbers of images that the answer holds for.
+    """
+    if isinstance(x_bchw.shape[0], torch.SymInt):
+        return False
     multiply_adds: int = x_bchw.numel() // weight_oihw.shape[1] * weight_oihw.numel()
     return multiply_adds >= PAIRS_FROM
 
