@@ -27,7 +27,7 @@ from .capabilities import ExportFormat
 from .loading import load_backend
 from .text_export import text_description, text_readme, translation_signature
 
-__all__ = ["PLAIN", "PLAIN_FORMATS", "Export", "Exporter", "main"]
+__all__ = ["LOGITS", "PLAIN", "PLAIN_FORMATS", "Export", "Exporter", "main"]
 
 PLAIN = "-"
 """Stands for "no backend"."""
@@ -35,6 +35,8 @@ PLAIN = "-"
 DESCRIPTION = "model.json"
 README = "README.md"
 SAFETENSORS = "model.safetensors"
+IMAGES, LOGITS = "images", "logits"
+"""Names of a program's input and output, in every format that has programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,17 @@ PLAIN_FORMATS: Mapping[str, ExportFormat] = {
 }
 
 
-def export_plain(request: Export) -> None:
-    """Write parameters and buffers as ``model.safetensors``."""
+def export_plain(request: Export, description: Mapping[str, object]) -> None:
+    """Write parameters and buffers as ``model.safetensors``; its metadata are those of `description` that the file itself does not say.
+
+    The format has texts alone: what is none becomes JSON.
+    """
+    described_here = {key: value for key, value in description.items() if key not in ("format", "parameters", "buffers")}
+    metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in described_here.items()}
     arrays = {**request.parameters, **request.buffers}
     described = [(name, array.dtype.str, array.shape, array.nbytes) for name, array in arrays.items()]
     with open(request.folder / SAFETENSORS, "xb") as file:
-        file.write(header(described, {"format": "np"}))
+        file.write(header(described, {"format": "np", **metadata}))
         for array in arrays.values():
             file.write(array.data)
 
@@ -103,9 +110,10 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
         mean=() if translates else tuple(meta.data["mean"]),
         std=() if translates else tuple(meta.data["std"]),
     )
+    description = _description(chosen, export_format)
     if backend == PLAIN:
         written = PLAIN_FORMATS[export_format]
-        export_plain(request)
+        export_plain(request, description)
     else:
         exporter = load_backend(backend)
         formats = exporter.capabilities.export_formats
@@ -113,7 +121,7 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
             raise UsageError.of("--format", export_format, f"{', '.join(formats) or 'none'} on backend {backend}", formats)
         written = formats[export_format]
         cast(Exporter, exporter).export(request)
-    (folder / DESCRIPTION).write_text(json.dumps(_description(chosen, export_format), indent=1) + "\n", encoding="utf-8")
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     made_of = _made_of(chosen)
     readme = (text_readme if translates else _readme)(meta, made_of, export_format, written)
     (folder / README).write_text(readme, encoding="utf-8")
@@ -144,13 +152,15 @@ def _description(chosen: ChosenWeights, export_format: str) -> dict[str, object]
 def _image_description(meta: Meta) -> dict[str, object]:
     return {
         "classes": meta.data["classes"],
-        "class_names": meta.data.get("class_names", []),
+        "class_names": meta.data.get("class_names") or [str(number) for number in range(meta.data["classes"])],
         "input_shape": meta.data["input_shape"],
         "input_layout": "NCHW",
         "mean": meta.data["mean"],
         "std": meta.data["std"],
         "normalisation": "(pixel / 255 - mean[channel]) / std[channel], float32",
+        "input_name": IMAGES,
         "output": "logits, float32 [batch, classes]",
+        "output_name": LOGITS,
     }
 
 

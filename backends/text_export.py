@@ -20,6 +20,7 @@ def text_description(meta: Meta) -> dict[str, object]:
         "vocabulary_sizes": meta.data["vocabulary_sizes"],
         "input": "pieces, whole numbers [batch, length]; each row ends with END (2), padding (0) behind it",
         "output": f"pieces, whole numbers [batch, length + {GREEDY.extra_length}]; each row ends with END, padding behind it",
+        "input_name": "pieces",
         "search": GREEDY.signature,
     }
 

@@ -12,7 +12,7 @@ from ...data.columns import LENGTHS
 from ...data.text import END, PADDING
 from ...models.base import ForwardContext
 from ...models.decoding.settings import GREEDY
-from ..export import Export
+from ..export import LOGITS, Export
 from .data import ColumnTensors
 from .greedy_program import greedy
 
@@ -32,7 +32,14 @@ def export(request: Export) -> None:
         return
     example = torch.zeros(EXAMPLE_BATCH, *request.model.input_shape)
     program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    _name_result(program)
     torch.export.save(program, request.folder / "program.pt2")
+
+
+def _name_result(program: torch.export.ExportedProgram) -> None:
+    """Name what the program returns as other formats do; torch names it after its last operation."""
+    (result,) = next(node for node in program.graph.nodes if node.op == "output").args[0]
+    result.name = program.graph_signature.output_specs[0].arg.name = LOGITS
 
 
 def _save_translating(module: torch.nn.Module, request: Export) -> None:
@@ -71,9 +78,9 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
             module = module._modules[part]
         return module, leaf
 
-    def forward(self, x_bchw: torch.Tensor) -> torch.Tensor:
-        """Return logits_bk of normalised images."""
-        return self._outputs(x_bchw)
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits_bk of normalised images, [batch, channels, height, width]. The argument's name is that of the program's input."""
+        return self._outputs(images)
 
     def _outputs(self, inputs: ColumnTensors) -> torch.Tensor:
         parameters = {name: self.get_parameter(name) for name in self._parameter_names}
@@ -91,8 +98,9 @@ class _Translating(_Trained):
             raise ValueError(f"{request.model_name!r} translates nothing")
         self._source, self._target = quality.source, quality.target
 
-    def forward(self, source_bs: torch.Tensor) -> torch.Tensor:
-        """Return pieces of the target; see `greedy`."""
+    def forward(self, pieces: torch.Tensor) -> torch.Tensor:
+        """Return pieces of the target; see `greedy`. The argument's name is that of the program's input."""
+        source_bs = pieces
         lengths_b = (source_bs != PADDING).sum(1)
 
         def logits(pieces_bt: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,15 @@ SAFETENSORS = """
 import numpy as np
 from safetensors.numpy import load_file
 np.savez(LOGITS, **load_file("model.safetensors"))
+from safetensors import safe_open
+import json
+with safe_open("model.safetensors", "np") as file:
+    metadata = file.metadata()
+described = json.load(open("model.json"))
+assert metadata.pop("format") == "np"
+assert (metadata["model"], metadata["normalisation"]) == (MODEL, described["normalisation"])
+for key in ("mean", "std", "input_shape", "class_names", "updates", "averaged_checkpoints"):
+    assert json.loads(metadata[key]) == described[key], key
 """
 
 ENDING = """
@@ -93,6 +102,8 @@ for number, path in enumerate(checkpoints):
     if format_name == "torch":
         import torch
         exported = torch.export.load(folder / "program.pt2")
+        assert exported.graph_signature.user_inputs == ("images",), exported.graph_signature.user_inputs
+        assert exported.graph_signature.user_outputs == ("logits",), exported.graph_signature.user_outputs
         run = lambda x: exported.module()(torch.from_numpy(x)).detach().numpy()
         assert {*torch.load(folder / "state_dict.pt", weights_only=True)} >= {*checkpoint.parameters, *checkpoint.buffers}
     elif format_name == "savedmodel":

@@ -199,6 +199,12 @@ class TestTheCommand:
         assert (described["model"], described["classes"], described["updates"]) == ("logreg", 10, 100)
         assert (described["mean"], described["std"], described["input_shape"]) == ([0.5], [0.25], [1, 8, 8])
 
+    def test_classes_without_names_are_called_by_their_numbers(self, run, tmp_path):
+        trainer("export", run, "--format", "safetensors", "-o", tmp_path / "numbered")
+        described = json.loads((tmp_path / "numbered/model.json").read_text())
+        assert described["class_names"] == [str(number) for number in range(10)]
+        assert (described["input_name"], described["output_name"]) == ("images", "logits")
+
     def test_nothing_is_overwritten(self, run, tmp_path):
         target = tmp_path / "taken"
         target.mkdir()

@@ -22,7 +22,10 @@ pytestmark = pytest.mark.cluster
 PIECES = 60
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.5.1|greedy,+50|sentences:500"
 FORMATS = {
-    "torch": "translate = lambda rows: program(torch.tensor(rows)).tolist()",
+    "torch": """
+translate = lambda rows: program(torch.tensor(rows)).tolist()
+assert torch.export.load("program.pt2").graph_signature.user_inputs == ("pieces",)
+""",
     "savedmodel": """
 translate = lambda rows: model.signatures["serving_default"](pieces=tf.constant(rows, tf.int32))["pieces"].numpy().tolist()
 """,
