@@ -195,10 +195,11 @@ class Attempt:
     def await_ready(self, deadline: float) -> None:
         """Await that every task is warm. Raises UsageError where workers compute on devices of different kinds."""
         ready = self.tasks.await_ready(deadline - time.monotonic())
-        precisions = sorted({each.precision_used for each in ready.values() if each.precision_used})
+        workers = {task.name: ready[task.name] for task in self.training.placed if task.role == "worker"}
+        precisions = sorted({each.precision_used for each in workers.values() if each.precision_used})  # no others compute with the model
         self.precision_used = ", ".join(precisions) or self.training.job.precision
-        workers = {task.name: ready[task.name].device_used for task in self.training.placed if task.role == "worker"}
-        self.device_used, notice = check_devices(workers, self._gpus, self.training.gpu_advice)
+        devices = {name: each.device_used for name, each in workers.items()}
+        self.device_used, notice = check_devices(devices, self._gpus, self.training.gpu_advice)
         self._tell_of_gpus(notice)
         self._keep_choice()
 

@@ -232,7 +232,7 @@ def summarise(
 
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
     could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
-    size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the tasks say they
+    size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the workers say they
     computed in, `device_used` the kind of device (``cpu``, ``gpu``) that the workers say they computed on, `compiled` whether they
     compiled what they computed.
     `padding_share` is the padding among the positions that are computed, of text. `synthetic`

@@ -82,6 +82,15 @@ def test_virtual_nodes_share_the_machines_gpus_out(with_gpus, tmp_path):
     assert [gpu["visible_as"] for gpu in started["visible_gpus"]] == ["2", "0", "1"]
 
 
+def test_the_precision_is_that_of_the_workers(with_gpus, tmp_path):
+    """Parameter servers are on CPUs, and compute nothing of the model."""
+    found = with_gpus("here", FakeGpu("GPU-a"), GPU_TOY_SEES="")
+    with MarkedRun([*BRIEF, "--mode", "async", "--out", str(tmp_path)], tmp_path, found) as run:
+        assert run.wait(60) == 0, run.stderr()
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["device_used"], summary["precision_used"]) == ("gpu", "fp32 (TF32)")
+
+
 def test_a_node_with_fewer_than_its_workers_is_named_before_anything_starts(with_gpus, tmp_path):
     """Two nodes that a person starts, with GPUs of their own: two workers on one GPU, and GPUs beside none."""
 

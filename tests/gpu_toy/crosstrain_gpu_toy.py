@@ -1,6 +1,7 @@
 """The toy backend, which says that it can use GPUs and writes into each task's log which ones it sees; it computes on the CPU all the same.
 
-With GPU_TOY_SEES it says that it computes on what that names, as a framework that was built without CUDA does.
+With GPU_TOY_SEES it says that it computes on what that names, as a framework that was built without CUDA does. Every task says in which
+precision it would compute: on a GPU in TF32.
 """
 
 import os
@@ -24,6 +25,11 @@ class GpuToyBackend(ToyBackend):
         model = super().model(task, job, spec)
         model.device_used = found
         return model
+
+    def open(self, task, job, spec, data):
+        opened = super().open(task, job, spec, data)
+        opened.precision_used = "fp32 (TF32)" if os.environ.get("CUDA_VISIBLE_DEVICES") not in (None, "", "-1") else "fp32"
+        return opened
 
 
 BACKEND = GpuToyBackend()
