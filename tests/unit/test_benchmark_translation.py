@@ -60,7 +60,7 @@ def test_the_peers_take_the_batches_of_the_product(text):
     work = replace(TINY, data=text, batch_tokens=512)
     script = f"""
 import json, types, sys
-sys.path[:0] = [{str(PEERS)!r}, {str(PEERS / "translation")!r}]
+sys.path[:0] = [{str(PEERS)!r}]
 from text_batches import text_batches
 from crosstrain.data.store.stored_dataset import open_dataset
 data = open_dataset({text!r})

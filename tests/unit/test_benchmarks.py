@@ -138,6 +138,11 @@ def test_every_row_has_its_contestants_and_every_file_its_row():
     assert used == set(CONTESTANTS)
     scripts = {contestant.path for contestant in CONTESTANTS.values() if isinstance(contestant, Peer)}
     assert scripts == {path for path in PEERS.rglob("*.py") if path.name not in ("workload.py", "text_batches.py", "decoding_sentences.py")}
+    for script in scripts:  # what it imports of the others' lies in its own folder, or where those of all do
+        imported = {node.module for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)}
+        assert imported & {path.stem for path in PEERS.rglob("*.py")} <= {
+            path.stem for path in (*PEERS.glob("*.py"), *script.parent.glob("*.py"))
+        }
     for row in ROWS.values():
         assert isinstance(CONTESTANTS[row.ours], Ours)
         contestants = [CONTESTANTS[name] for name in row.contestants]
