@@ -10,7 +10,7 @@ from ...records.text.many_nodes import MOST_NODES_SHOWN, statistic
 from ...records.text.numbers import bytes_text, number_text
 from ..catalog.run import Run
 from ..series.arrays import Floats, NodeSeries
-from ..series.node_bands import BAND_PERCENTILES, bands
+from ..series.node_bands import BAND_PERCENTILES, ENDS, UNEVEN_NOTE, bands
 from .figure import COLOURS, INK, Curve, Kind, Mark, Panel, Picture, Unit, curve, stroke
 
 __all__ = ["resources"]
@@ -26,7 +26,10 @@ _SOURCES = {
 }
 
 _BAND_POINTS = 400
-_BAND_NOTE = f" Of {{:,}} nodes: the median at each moment; pale the {BAND_PERCENTILES[0]}th and {BAND_PERCENTILES[1]}th percentiles."
+_BAND_NOTE = (
+    f" Of {{:,}} nodes: the median at each moment; pale the {BAND_PERCENTILES[0]}th and {BAND_PERCENTILES[1]}th percentiles, or the lowest "
+    f"and the highest node where {UNEVEN_NOTE}."
+)
 
 _Figure = Callable[[NodeSeries], Floats]
 _MEASURES: tuple[tuple[str, str, Unit, _Figure], ...] = (
@@ -123,7 +126,7 @@ def _band_curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, first: 
     found = bands(nodes, figure, max(first, min(float(node.time_seconds[0]) for node in nodes)), last, _BAND_POINTS)
     if not np.isfinite(found.median).any():
         return ()
-    low, high = (f"{percentile}th percentile" for percentile in BAND_PERCENTILES)
+    low, high = ("lowest node", "highest node") if found.percentiles == ENDS else (f"{each}th percentile" for each in BAND_PERCENTILES)
     return (
         curve(low, stroke(1), found.time_seconds, found.low, run.number, "faint"),
         curve(high, stroke(2), found.time_seconds, found.high, run.number, "faint"),

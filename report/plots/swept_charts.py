@@ -17,6 +17,7 @@ from ..catalog.translations import searched
 from ..comparison.factors import Factor
 from ..conclusion.set_ups import SetUp, SetUps, called
 from ..series.arrays import Floats
+from ..series.node_bands import UNEVEN_NOTE, differ
 from .figure import NEUTRAL, Band, Curve, Panel, Picture, Stroke, Unit, band, curve, stroke
 from .lines import Line, Lines, counts_something, values_of
 from .training_charts import metrics_of_all
@@ -32,11 +33,11 @@ _LOGARITHMIC_FROM = 8.0
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A figure of a run, and what its panel is called. `timed`: runs with CPU contention have none that counts."""
+    """A figure of a run, or of each of its nodes, and what its panel is called. `timed`: runs with CPU contention have none that counts."""
 
     title: str
     unit: Unit
-    value: Callable[[Run], float | None]
+    values: Callable[[Run], list[float]]
     y_title: str
     from_zero: bool = True
     timed: bool = True
@@ -68,9 +69,13 @@ def _picture(lines: Lines, found: SetUps, axis: Factor) -> Picture:
     values = values_of(found, axis)
     rows = _rows(lines, found, axis)
     logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
-    panels = [_panel(axis, measure, rows, logarithmic) for measure in _measures(metrics_of_all(lines), lines.runs)]
+    measures = _measures(metrics_of_all(lines), lines.runs)
+    panels = [_panel(axis, measure, rows, logarithmic) for measure in measures]
     words = "; ".join(_said(axis, row) for row in rows)
     note = lines.note
+    uneven = [measure.title for measure in measures if _uneven(measure, rows)]
+    if uneven:
+        note = f"{note} {', '.join(uneven)}: {UNEVEN_NOTE}, so that there is a line for the lowest and one for the highest node.".strip()
     if axis.key == "nodes":
         panels += _scaling(axis, rows)
         note = f"{note} Speed-up and efficiency are against the fewest nodes of a line, which count as ideal; dotted: the ideal.".strip()
@@ -108,7 +113,7 @@ def _measures(metrics: Sequence[MetricInfo], runs: Sequence[Run]) -> list[_Measu
         _Measure(
             f"Test {info.label}{of} at the {'last evaluation' if of else 'end'}",
             "",
-            _evaluated(info.name),
+            _alone(_evaluated(info.name)),
             f"test {info.label}",
             from_zero=False,
             timed=False,
@@ -117,8 +122,8 @@ def _measures(metrics: Sequence[MetricInfo], runs: Sequence[Run]) -> list[_Measu
         for of in [searched(info, runs)]
     ]
     return [
-        _Measure("Examples per second", "", _summary("examples_per_second"), "examples per second"),
-        _Measure("Time to the target", "s", _time_to_target, "seconds"),
+        _Measure("Examples per second", "", _alone(_summary("examples_per_second")), "examples per second"),
+        _Measure("Time to the target", "s", _alone(_time_to_target), "seconds"),
         *learnt,
         _Measure("CPU", "", _of_nodes(("cpu_cores_used", "mean")), "cores used by a node"),
         _Measure("Sent", "B/s", _of_nodes(("network_sent_bytes_per_train_second",)), "by a node, per second of training"),
@@ -138,10 +143,14 @@ def _evaluated(name: str) -> Callable[[Run], float | None]:
     return lambda run: number((run.summary.get("eval") or {}).get(name))
 
 
-def _of_nodes(path: Sequence[str]) -> Callable[[Run], float | None]:
-    """Return what gives the mean over a run's nodes of a figure; None where one of them lacks it."""
+def _alone(value: Callable[[Run], float | None]) -> Callable[[Run], list[float]]:
+    return lambda run: [] if (found := value(run)) is None else [found]
 
-    def mean(run: Run) -> float | None:
+
+def _of_nodes(path: Sequence[str]) -> Callable[[Run], list[float]]:
+    """Return what gives a figure of each of a run's nodes; nothing where one of them lacks it."""
+
+    def values(run: Run) -> list[float]:
         found = []
         for node in run.summary["per_node"]:
             value = node
@@ -149,16 +158,43 @@ def _of_nodes(path: Sequence[str]) -> Callable[[Run], float | None]:
                 value = None if value is None else value.get(key)
             found.append(number(value))
         known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
+        return known if len(known) == len(found) else []
 
-    return mean
+    return values
 
 
-def _points(axis: Factor, row: _Row, value: Callable[[Run], float | None], *, timed: bool = True) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return x, mean, lowest and highest [set-ups] of a figure; NaN where a run lacks it. `timed`: of runs without CPU contention alone."""
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _least(values: Sequence[float]) -> float | None:
+    return min(values, default=None)
+
+
+def _most(values: Sequence[float]) -> float | None:
+    return max(values, default=None)
+
+
+def _uneven(measure: _Measure, rows: Sequence[_Row]) -> bool:
+    """Return whether the nodes of some run differ so much in a figure that their mean is that of none of them."""
+    return any(differ(measure.values(run)) for row in rows for one in row.set_ups for run in one.runs)
+
+
+def _points(
+    axis: Factor,
+    row: _Row,
+    values: Callable[[Run], list[float]],
+    of: Callable[[Sequence[float]], float | None] = _mean,
+    *,
+    timed: bool = True,
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return x, mean, lowest and highest [set-ups] of a figure of runs, `of` its values in each; NaN where a run lacks it.
+
+    `timed`: of runs without CPU contention alone.
+    """
     table = []
     for one in row.set_ups:
-        found = [value(run) for run in (timed_runs(one.runs) if timed else one.runs)]
+        found = [of(values(run)) for run in (timed_runs(one.runs) if timed else one.runs)]
         known = [each for each in found if each is not None and math.isfinite(each)]
         nothing = not known or len(known) < len(found)
         mean = math.nan if nothing else sum(known) / len(known)
@@ -170,15 +206,16 @@ def _points(axis: Factor, row: _Row, value: Callable[[Run], float | None], *, ti
 def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: bool) -> Panel:
     curves: list[Curve] = []
     bands: list[Band] = []
+    uneven = _uneven(measure, rows)
     for row in rows:
-        x, mean, low, high = _points(axis, row, measure.value, timed=measure.timed)
-        if np.isfinite(mean).any():
-            curves.append(curve(row.label, row.stroke, x, mean, row.line, "points"))
-            pale = band(row.stroke, x, low, high, row.line)
-            bands += [] if pale is None else [pale]
+        own = [_points(axis, row, measure.values, of, timed=measure.timed) for of in ((_least, _most) if uneven else (_mean,))]
+        x, (_, _, low, _), (_, _, _, high) = own[0][0], own[0], own[-1]
+        curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in own if np.isfinite(mean).any()]
+        pale = band(row.stroke, x, low, high, row.line)
+        bands += [] if pale is None else [pale]
     ticks = {float(one.values[axis.key]) for row in rows for one in row.set_ups}
     return Panel(
-        measure.title,
+        f"{measure.title}, lowest and highest node" if uneven else measure.title,
         axis.label,
         measure.y_title,
         tuple(curves),
@@ -196,7 +233,7 @@ def _scaling(axis: Factor, rows: Sequence[_Row]) -> list[Panel]:
     efficiencies: list[Curve] = []
     nodes: set[float] = set()
     for row in rows:
-        x, mean, _, _ = _points(axis, row, _summary("examples_per_second"))
+        x, mean, _, _ = _points(axis, row, _alone(_summary("examples_per_second")))
         if len(x) < 2 or not np.isfinite(mean[0]) or not mean[0] > 0:
             continue
         nodes |= set(x.tolist())
@@ -216,6 +253,6 @@ def _scaling(axis: Factor, rows: Sequence[_Row]) -> list[Panel]:
 
 
 def _said(axis: Factor, row: _Row) -> str:
-    x, mean, _, _ = _points(axis, row, _summary("examples_per_second"))
+    x, mean, _, _ = _points(axis, row, _alone(_summary("examples_per_second")))
     known = [f"{number_text(value, 6)}: {number_text(speed)}" for value, speed in zip(x.tolist(), mean.tolist(), strict=True)]
     return f"{row.label}, examples per second by {axis.label}: {', '.join(known)}"

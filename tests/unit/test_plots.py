@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from explained_runs import explained_run
 from fontTools.fontBuilder import FontBuilder
@@ -175,6 +176,33 @@ def test_runs_with_one_evaluation_have_points_of_different_shapes(tmp_path):
     paths = [make_run(tmp_path, name, lr=rate) for name, rate in (("one", 0.1), ("other", 0.2))]
     (accuracy,) = (picture for picture in pictures(started_runs(map(Run, paths))) if picture.name == "accuracy")
     assert len({trace["marker"]["symbol"] for plot in drawn_by_plotly(accuracy) for trace in plot["data"] if "marker" in trace}) == 2
+
+
+def shown_as(name, shown):
+    return next((picture for picture in pictures(started_runs(map(Run, shown))) if picture.name == name), None)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"backend": ("torch", "tf"), "batch_size": (8, 16, 32, 64, 128)}, {"lr": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}, None]
+)
+def test_nodes_that_differ_much_have_no_mean(tmp_path):
+    """Bytes sent by the second node are twice as many as by the first, then 9 times: then both are drawn, and it is said."""
+    for factor, uneven in ((2.0, False), (9.0, True)):
+        paths = []
+        for size in (8, 16, 32):
+            paths.append(make_run(tmp_path / str(factor), f"b{size}", steps=40, batch_size=size, until=None))
+            summary = json.loads((paths[-1] / "summary.json").read_text())
+            for node, sent in enumerate((1e5, factor * 1e5)):
+                summary["per_node"][node]["network_sent_bytes_per_second"] = sent
+            (paths[-1] / "summary.json").write_text(json.dumps(summary))
+        over = shown_as("over-global_batch_size", paths)
+        sent = next(panel for panel in over.panels if panel.title.startswith("Sent"))
+        cpu = next(panel for panel in over.panels if panel.title.startswith("CPU"))
+        expected = [[1e5] * 3, [9e5] * 3] if uneven else [[1.5e5] * 3]
+        assert np.allclose([drawn.y for drawn in sent.curves], expected)
+        assert [(one.low.tolist(), one.high.tolist()) for one in sent.bands] == ([([1e5] * 3, [9e5] * 3)] if uneven else [])
+        assert ("Sent: nodes differ by a factor of 4 or more" in over.note) == uneven
+        assert ("lowest and highest node" in sent.title, cpu.title) == (uneven, "CPU")
 
 
 def test_resources_of_all_runs_have_the_same_heights(tmp_path):
