@@ -14,9 +14,9 @@ from ...records.text.numbers import duration_text, figure_text, number_text, rat
 from ..catalog.run import Run
 from ..catalog.translations import measured_on
 from ..series.arrays import Floats, Integers, StepSeries
-from ..series.downsample import smoothed, smoothing_weight
+from ..series.downsample import running_median, smoothed, smoothing_weight
 from ..series.repeats import Spread, on_a_grid, one_by_one
-from ..series.throughput import pace, pauses
+from ..series.throughput import WINDOWS, pace, pauses
 from .figure import Band, Curve, Kind, Panel, Picture, band, curve
 from .lines import Line, Lines
 
@@ -25,10 +25,10 @@ __all__ = ["course", "evaluations", "goal", "metrics_of_all", "training"]
 _STEPS, _SECONDS = "updates", "run clock in seconds"
 _SMOOTHED = "Averaged exponentially over a hundredth of the run's updates (at least 10)."
 _RAW = " Pale: each update."
-_SPEED_WINDOWS = 60
+_MEDIAN_SHARE = 20
 _SPEED = (
-    f"Each point is a {_SPEED_WINDOWS}th of the time in training, without evaluations and pauses for checkpoints; the axis ends above "
-    "what 98 % of the points reach, so that short spikes run off its top."
+    f"Pale: each {WINDOWS}th of the time in training, without evaluations and pauses for checkpoints; of repeats from the lowest to the "
+    f"highest. The line is its running median over a {_MEDIAN_SHARE}th of the run. The axis ends above what 98 % of the medians reach."
 )
 _ACROSS_MODES = " An update is of the global batch in sync mode, and of one worker's batch in async mode"
 _MOST_OF_THE_POINTS = 98.0
@@ -88,7 +88,7 @@ def _trained(run: Run, line: Line) -> _Trained | None:
     if not len(series):
         return None
     in_time = series.in_time()
-    speed = pace(series, pauses(run.evals, run.events), _SPEED_WINDOWS)
+    speed = pace(series, pauses(run.evals, run.events))
     losses = (series.step + 1).astype(np.float64), series.loss.astype(np.float64)
     return _Trained(
         (losses, (series.time_seconds[in_time], losses[1][in_time])),
@@ -190,13 +190,24 @@ def _speed(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) 
         for line in lines.all:
             curves = [one.speed[axis] for one in trained.get(line.number, ())]
             if curves:
-                found[line.number] = course(line, curves, "line", on_a_grid)
+                found[line.number] = _speed_curves(line, curves)
         tops.append(_top([one.y for curves, _ in found.values() for one in curves if one.kind != "faint"]))
     steps = _panels(lines, "Steps per second", "steps per second", (drawn[0], {}), from_zero=True)
     examples = _panels(lines, "Examples per second", "examples per second", ({}, drawn[1]), from_zero=True)
     panels = [replace(panel, top=top) for group, top in ((steps, tops[0]), (examples, tops[1])) for panel in group]
     note = _SPEED + (f"{_ACROSS_MODES}: across modes, compare examples per second." if _both_modes(lines) else "")
     return Picture("speed", "Speed", note, words, tuple(panels))
+
+
+def _speed_curves(line: Line, curves: Sequence[XY]) -> Drawn:
+    """Return the running medians of speeds, and pale the speeds themselves."""
+    width = [2 * (len(y) // (2 * _MEDIAN_SHARE)) + 1 for _, y in curves]
+    found, bands = course(line, [(x, running_median(y, wide)) for (x, y), wide in zip(curves, width, strict=True)], "line", on_a_grid)
+    together = on_a_grid(curves) if len(curves) > 1 else None
+    if together is not None:
+        pale = band(line.stroke, together.x, together.low, together.high, line.number)
+        return found, [] if pale is None else [pale]
+    return [*(curve(line.named(len(curves)), line.stroke, x, y, line.number, "faint") for x, y in curves), *found], bands
 
 
 def _both_modes(lines: Lines) -> bool:

@@ -10,7 +10,7 @@ from scipy.signal import lfilter
 
 from .arrays import Floats, Integers
 
-__all__ = ["POINTS", "smoothed", "smoothing_weight", "thinned"]
+__all__ = ["POINTS", "running_median", "smoothed", "smoothing_weight", "thinned"]
 
 POINTS = 2000
 """Points of a curve in a picture: about one for each dot of a wide screen."""
@@ -41,6 +41,20 @@ def thinned(values: Floats | NDArray[np.float32], points: int = POINTS) -> Integ
     missing.reshape(-1)[n:] = False
     gaps = (starts + np.argmax(missing, axis=1))[missing.any(axis=1)]
     return np.unique(np.concatenate([lowest, highest, gaps, [0, n - 1]]))
+
+
+def running_median(values: Floats, width: int) -> Floats:
+    """Return the median of the `width` (odd) values about each of `values` [n], at the ends of the first and the last ones.
+
+    What is not finite counts nowhere, and is NaN in the result too.
+    """
+    n, known = len(values), np.isfinite(values)
+    found = np.full(n, np.nan)
+    if known.any():
+        width = min(width, n)
+        windows = np.lib.stride_tricks.sliding_window_view(np.where(known, values, np.nan), width)
+        found[known] = np.nanmedian(windows[np.clip(np.arange(n) - width // 2, 0, n - width)[known]], axis=1)
+    return found
 
 
 def smoothing_weight(n: int) -> float:

@@ -185,6 +185,30 @@ def shown_as(name, shown):
 @pytest.mark.parametrize(
     "axes", [{"backend": ("torch", "tf"), "batch_size": (8, 16, 32, 64, 128)}, {"lr": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}, None]
 )
+def test_speeds_are_medians_with_the_raw_ones_pale(tmp_path):
+    """One slow update in 25: the line does not show it, and the pale one does; of repeats the band does."""
+    paths = [make_run(tmp_path, f"r{seed}", steps=1200, seed=seed, until=None) for seed in (0, 1)]
+    for seed, path in enumerate(paths):
+        lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+        clock = 0.0
+        for number, line in enumerate(lines):
+            line["seconds"] += 0.2 if number % 25 == 6 + 12 * seed else 0.0
+            clock += line["seconds"]
+            line["time_seconds"] = clock
+        (path / "evals.jsonl").write_text("")  # nothing stands still
+        (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    speed = shown_as("speed", paths[:1])
+    assert "running median" in speed.note
+    for panel in speed.panels:
+        raw, line = panel.curves
+        assert (raw.kind, line.kind) == ("faint", "line")
+        assert np.nanmin(raw.y) < 0.5 * np.nanmedian(raw.y)
+        assert np.nanmin(line.y) > 0.5 * np.nanmedian(raw.y)
+    (panel, _) = shown_as("speed", [*paths, make_run(tmp_path, "other", steps=1200, lr=0.9, until=None)]).panels
+    (band,) = panel.bands
+    assert band.low.min() < 0.5 * np.median(band.high)
+
+
 def test_nodes_that_differ_much_have_no_mean(tmp_path):
     """Bytes sent by the second node are twice as many as by the first, then 9 times: then both are drawn, and it is said."""
     for factor, uneven in ((2.0, False), (9.0, True)):

@@ -18,7 +18,7 @@ from crosstrain.records.summary.node_usage import rate_between
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.export.curves import curves
 from crosstrain.report.series.arrays import read_steps, read_system
-from crosstrain.report.series.downsample import smoothed, thinned
+from crosstrain.report.series.downsample import running_median, smoothed, thinned
 from crosstrain.report.series.throughput import pace, pauses, training_clock
 
 
@@ -275,3 +275,13 @@ def test_a_run_without_updates_has_no_speed(tmp_path):
     writer = open_run(a_job(tmp_path, name="nothing"))
     writer.close()
     assert len(pace(read_steps(writer.path), []).steps) == 0
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), max_size=40), st.integers(0, 5))
+def test_a_running_median_is_the_median_of_what_is_near(values, half):
+    found = running_median(np.array(values, np.float64), 2 * half + 1)
+    for place, value in enumerate(values):
+        width = min(2 * half + 1, len(values))
+        first = min(max(0, place - width // 2), len(values) - width)
+        near = [each for each in values[first : first + width] if math.isfinite(each)]
+        assert found[place] == pytest.approx(np.median(near)) if math.isfinite(value) else math.isnan(found[place])
