@@ -48,10 +48,12 @@ def loss_at(step):
     return 2.0 * math.exp(-step / 80) + 0.1 * math.sin(step)
 
 
-def make_run(out, name, *, steps=200, bad=(), state="succeeded", summary=True, calibrated=False, gpus=False, **fields):
+def make_run(
+    out, name, *, steps=200, bad=(), state="succeeded", summary=True, calibrated=False, gpus=False, rate=lambda _step: 0.05, **fields
+):
     """A run of two nodes: groups of 4 updates of 10 ms and 20 examples each, an evaluation of 0.5 s after each half.
 
-    There is a sample each half second. Updates in `bad` have a loss that is NaN.
+    There is a sample each half second. Updates in `bad` have a loss that is NaN; `rate` gives the learning rate of each.
     """
     job = Job.model_validate(
         {"backend": "torch", "out": out, "name": name, "nodes": 2, "batch_size": 10, "until": "accuracy>=0.95", **fields}
@@ -68,7 +70,8 @@ def make_run(out, name, *, steps=200, bad=(), state="succeeded", summary=True, c
         losses = tuple(math.nan if step in bad else loss_at(step) for step in range(first, first + GROUP))
         worker = (first // GROUP) % 2 if job.mode == "async" else None
         staleness = (1,) * GROUP if job.mode == "async" else None
-        writer.step(StepRecord(first, GROUP, 0, clock, GROUP * STEP_SECONDS, GROUP * 20, losses, (0.05,), None, None, worker, staleness))
+        rates = tuple(rate(step) for step in range(first, first + GROUP))
+        writer.step(StepRecord(first, GROUP, 0, clock, GROUP * STEP_SECONDS, GROUP * 20, losses, rates, None, None, worker, staleness))
         done = first + GROUP
         if done in (steps // 2, steps):
             clock += EVAL_SECONDS

@@ -30,6 +30,7 @@ _SPEED = (
     f"Pale: each {WINDOWS}th of the time in training, without evaluations and pauses for checkpoints; of repeats from the lowest to the "
     f"highest. The line is its running median over a {_MEDIAN_SHARE}th of the run. The axis ends above what 98 % of the medians reach."
 )
+_RATES = "As recorded with each update."
 _ACROSS_MODES = " An update is of the global batch in sync mode, and of one worker's batch in async mode"
 _MOST_OF_THE_POINTS = 98.0
 _MOST_CROSSES = 100
@@ -40,13 +41,14 @@ Drawn = tuple[list[Curve], list[Band]]
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """What a run's updates come to: its loss and its speed over steps and over seconds, and what there is to say of them.
+    """What a run's updates come to: its loss and speed over steps and over seconds, its learning rates, and what there is to say of them.
 
     `timed`: whether its speed and its times count.
     """
 
     loss: tuple[XY, XY]
     speed: tuple[XY, XY]
+    rates: XY
     loss_text: str
     speed_text: str
     timed: bool
@@ -67,11 +69,12 @@ def training(lines: Lines) -> list[Picture]:
         *(_evaluation(lines, info, _file_name(info), "best") for info in metrics_of_all(lines)),
         _evaluation(lines, LOSS, "test-loss", "last"),
         _speed(lines, timed, "; ".join(speeds)),
+        *_learning_rates(lines, trained),
     ]
     return [replace(picture, note=f"{picture.note} {lines.note}".strip()) for picture in drawn]
 
 
-_OTHER_PICTURES = frozenset({"decision", "loss", "resources", "speed"})
+_OTHER_PICTURES = frozenset({"decision", "learning-rate", "loss", "resources", "speed"})
 
 
 def _file_name(info: MetricInfo) -> str:
@@ -84,8 +87,8 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def _trained(run: Run, line: Line) -> _Trained | None:
-    series = run.step_series()
-    if not len(series):
+    series = run.step_series(learning_rates=True)
+    if not len(series) or series.learning_rate is None:
         return None
     in_time = series.in_time()
     speed = pace(series, pauses(run.evals, run.events))
@@ -93,6 +96,7 @@ def _trained(run: Run, line: Line) -> _Trained | None:
     return _Trained(
         (losses, (series.time_seconds[in_time], losses[1][in_time])),
         ((speed.steps, speed.steps_per_second), (speed.seconds, speed.examples_per_second)),
+        (losses[0], series.learning_rate),
         *_described(run, series),
         any(run is each for each in line.timed),
     )
@@ -208,6 +212,32 @@ def _speed_curves(line: Line, curves: Sequence[XY]) -> Drawn:
         pale = band(line.stroke, together.x, together.low, together.high, line.number)
         return found, [] if pale is None else [pale]
     return [*(curve(line.named(len(curves)), line.stroke, x, y, line.number, "faint") for x, y in curves), *found], bands
+
+
+def _learning_rates(lines: Lines, trained: Mapping[int, Sequence[_Trained]]) -> list[Picture]:
+    """Return the picture of the learning rates over updates; none where they are one and the same throughout."""
+    rates = {number: [one.rates for one in found] for number, found in trained.items()}
+    every = np.concatenate([values[np.isfinite(values)] for found in rates.values() for _, values in found])
+    if not len(every) or every.min() == every.max():
+        return []
+    drawn, words = {}, []
+    for line in (line for line in lines.all if line.number in rates):
+        first, *others = found = rates[line.number]
+        known = first[1][np.isfinite(first[1])]
+        if not len(known):
+            continue
+        alike = all(np.array_equal(each, own, equal_nan=True) for one in others for each, own in zip(one, first, strict=True))
+        drawn[line.number] = course(
+            replace(line, label=line.named(len(found)), repeated=False), [first] if alike else found, "line", on_a_grid
+        )
+        begin, end, most = (number_text(float(rate)) for rate in (known[0], known[-1], known.max()))
+        words.append(f"{line.label}: from {begin} to {end}, at most {most}")
+    panels = []
+    for part in lines.parts:
+        own = [drawn[line.number] for line in lines.all if line.part == part and line.number in drawn]
+        curves, bands = _faint_first(one for curves, _ in own for one in curves), tuple(one for _, bands in own for one in bands)
+        panels.append(Panel(part or "Learning rate over updates", _STEPS, "learning rate", curves, bands=bands, counts=True))
+    return [Picture("learning-rate", "Learning rate", _RATES, "; ".join(words), tuple(panel for panel in panels if panel.curves))]
 
 
 def _both_modes(lines: Lines) -> bool:

@@ -185,6 +185,22 @@ def shown_as(name, shown):
 @pytest.mark.parametrize(
     "axes", [{"backend": ("torch", "tf"), "batch_size": (8, 16, 32, 64, 128)}, {"lr": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}, None]
 )
+def test_learning_rates_are_drawn_where_they_change_or_differ(tmp_path):
+    same = [make_run(tmp_path, name, steps=40, lr=rate) for name, rate in (("one", 0.1), ("other", 0.2))]
+    assert shown_as("learning-rate", same) is None
+    falling = make_run(tmp_path, "falling", steps=40, lr=0.4, rate=lambda step: 0.1 / (step + 1))
+    (panel,) = shown_as("learning-rate", [falling]).panels
+    (drawn,) = panel.curves
+    assert drawn.x.tolist() == list(range(1, 41))
+    assert drawn.y == pytest.approx([0.1 / step for step in range(1, 41)])
+    higher = [make_run(tmp_path, f"higher-{seed}", steps=40, lr=0.3, seed=seed, rate=lambda _step: 0.2) for seed in (0, 1)]
+    (panel,) = shown_as("learning-rate", [same[0], *higher]).panels
+    assert {(one.name, *one.y.tolist()) for one in panel.curves} == {
+        ("learning rate 0.1 (n=1)", *[0.05] * 40),
+        ("learning rate 0.3 (n=2)", *[0.2] * 40),
+    }
+
+
 def test_speeds_are_medians_with_the_raw_ones_pale(tmp_path):
     """One slow update in 25: the line does not show it, and the pale one does; of repeats the band does."""
     paths = [make_run(tmp_path, f"r{seed}", steps=1200, seed=seed, until=None) for seed in (0, 1)]
