@@ -97,7 +97,7 @@ def render(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(colour=colour, dash=dash, marker_path=lambda stroke: _MARKER_PATHS[marker(stroke)])
+    environment.globals.update(colour=colour, dash=dash, marker=marker, marker_paths=_MARKER_PATHS)
     told = [described(run) for run in runs]
     environment_right = _right([row for run in told for row in run["environment"]] or [ENVIRONMENT])
     environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)

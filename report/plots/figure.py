@@ -21,6 +21,7 @@ __all__ = [
     "Bars",
     "Curve",
     "Dots",
+    "EndLabel",
     "Kind",
     "Mark",
     "Panel",
@@ -33,6 +34,7 @@ __all__ = [
     "colour",
     "curve",
     "dash",
+    "end_labels",
     "keys",
     "kinds",
     "marker",
@@ -49,7 +51,7 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 2), (6, 2, 2, 2), (10, 
 """Lengths in points of line and gap; the first is a whole line. Five dashes and six colours give thirty different curves."""
 
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon")
-"""Shapes of points: a single evaluation has no line whose dash could be seen, and colour alone tells some eyes and printers nothing."""
+"""Shapes of points, each filled and open: colour alone tells some eyes and printers nothing, and dashes are hard to tell apart."""
 
 Kind = Literal["line", "faint", "points", "crosses"]
 Unit = Literal["", "B", "B/s", "%", "s"]
@@ -78,8 +80,12 @@ class Stroke:
 
 
 def marker(drawn: Stroke) -> str:
-    """Return the shape of a curve's points. Strokes of neighbouring colours, or dashes, have different ones."""
-    return MARKERS[(drawn.colour + 2 * drawn.dash) % len(MARKERS)]
+    """Return the shape of a curve's points, ``-open`` where it is not filled.
+
+    Two colours of five dashes, five of two, and the first ten of `stroke` have ten different ones.
+    """
+    number = (drawn.colour + 5 * drawn.dash) % (2 * len(MARKERS))
+    return MARKERS[number % len(MARKERS)] + ("-open" if number >= len(MARKERS) else "")
 
 
 NEUTRAL = Stroke(-1, 2)
@@ -88,7 +94,7 @@ NEUTRAL = Stroke(-1, 2)
 
 def stroke(number: int) -> Stroke:
     """Return how the n-th of several is drawn that differ in nothing else: neighbours in both, thirty of them from one another."""
-    return Stroke(number % len(COLOURS), number % len(DASHES))
+    return Stroke(number % len(COLOURS), 3 * number % len(DASHES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +238,64 @@ def keys(picture: Picture) -> list[Curve]:
             if drawn.name not in found or drawn.kind == "points":
                 found[drawn.name] = drawn
     return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class EndLabel:
+    """A line's name, `text`, beside the right edge of its panel: from its end at `x` and `y` to the edge at `x_label` and `y_label`."""
+
+    text: str
+    curve: Curve
+    x: float
+    y: float
+    x_label: float
+    y_label: float
+
+
+def end_labels(panel: Panel, apart: float, characters: int) -> list[EndLabel]:
+    """Return the names of a panel's lines, the lowest first, no two nearer than `apart`, a fraction of its height; none of one line alone.
+
+    Words that all names have in one place are left out, and what is longer than `characters` then is cut in its middle. None where there is
+    no room for all.
+    """
+    last: dict[str, tuple[float, float, Curve]] = {}
+    for drawn in panel.curves:
+        known = np.flatnonzero(np.isfinite(drawn.y))
+        if drawn.kind in ("line", "points") and len(known) and (drawn.name not in last or drawn.x[known[-1]] > last[drawn.name][0]):
+            last[drawn.name] = float(drawn.x[known[-1]]), float(drawn.y[known[-1]]), drawn
+    if len(last) < 2 or (len(last) - 1) * apart > 1.0:
+        return []
+    drawn_heights = [each for one in panel.curves if one.kind != "faint" for each in one.y[np.isfinite(one.y)]]
+    heights = [*drawn_heights, *([] if panel.level is None else [panel.level[0]]), *([0.0] if panel.from_zero else [])]
+    low, high = min(heights), panel.top or max(heights)
+    if not high > low:
+        low, high = low - 0.05 * (abs(low) or 1.0), low + 0.05 * (abs(low) or 1.0)
+    ordered = sorted(last.items(), key=lambda item: item[1][1])
+    places: list[float] = []
+    for _, (_, y, _) in ordered:
+        wanted = min(max((y - low) / (high - low), 0.0), 1.0)
+        places.append(max([wanted, *(places[-1:] and [places[-1] + apart])]))
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], 1.0 - apart * (len(places) - 1 - number))
+    edge = max(float(one.x[-1]) for one in panel.curves if len(one.x))
+    texts = _short(list(last), characters)
+    return [
+        EndLabel(texts[name], drawn, x, y, edge, low + place * (high - low))
+        for (name, (x, y, drawn)), place in zip(ordered, places, strict=True)
+    ]
+
+
+def _short(names: Sequence[str], characters: int) -> dict[str, str]:
+    """Return short texts for names: without the words that all have in one place, and cut in the middle where they are longer."""
+    words = [name.split() for name in names]
+    if len({len(each) for each in words}) == 1:
+        columns = [column for column in zip(*words, strict=True) if len(set(column)) > 1]
+        words = [list(each) for each in zip(*columns, strict=True)] if columns else words
+    texts = [" ".join(each).rstrip(",") for each in words]
+    half = characters // 2
+    return {
+        name: text if len(text) <= characters else f"{text[: half - 1]}…{text[-half:]}" for name, text in zip(names, texts, strict=True)
+    }
 
 
 def kinds(marks: Sequence[Mark]) -> list[Mark]:

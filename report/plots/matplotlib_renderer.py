@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from ...core.errors import UsageError
 from ...core.untrusted.console import note, shown
-from .figure import INK, Bars, Curve, Dots, Mark, Panel, Picture, colour, dash, keys, kinds, marker
+from .figure import INK, Bars, Curve, Dots, Mark, Panel, Picture, colour, dash, end_labels, keys, kinds, marker
 from .fonts import families_for, lacking, lacking_text, usual_families
 
 __all__ = ["FORMATS", "NARROWEST_INCHES", "Format", "Look", "write_figures"]
@@ -52,6 +52,8 @@ NARROWEST_INCHES = 2.0
 _HATCHES = ("", "//", "..", "xx")
 _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v", "pentagon": "p"}
 _LONGEST_NAME = 100
+_MARKER_EVERY = 0.12  # of the diagonal of a panel, along a line
+_END_LABEL, _AXIS_POINTS = 7.0, 50.0  # points of a name at a line's end, and of what is above and below the axes of a panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ def _draw(picture: Picture, look: Look) -> Figure:
     for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=False)):
         if isinstance(panel, Panel):
             _panel(axis, panel, picture, last=not picture.stacked or place == count - 1)
+            if not picture.stacked:
+                _end_labels(axis, panel, look, panel_inches, look.width_inches / look.scale / columns)
             if not picture.stacked and count > 2:
                 axis.set_title(_plain(panel.title), fontsize=look.font_points)
         elif isinstance(panel, Dots):
@@ -174,14 +178,17 @@ def _abreast(labels: Sequence[str], look: Look) -> int:
 def _panel(axis: Axes, panel: Panel, picture: Picture, *, last: bool) -> None:
     for pale in panel.bands:
         axis.fill_between(pale.x, pale.low, pale.high, color=colour(pale.stroke.colour), alpha=0.2, linewidth=0)
+    several = len({drawn.name for drawn in panel.curves}) > 1
     for drawn in panel.curves:
-        axis.plot(drawn.x, drawn.y, **_look(drawn))
+        axis.plot(drawn.x, drawn.y, **_look(drawn, several=several))
     for mark in picture.marks:
         axis.axvline(mark.x, color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, zorder=1)
     if panel.level:
         axis.axhline(panel.level[0], color=INK, linestyle="--", linewidth=1.0)
         beside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "annotation_clip": False}
-        axis.annotate(panel.level[1], (1, panel.level[0]), xycoords=("axes fraction", "data"), va="center", color=INK, **beside)
+        where: dict[str, Any] = {"va": "bottom", "xytext": (3, 1)} if several else {"va": "center"}  # at the right are the lines' names
+        place = (0 if several else 1, panel.level[0])
+        axis.annotate(panel.level[1], place, xycoords=("axes fraction", "data"), color=INK, **{**beside, **where})
     axis.set_ylabel(f"{panel.title}\n{panel.y_title}" if picture.stacked else panel.y_title)
     if last:
         axis.set_xlabel(panel.x_title)
@@ -198,6 +205,17 @@ def _panel(axis: Axes, panel: Panel, picture: Picture, *, last: bool) -> None:
         axis.xaxis.set_minor_locator(NullLocator())
     elif panel.counts:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _end_labels(axis: Axes, panel: Panel, look: Look, height_inches: float, width_inches: float) -> None:
+    """Write the name of each line beside its end; `height_inches` and `width_inches` are the panel's, for text of 9 points."""
+    apart = 1.2 * _END_LABEL / (72.0 * height_inches - _AXIS_POINTS)
+    beside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "annotation_clip": False, "va": "center"}
+    for label in end_labels(panel, apart, int(0.3 * width_inches / _CHARACTER_INCHES)):
+        paint = colour(label.curve.stroke.colour)
+        axis.plot([label.x, label.x_label], [label.y, label.y_label], color=paint, linewidth=0.6, linestyle=":", zorder=1.2)
+        size = _END_LABEL * look.scale
+        axis.annotate(_plain(label.text), (label.x_label, label.y_label), color=paint, fontsize=size, **beside)
 
 
 def _dots(axis: Axes, panel: Dots, look: Look) -> None:
@@ -218,17 +236,24 @@ def _dots(axis: Axes, panel: Dots, look: Look) -> None:
     axis.set_title(_plain(panel.title), loc="left", fontsize=look.font_points)
 
 
-def _look(drawn: Curve) -> dict[str, Any]:
+def _look(drawn: Curve, *, several: bool) -> dict[str, Any]:
     paint = colour(drawn.stroke.colour)
     if drawn.kind == "faint":
         return {"color": paint, "linewidth": 0.7, "alpha": 0.25, "zorder": 1.5}
     if drawn.kind == "crosses":
         return {"color": paint, "linestyle": "none", "marker": "x", "markersize": 5}
-    return {"color": paint, "linewidth": 1.6, "linestyle": _pattern(dash(drawn.stroke.dash)), **_points(drawn)}
+    return {"color": paint, "linewidth": 1.6, "linestyle": _pattern(dash(drawn.stroke.dash)), **_points(drawn, several=several)}
 
 
-def _points(drawn: Curve) -> dict[str, Any]:
-    return {"marker": _MARKERS[marker(drawn.stroke)], "markersize": 3.5} if drawn.kind == "points" else {}
+def _points(drawn: Curve, *, several: bool) -> dict[str, Any]:
+    """Return how the points of a curve are drawn: of a line a few, by which it is told from `several` others."""
+    if drawn.kind != "points" and not (drawn.kind == "line" and several and drawn.stroke.colour >= 0):
+        return {}
+    shape = marker(drawn.stroke)
+    found: dict[str, Any] = {"marker": _MARKERS[shape.removesuffix("-open")], "markersize": 4.0}
+    if shape.endswith("-open"):
+        found["markerfacecolor"] = "white"
+    return found if drawn.kind == "points" else {**found, "markevery": (_MARKER_EVERY * (drawn.line % 5) / 5, _MARKER_EVERY)}
 
 
 def _pattern(lengths: Sequence[float]) -> Any:
@@ -236,11 +261,11 @@ def _pattern(lengths: Sequence[float]) -> Any:
 
 
 def _key(picture: Picture, look: Look) -> list[Line2D]:
-    curves = []
-    for drawn in keys(picture):
+    curves, shown = [], keys(picture)
+    for drawn in shown:
         label = _plain(textwrap.fill(drawn.name, look.longest_line))
         look_of: dict[str, Any] = {"color": colour(drawn.stroke.colour), "linestyle": _pattern(dash(drawn.stroke.dash)), "linewidth": 1.6}
-        curves.append(Line2D([], [], label=label, **look_of, **_points(drawn)))
+        curves.append(Line2D([], [], label=label, **look_of, **{**_points(drawn, several=len(shown) > 1), "markevery": None}))
     return curves + [_mark_handle(mark) for mark in kinds(picture.marks)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.untrusted.console import shown
 from ..series.arrays import Floats
-from .figure import INK, Band, Bars, Curve, Dots, Panel, Picture, colour, dash, marker
+from .figure import INK, Band, Bars, Curve, Dots, EndLabel, Panel, Picture, colour, dash, end_labels, marker
 
 __all__ = ["plots"]
 
@@ -18,6 +18,8 @@ _GRID = "rgba(128,128,128,0.25)"
 _PANEL_PIXELS, _SMALL_PIXELS, _STRIP_PIXELS, _BAR_PIXELS, _DOTS_PIXELS, _FRAME_PIXELS = 270, 210, 150, 46, 36, 70
 _SMALL_FROM = 4  # panels of one picture
 _LABEL_PIXELS = 7  # of a character beside a plot
+_END_LABEL_PIXELS, _END_LABEL_WIDTH, _END_LABEL_CHARACTERS, _AXIS_PIXELS = 12, 6, 18, 55  # of a name at a line's end; around a plot
+_MOST_MARKERS = 8  # along a line
 _FEW_COUNTS = 10
 _GAP = 0.09  # of the height, between the strips of a stack
 _PATTERNS = ("", "/", ".", "x")
@@ -54,15 +56,17 @@ def packed(values: Floats) -> dict[str, str]:
 
 
 def _panel(panel: Panel, pixels: int) -> dict[str, Any]:
-    beside = 10 if panel.level is None else _LABEL_PIXELS * len(panel.level[1]) + 10
+    labels = end_labels(panel, _END_LABEL_PIXELS / (pixels - _AXIS_PIXELS), _END_LABEL_CHARACTERS)
+    beside = 10 if panel.level is None or labels else _LABEL_PIXELS * len(panel.level[1]) + 10
+    beside += max((_END_LABEL_WIDTH * len(label.text) for label in labels), default=0)
     layout = {
         "height": pixels,
         "margin": {"l": 60, "r": beside, "t": 10, "b": 45},
         "xaxis": {**_axis(panel.x_title), **_places(panel)},
         "yaxis": _height(panel),
-        **_level(panel),
+        **_level(panel, at_left=bool(labels)),
     }
-    data = [*map(_band, panel.bands), *(_trace(drawn, panel) for drawn in panel.curves)]
+    data = [*map(_band, panel.bands), *(_trace(drawn, panel) for drawn in panel.curves), *map(_end_label, labels)]
     return {"title": panel.title, "data": data, "layout": layout}
 
 
@@ -219,7 +223,7 @@ def _height(panel: Panel) -> dict[str, Any]:
     return axis
 
 
-def _level(panel: Panel) -> dict[str, Any]:
+def _level(panel: Panel, *, at_left: bool) -> dict[str, Any]:
     if panel.level is None:
         return {}
     height, name = panel.level
@@ -232,7 +236,8 @@ def _level(panel: Panel) -> dict[str, Any]:
         "y1": height,
         "line": {"color": INK, "width": 1, "dash": "dash"},
     }
-    text = {"text": _text(name), "xref": "paper", "x": 1.01, "y": height, "xanchor": "left", "yanchor": "middle", "showarrow": False}
+    x, anchor = (0.01, "bottom") if at_left else (1.01, "middle")  # at the right are the lines' names, where there are several
+    text = {"text": _text(name), "xref": "paper", "x": x, "y": height, "xanchor": "left", "yanchor": anchor, "showarrow": False}
     return {"shapes": [line], "annotations": [text]}
 
 
@@ -250,6 +255,9 @@ def _trace(drawn: Curve, panel: Panel) -> dict[str, Any]:
     }
     if drawn.kind == "faint":
         trace |= {"line": {"color": paint, "width": 1}, "opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}
+    if drawn.kind == "line" and drawn.stroke.colour >= 0 and len({one.name for one in panel.curves}) > 1:
+        trace["mode"] = "lines+markers"
+        trace["marker"] = {"color": paint, "size": 6, "symbol": marker(drawn.stroke), "maxdisplayed": _MOST_MARKERS}
     if drawn.kind in ("points", "crosses"):
         trace["marker"] = {
             "color": paint,
@@ -257,6 +265,25 @@ def _trace(drawn: Curve, panel: Panel) -> dict[str, Any]:
             "symbol": "x" if drawn.kind == "crosses" else marker(drawn.stroke),
         }
     return trace
+
+
+def _end_label(label: EndLabel) -> dict[str, Any]:
+    """Return a line's name beside its end; it is shown and hidden with the line."""
+    paint = colour(label.curve.stroke.colour)
+    return {
+        "type": "scatter",
+        "mode": "lines+text",
+        "name": _text(label.curve.name),
+        "x": packed(np.array([label.x, label.x_label])),
+        "y": packed(np.array([label.y, label.y_label])),
+        "text": ["", f"\u2002{_text(label.text)}"],
+        "textposition": "middle right",
+        "textfont": {"color": paint, "size": 10},
+        "line": {"color": paint, "width": 1, "dash": "dot"},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+        "meta": {"line": label.curve.line, "kind": "label"},
+    }
 
 
 def _dashed(lengths: Sequence[float]) -> str:

@@ -35,7 +35,9 @@ def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_about(browser,
     browser.wait(ALL_DRAWN)
     drawn = browser.run(
         f"return {PLOTS}.map(plot => ({{id: plot.id, traces: plot.data.filter(t => t.type === 'scatter').length,"
-        " lines: [...plot.querySelectorAll('.scatterlayer .trace')].filter(t => "
+        " named: plot.data.filter(t => t.meta && t.meta.kind === 'label').length,"
+        " names: plot.querySelectorAll('.scatterlayer .trace .textpoint text').length,"
+        " lines: [...plot.querySelectorAll('.scatterlayer .trace')].filter(t => !t.querySelector('.textpoint') && "
         "[...t.querySelectorAll('path.js-line, path.point')].some(p => p.getBoundingClientRect().width > 0)).length,"
         " bars: [...plot.querySelectorAll('.barlayer .point path')].filter(p => p.getBoundingClientRect().width > 0).length,"
         " height: plot.querySelector('.main-svg').getBoundingClientRect().height}))"
@@ -46,7 +48,8 @@ def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_about(browser,
         if "time-shares" in plot["id"]:
             assert plot["bars"] > 2, plot
         else:
-            assert plot["lines"] == plot["traces"] > 1, plot
+            assert plot["lines"] == plot["traces"] - plot["named"] > 1, plot
+            assert plot["names"] == plot["named"], plot
     logged = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
     asked = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
     assert [url for url in asked if not url.startswith(("data:", "chrome:", "chrome-untrusted:"))] == [browser.driver.current_url]
@@ -131,7 +134,8 @@ def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
     pieces = "return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace')[1].querySelectorAll('path.js-line').length"
     browser.wait(f"{pieces} > 0")
     assert browser.run(pieces) == 3  # updates 50 and 51 are one gap, 120 is another
-    assert browser.run("return document.querySelectorAll('#plot-loss-0 path.point').length") == 3
+    crosses = "return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace')[2].querySelectorAll('path.point').length"
+    assert browser.run(crosses) == 3
 
 
 def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
@@ -144,11 +148,11 @@ def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
     assert browser.run("return document.activeElement.id") == "content"
     box = browser.driver.find_element("css selector", "input[data-line='0']")
     lines = "return document.querySelectorAll('#plot-decision-1 path.js-line').length"
-    assert browser.run(lines) == 2
-    box.send_keys(Keys.SPACE)
-    browser.wait(f"{lines} === 1")
+    assert browser.run(lines) == 4  # each with what leads to its name
     box.send_keys(Keys.SPACE)
     browser.wait(f"{lines} === 2")
+    box.send_keys(Keys.SPACE)
+    browser.wait(f"{lines} === 4")
     assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 

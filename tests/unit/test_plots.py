@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from report_runs import make_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.plots.figure import COLOURS, DASHES, Panel, Stroke, colour, dash, marker, stroke
+from crosstrain.report.plots.figure import COLOURS, DASHES, Curve, Panel, Stroke, colour, dash, end_labels, marker, stroke
 from crosstrain.report.plots.matplotlib_renderer import write_figures
 from crosstrain.report.plots.pictures import pictures
 from crosstrain.report.plots.plotly_renderer import plots as drawn_by_plotly
@@ -185,6 +185,40 @@ def shown_as(name, shown):
 @pytest.mark.parametrize(
     "axes", [{"backend": ("torch", "tf"), "batch_size": (8, 16, 32, 64, 128)}, {"lr": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}, None]
 )
+def test_ten_configurations_are_told_apart_without_colour(tmp_path, axes):
+    """By dash, by the shape of points on their lines, and by a name at each line's end; also ten runs without figures."""
+    if axes is None:
+        paths = [make_run(tmp_path, f"r{number}", steps=40, state="failed", summary=False) for number in range(10)]
+    else:
+        settings = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+        paths = [make_run(tmp_path, f"r{number}", steps=40, until=None, **one) for number, one in enumerate(settings)]
+    loss = shown_as("loss", paths)
+    for panel in loss.panels:
+        lines = [one for one in panel.curves if one.kind == "line"]
+        assert len({marker(one.stroke) for one in lines}) == len(lines)
+        for apart in (0.05, 0.09):
+            labels = end_labels(panel, apart, 20)
+            assert len({label.text for label in labels}) == len(lines) == len({label.curve.name for label in labels})
+            places = [label.y_label for label in labels]
+            height = max(one.y.max() for one in lines) - min(one.y.min() for one in lines)
+            assert all(later - earlier >= apart * height * 0.999 for earlier, later in pairwise(places))
+            assert all((label.x, label.y) == (label.curve.x[-1], label.curve.y[-1]) for label in labels)
+    assert sum(len(panel.curves) for panel in loss.panels) >= 10
+    data = [trace for plot in drawn_by_plotly(loss) for trace in plot["data"]]
+    assert all("marker" in trace for trace in data if trace["meta"]["kind"] == "line")
+    assert sum(trace["meta"]["kind"] == "label" for trace in data) == sum(trace["meta"]["kind"] == "line" for trace in data)
+    (file,) = write_figures([loss], tmp_path / "figures", "svg")
+    written = re.findall(r"<!-- (.*?) -->", file.read_text())
+    assert all(written.count(label.text) >= 1 for label in end_labels(loss.panels[0], 0.05, 20))
+
+
+def test_of_more_lines_than_there_is_room_for_none_has_a_name_at_its_end():
+    curves = [Curve(f"line {number}", stroke(number), np.arange(3.0), np.full(3, float(number)), number) for number in range(30)]
+    assert len(end_labels(Panel("", "", "", tuple(curves)), 0.03, 20)) == 30
+    assert end_labels(Panel("", "", "", tuple(curves)), 0.05, 20) == []
+    assert end_labels(Panel("", "", "", tuple(curves[:1])), 0.03, 20) == []
+
+
 def test_learning_rates_are_drawn_where_they_change_or_differ(tmp_path):
     same = [make_run(tmp_path, name, steps=40, lr=rate) for name, rate in (("one", 0.1), ("other", 0.2))]
     assert shown_as("learning-rate", same) is None

@@ -83,7 +83,9 @@ def page(two):
 def test_the_plots_hold_the_records(two, page):
     plots = plots_of(page)
     kinds = [(trace["meta"]["line"], trace["meta"]["kind"], trace["name"]) for trace in plots["plot-loss-0"]["data"]]
-    assert kinds == [(0, "line", "async"), (0, "crosses", "async"), (1, "line", "sync")]
+    lines = [(0, "line", "async"), (0, "crosses", "async"), (1, "line", "sync")]
+    assert kinds[:3] == lines
+    assert sorted(kinds[3:]) == [(0, "label", "async"), (1, "label", "sync")]
     raw, smooth = plots_of(page_of(two[0]))["plot-loss-0"]["data"]  # of one run each update too
     assert unpacked(raw["x"]).tolist() == list(range(1, 201))
     assert unpacked(raw["y"]) == pytest.approx([loss_at(step) for step in range(200)], rel=1e-6)
@@ -99,7 +101,7 @@ def test_the_plots_hold_the_records(two, page):
 
 def test_a_loss_that_blew_up_is_a_gap_and_a_cross(two, page):
     plot = plots_of(page)["plot-loss-0"]
-    smooth, crosses = (trace for trace in plot["data"] if trace["meta"]["line"] == 0)
+    smooth, crosses = (trace for trace in plot["data"] if trace["meta"]["line"] == 0 and trace["meta"]["kind"] != "label")
     raw = plots_of(page_of(two[1]))["plot-loss-0"]["data"][0]
     assert np.flatnonzero(np.isnan(unpacked(raw["y"]))).tolist() == [50, 51, 120]
     assert np.isnan(unpacked(smooth["y"])[[50, 51, 120]]).all()
@@ -200,7 +202,8 @@ def test_a_run_that_failed_is_shown_as_such(tmp_path):
     page = page_of(make_run(tmp_path, "fine", steps=40), failed)
     text = Page(page).text
     assert "broken: failed (worker-1 was killed by signal 9). What is shown of it is what was recorded until then." in text
-    assert [trace["name"] for trace in plots_of(page)["plot-loss-0"]["data"]] == ["fine", "broken"]
+    drawn = [trace["name"] for trace in plots_of(page)["plot-loss-0"]["data"] if trace["meta"]["kind"] != "label"]
+    assert drawn == ["fine", "broken"]
     assert any(mark.kind == "failure" for mark in pictures(started_runs([Run(failed)]))[-1].marks)
     assert "for it is failed: all figures are from its records" in text
     alone = page_of(failed)
