@@ -46,7 +46,7 @@ def _complete(plugin: Plugin, found: Any) -> Backend:
     """Return what a plugin stands for, if it is a backend. Raises UsageError."""
     lacking = [member for member in MEMBERS if not hasattr(found, member)]
     if lacking:
-        raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; it lacks: {', '.join(lacking)}.")
+        raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; missing: {', '.join(lacking)}.")
     if not isinstance(found.capabilities, Capabilities):
         raise UsageError(
             f"backend {plugin.name!r} ({plugin.target}) has capabilities of the type {type(found.capabilities).__name__!r};"

@@ -174,7 +174,7 @@ class Meta(BaseModel):
     model: dict[str, Any]
     data: dict[str, Any]
     scalars: dict[str, float] = Field(default_factory=dict)
-    random: str = "drawn anew for each (seed, step, position); there is no state to keep"
+    random: str = "drawn for each (seed, step, position); there is no state to keep"
     metrics: dict[str, float] | None = None
     spent: dict[str, Any] = Field(default_factory=dict)
     created_at: str

@@ -111,7 +111,7 @@ def _check(path: Path, file: str, found: Mapping[str, NDArray[Any]], described: 
     known = set()
     for name, shape in described:
         if name not in found:
-            raise DamagedCheckpointError(path, file, f"lacks {_shown(name)}, which {META} has with the shape {_shown(shape)}")
+            raise DamagedCheckpointError(path, file, f"is missing {_shown(name)}, which {META} has with the shape {_shown(shape)}")
         if found[name].shape != shape or found[name].dtype != np.float32:
             there = f"{found[name].dtype} of the shape {found[name].shape}"
             raise DamagedCheckpointError(path, file, f"has {_shown(name)} as {there}, and {META} as float32 of the shape {_shown(shape)}")

@@ -78,7 +78,7 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def _mapped(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
     if length > min(MOST_BYTES, len(whole) - _LENGTH.size):
-        raise ValueError(f"its header is said to have {length:,} bytes")
+        raise ValueError(f"its header claims {length:,} bytes")
     described = parse_json(whole[_LENGTH.size : _LENGTH.size + length].tobytes(), unique_keys=True)
     values = whole[_LENGTH.size + length :]
     if isinstance(described, dict):
@@ -101,7 +101,7 @@ def _array(values: NDArray[np.uint8], position: int, name: str, entry: _Entry) -
         raise ValueError(f"{name[:100]!r} has the type {entry.dtype[:100]!r}; known are {', '.join(_NUMPY_TYPES)}")
     if start != position or stop - start != math.prod(entry.shape) * np.dtype(dtype).itemsize or stop > len(values):
         raise ValueError(
-            f"{name[:100]!r} is said to be {entry.dtype} of the shape {entry.shape} in the bytes {start:,} to {stop:,} of {len(values):,}, "
+            f"{name[:100]!r} claims to be {entry.dtype} of the shape {entry.shape} in the bytes {start:,} to {stop:,} of {len(values):,}, "
             f"where the array before it ends at {position:,}"
         )
     return np.ndarray(entry.shape, dtype, buffer=values[start:stop].data)

@@ -31,7 +31,7 @@ def standing_run(job: Job) -> tuple[Standing, Path]:
     has no name, where the run is still at work, and where something else is in its place.
     """
     if job.name is None:
-        raise UsageError("--resume auto: goes on with the run of the same name, wherever that stands; give the run a --name")
+        raise UsageError("--resume auto resumes the run of the same name; give the run a --name")
     path = job.out / job.name
     if not path.exists():
         return Standing.BEGINS, path
@@ -46,5 +46,5 @@ def standing_run(job: Job) -> tuple[Standing, Path]:
     aside = next(place for number in range(1, 10_000) if not (place := path.with_name(f"{path.name}.before-{number}")).exists())
     with writing(path.parent):
         path.rename(aside)
-    note(f"the run {path.name} ended before its first checkpoint and begins anew; what there was of it is {aside} now")
+    note(f"the run {path.name} ended before its first checkpoint and restarts; the old directory is now {aside}")
     return Standing.BEGINS, path

@@ -62,7 +62,7 @@ def readable_runs(texts: Sequence[str], out: Path) -> list[Run]:
     """Return the runs that `texts` mean; of a folder, those that can be read, and a note names the others. Raises UsageError."""
     runs, left_out = find_readable_runs(texts, out)
     if left_out:
-        note(f"left out, as their files cannot be read: {', '.join(run.path.name for run in left_out)}")
+        note(f"skipped (unreadable files): {', '.join(run.path.name for run in left_out)}")
     warn_of_lost_updates(runs)
     return runs
 
@@ -71,7 +71,7 @@ def finished_runs(texts: Sequence[str], out: Path) -> list[Run]:
     """Return the runs that `texts` mean and that have figures; of a folder a note names the others. Raises UsageError."""
     runs, left_out = find_finished_runs(texts, out)
     if left_out:
-        note(f"left out, as they have no figures, or none that can be read: {', '.join(run.path.name for run in left_out)}")
+        note(f"skipped (no readable figures): {', '.join(run.path.name for run in left_out)}")
     warn_of_lost_updates(runs)
     return runs
 

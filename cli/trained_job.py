@@ -162,7 +162,7 @@ def _require_same_pieces(dataset: StoredDataset, trained: Mapping[str, Any], nam
     if expected is not None and pieces_digest(dataset) != expected:
         raise UsageError(
             f"--data: the vocabulary of {name!r} has other pieces than the one that the model was trained with: its text, or what prepares"
-            " it, has changed since. Give the text as it was then, or train anew."
+            " it, has changed since. Give the text as it was then, or train again."
         )
 
 

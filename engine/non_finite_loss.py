@@ -48,4 +48,4 @@ class LossGuard:
             raise RunFailedError(f"{cause} (--on-nan continue trains on)")
         if not self._told:
             self._told = True
-            self._tell(f"{cause}; training goes on (--on-nan continue)")
+            self._tell(f"{cause}; training continues (--on-nan continue)")

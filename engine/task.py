@@ -275,7 +275,7 @@ def _ask_whether_to_compile(stream: Stream, commands: Inbox, timing: Timing, tas
     stream.send(Message("compile_timed", {**found, "tasks": tasks}))
     answer = commands.next()
     if answer.kind != "compile":
-        raise RunFailedError(f"the driver said {answer.kind!r} where it was asked whether to compile")
+        raise RunFailedError(f"the driver answered {answer.kind!r} to the question whether to compile")
     return bool(answer["compile"])
 
 

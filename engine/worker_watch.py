@@ -59,7 +59,7 @@ class WorkerWatch:
                 self._event("worker_silent", worker=other, silent_seconds=self._silent_seconds(other))
                 self._tell(
                     f"worker-{other} has finished no step for {self._silent_seconds(other):.0f} s, while others have: it may be stopped or "
-                    "stuck. Training goes on without it until an evaluation or a checkpoint has to wait for it (--stall-timeout "
+                    "stuck. Training continues without it until an evaluation or a checkpoint has to wait for it (--stall-timeout "
                     f"{self._limit_seconds:g})"
                 )
                 if self._on_silent is not None:

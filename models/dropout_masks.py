@@ -44,7 +44,7 @@ def refused_dropout(name: str) -> Callable[[Any, float, int], Any]:
         if rate > 0:
             raise UsageError(
                 f"model: {name!r} drops with the rate {rate:g} (dropout number {layer}) while it trains,"
-                " and its ModelSpec lacks dropout=True"
+                " but its ModelSpec does not set dropout=True"
             )
         return x
 

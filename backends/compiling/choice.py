@@ -158,6 +158,6 @@ def to_be_chosen(job: Job, model: ModelSpec, data: Dataset) -> bool:
     if job.compile != "on":
         return False
     raise UsageError(
-        f"compile: got {job.compile!r}, but the examples of {data.info.name!r} vary in length, and every length would be compiled anew; "
+        f"compile: got {job.compile!r}, but the examples of {data.info.name!r} vary in length, and every length would need compiling; "
         "allowed there: off, auto (which does not compile them)."
     )

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "--hosts": "the nodes are where it starts them, so leave it out",
     "--hostfile": "the nodes are where it starts them, so leave it out",
     "--like": "write what the run is to have into CONFIG",
-    "--resume": "it goes on with the run of its --name by itself, so leave it out",
+    "--resume": "it resumes the run of its --name by itself; remove this option",
 }
 """What to do in place of an option that neither of these commands has."""
 

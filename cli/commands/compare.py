@@ -80,7 +80,7 @@ def compare(
     """
     forms = [name for name, given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if given]
     if len(forms) > 1:
-        raise UsageError(f"{forms[1]}: got it beside {forms[0]}; allowed: one of --json, --csv, --markdown and --latex.")
+        raise UsageError(f"{forms[1]} cannot be combined with {forms[0]}; choose one of --json, --csv, --markdown and --latex.")
     if layout not in _LAYOUTS:
         raise UsageError.of("--layout", layout, ", ".join(_LAYOUTS), _LAYOUTS)
     found = finished_runs(runs, out)

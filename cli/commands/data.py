@@ -69,7 +69,7 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int
         if distinct is not None and distinct < sizes["test"]:
             click.echo(f"  of the {sizes['test']:,} test pairs {distinct:,} are distinct")
         for line in opened.left_out:
-            click.echo(f"  left out: {line}")
+            click.echo(f"  skipped: {line}")
 
 
 @data.command("info")
@@ -169,7 +169,7 @@ def _description(row: dataset_list.DatasetStatus) -> str:
     origin = f" [from {row.data_dir}]" if row.data_dir else ""
     synthetic = " [synthetic]" if row.synthetic else ""
     text = f" [{'-'.join(row.languages)}, {row.pieces:,} pieces]" if row.languages and row.pieces else ""
-    shown = f"left out: {'; '.join(row.left_out)}" if row.languages else f"damaged files left out: {len(row.left_out)}"
+    shown = f"skipped: {'; '.join(row.left_out)}" if row.languages else f"damaged files skipped: {len(row.left_out)}"
     left_out = f" [{shown}]" if row.left_out else ""
     problem = f" [problem: {row.problem}]" if row.problem else ""
     return f"{row.description}{text}{origin}{synthetic}{left_out}{problem}"

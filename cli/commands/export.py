@@ -182,7 +182,7 @@ def _run_exporter(backend: str, format_name: str, chosen: ChosenWeights, folder:
     if message and done.returncode == UsageError.exit_code:
         raise UsageError(message)
     tail = "\n".join(f"  {line}" for line in (message or done.stderr.strip()).splitlines()[-15:])
-    raise TrainerError(f"the export failed (exit code {done.returncode}); it said last:\n{tail}")
+    raise TrainerError(f"the export failed (exit code {done.returncode}); its last output:\n{tail}")
 
 
 def _print_result(chosen: ChosenWeights, format_name: str, target: Path, *, as_json: bool) -> None:

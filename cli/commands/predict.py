@@ -113,7 +113,7 @@ def _that_trained(runs: Sequence[Run]) -> Sequence[Run]:
     if not lost or len(lost) == len(runs):
         return runs
     named = ", ".join(f"{name} ({since})" for name, since in lost.items())
-    note(f"left out, as the loss was not finite (NaN or infinite), and the speed is that of no training: {named}")
+    note(f"skipped, as their loss was not finite (NaN or infinite), so their speed is not that of training: {named}")
     return [run for run in runs if run.name not in lost]
 
 

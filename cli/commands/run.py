@@ -86,7 +86,7 @@ AUTO = Path("auto")
     "--resume",
     type=GivenPath(),
     metavar="RUN|CHECKPOINT|auto",
-    help="Go on with a run from its newest sound checkpoint, or from this one. Settings given besides replace the run's; "
+    help="Resume a run from its newest valid checkpoint, or from the given one. Settings given here override the run's; "
     "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in. auto: begin the run of this "
     "--name, or go on with it.",
 )
@@ -94,7 +94,7 @@ AUTO = Path("auto")
     Topic.CHECKPOINTS,
     "--like",
     metavar="RUN",
-    help="Begin a new run with the settings of this one; those given besides replace its, so that one thing can be another.",
+    help="Start a new run from this run's settings; settings given here override them.",
 )
 @topic_option(
     Topic.CHECKPOINTS, "--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's."
@@ -198,9 +198,9 @@ def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool
     if trust_run and resume is None and like is None:
         raise UsageError(f"{TRUST_RUN}: belongs to --resume or --like")
     if like is not None and resume is not None:
-        raise UsageError("--like: begins a new run, and --resume goes on with one; give one of the two")
+        raise UsageError("--like starts a new run and --resume continues one; use one of the two")
     if repeats is not None and resume is not None:
-        raise UsageError("--repeats: starts new runs, and --resume goes on with one; give one of the two")
+        raise UsageError("--repeats starts new runs and --resume continues one; use one of the two")
 
 
 def _join_resumed(typed: TypedRun, resume: Path, place: Membership) -> int:

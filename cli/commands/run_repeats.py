@@ -87,7 +87,7 @@ def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> s
     if together["converged"] is not None:
         lines.append(f"reached {summaries[0]['target']}: {together['converged']} of {together['runs']}")
     if together["dropped"]:
-        lines.append(f"left out, the fastest and the slowest: {', '.join(together['dropped'])}")
+        lines.append(f"excluded as the fastest and the slowest: {', '.join(together['dropped'])}")
     for name, figure in together["figures"].items():
         if figure is not None:
             digits = _decimals(figure["mean"])

@@ -55,7 +55,7 @@ __all__ = ["make_grid", "sweep"]
 @topic_option(
     Topic.COMMON, "--repeats", type=IntegerRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on."
 )
-@topic_option(Topic.COMMON, "--name", "sweep_name", metavar="TEXT", help="Name of the sweep's folder; given again, the sweep goes on.")
+@topic_option(Topic.COMMON, "--name", "sweep_name", metavar="TEXT", help="Name of the sweep's folder; given again, the sweep resumes.")
 @topic_option(
     Topic.CHECKPOINTS,
     "--resume",

@@ -113,9 +113,7 @@ def translate(
                 writer.write(line, next(found) if line.pieces else [])
             sys.stdout.flush()
     if writer.untranslated:
-        raise TrainerError(
-            f"{writer.untranslated} of {writer.lines} lines could not be translated; what was wrong with each is told above."
-        )
+        raise TrainerError(f"{writer.untranslated} of {writer.lines} lines could not be translated; the errors are above.")
 
 
 def _numbered(arriving: Iterator[list[bytes | None]], vocabulary: Vocabulary) -> Iterator[list[_Line]]:

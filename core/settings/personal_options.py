@@ -88,7 +88,7 @@ PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
         PersonalOption(
             "notify",
             "URL",
-            "Post a JSON document to this http(s) address when the run has failed, begun anew, finished, or been interrupted.",
+            "Post a JSON document to this http(s) address when the run fails, restarts, finishes, or is interrupted.",
             Topic.OUTPUT,
             check=check_url,
             shown=shown_url,

@@ -19,7 +19,7 @@ TOLD_VARIABLES: Mapping[str, str] = {
     "TRAINER_RUN_STEPS": "updates that were done",
     "TRAINER_RUN_SECONDS": "what it has taken",
     "TRAINER_RUN_EXIT_CODE": "its exit code",
-    "TRAINER_RUN_RESTARTS": "how often it has begun anew",
+    "TRAINER_RUN_RESTARTS": "number of restarts so far",
 }
 """Variables of a command that is told how a run has ended; what is not known is empty."""
 
@@ -30,8 +30,8 @@ RESERVED_VARIABLES: Mapping[str, str] = {
     "TRAINER_SECRET_FILE": "file with that secret",
     "TRAINER_RENDEZVOUS": "HOST:PORT where nodes that are started by hand meet",
     "TRAINER_NODE_RANK": "number of a node that is started by hand",
-    "TRAINER_PROFILE_DIR": "folder for traces, which every task is told",
+    "TRAINER_PROFILE_DIR": "folder for traces, for every task",
     **{option.variable: option.help for option in PERSONAL_OPTIONS.values()},
-    **{name: f"what the command of --on-failure is told: {what}" for name, what in TOLD_VARIABLES.items()},
+    **{name: f"for the command of --on-failure: {what}" for name, what in TOLD_VARIABLES.items()},
 }
 """Variables with our prefix that are no field of the job."""

@@ -187,10 +187,9 @@ def _uncompiled(found: Resolved, own: Mapping[str, GivenValue]) -> Resolved:
     value, deterministic = own.get("compile"), own.get("deterministic")
     if value is None or value.origin == _FLAG or (deterministic is not None and deterministic.origin == value.origin):
         return found
-    note = (
-        f"{value.key}: {value.value} (from {value.place or value.key}) is left out with --deterministic; --compile {value.value} has both"
-    )
-    sources = {**found.sources, "compile": f"default (without that of {value.place or value.key}, as deterministic is given)"}
+    place = value.place or value.key
+    note = f"{value.key}: {value.value} (from {place}) is ignored with --deterministic; --compile {value.value} typed enables both"
+    sources = {**found.sources, "compile": f"default (without that of {place}, as deterministic is given)"}
     return replace(found, job=found.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*found.notes, note))
 
 

@@ -104,7 +104,7 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise _unusable(archive, f"it is no whole archive ({error})") from error
     if missing := sorted(wanted - set(found)):
-        raise _unusable(archive, f"it lacks {', '.join(missing)}")
+        raise _unusable(archive, f"missing: {', '.join(missing)}")
     return found
 
 

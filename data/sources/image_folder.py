@@ -100,7 +100,9 @@ class ImageFolder:
         listings: dict[Split, _Listing] = {split: _list(data_dir, split, self.links_outside) for split in _SPLITS}
         classes = listings["train"].classes
         if unknown := sorted(set(listings["test"].classes) - set(classes)):
-            raise UsageError(f"data: {str(listings['test'].root)!r} has classes that the train folder lacks: {', '.join(unknown)}.")
+            raise UsageError(
+                f"data: {str(listings['test'].root)!r} has classes that are missing in the train folder: {', '.join(unknown)}."
+            )
         damaged = [f"{_named(file)}: lies in no class folder" for listing in listings.values() for file in listing.strays]
         transparent: list[Path] = []
         block = max(1, _BLOCK_BYTES // (3 * self.size**2))

@@ -120,7 +120,7 @@ def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> Non
     elif isinstance(error, OSError):
         note(f"data: what has been done of {name} is kept in {str(work)!r}; trainer data remove {name} removes it")
     elif isinstance(error, KeyboardInterrupt | TrainerError | FailedSourceError):
-        note(f"data: what has been done of {name} is kept, and the next try goes on there")
+        note(f"data: the finished parts of {name} are kept, and the next attempt resumes there")
 
 
 def _put_in_place(draft: Path, final: Path) -> None:

@@ -22,14 +22,14 @@ _WORD = re.compile(r"[\w.:/=,+@%-]{1,200}", re.ASCII)
 
 _OWN = {
     "job-name": "--name",
-    "nodes": "--nodes; nodes=N with a larger number has spare ones besides",
+    "nodes": "--nodes; nodes=N with a larger number has spare ones too",
     "ntasks": "one task a node, which starts the node's processes (--procs-per-node)",
     "ntasks-per-node": "one task a node, which starts the node's processes (--procs-per-node)",
     "time": "--time",
     "signal": "--warning",
     "requeue": "its job goes back into the queue until the run has ended",
     "no-requeue": "its job goes back into the queue until the run has ended",
-    "open-mode": "each job of the run goes on in the same log",
+    "open-mode": "each job of the run appends to the same log",
     "output": "--out is the folder of the log, --name its name",
     "partition": "--partition",
     "array": "--array",

@@ -393,7 +393,7 @@ class Restarts:
         decided, self._decided = self._decided, None
         decision = decided[1] if decided is not None and decided[0] is attempt else self._decision(failure)
         if isinstance(decision, RestartTask):
-            decision = self._broken_policy(f"decided {decision!r} where no task can be started anew alone")
+            decision = self._broken_policy(f"decided {decision!r} although no task can restart alone")
         if isinstance(decision, Stop):
             if not decision.because:
                 raise error
@@ -455,9 +455,9 @@ class Restarts:
         if not attempt.began:
             onwards = "starts again"
         elif list_checkpoints(self._recording.path):
-            onwards = "goes on from its newest checkpoint"
+            onwards = "restarts from its newest checkpoint"
         else:
-            onwards = "begins anew, as no checkpoint was saved"
+            onwards = "restarts from its beginning, as no checkpoint was saved"
         self._progress.message(f"{failure.cause}; the run {onwards}")
 
     def _another(self, decision: Restart | Resize, error: TrainerError, attempt: Attempt) -> TrainingJob:
@@ -485,7 +485,7 @@ class Restarts:
         if training.places != before.places:
             self._recording.event("run_resized", nodes=places)
             on = "node" if len(places) == 1 else "nodes"
-            self._progress.message(f"training goes on with {on} {', '.join(map(str, places))} of the run's {self._training.asked.nodes}")
+            self._progress.message(f"training continues with {on} {', '.join(map(str, places))} of the run's {self._training.asked.nodes}")
         return training
 
     def _decision(self, failure: Failure) -> Decision:

@@ -311,13 +311,13 @@ class CheckpointSaver:
             prune(self._recording.path, job.keep, best_by, job.keep_best_count)
         except OSError as error:
             cause = error.strerror or str(error)
-            self._recording.progress.message(f"older checkpoints were not removed ({cause}); the run goes on")
+            self._recording.progress.message(f"older checkpoints were not removed ({cause}); the run continues")
             self._recording.event("checkpoints_not_removed", cause=cause, errno=error.errno)
 
     def _failed(self, step: int, error: OSError) -> None:
         cause = error.strerror or str(error)
         self.newest, self.unsaved = None, f"after step {step:,} ({cause})"
-        self._recording.progress.message(f"the checkpoint after step {step:,} was not saved ({cause}); the run goes on")
+        self._recording.progress.message(f"the checkpoint after step {step:,} was not saved ({cause}); the run continues")
         self._recording.event("checkpoint_failed", step=step, cause=cause, errno=error.errno)
 
     def _room_for(self, size: int, step: int) -> None:

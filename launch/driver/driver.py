@@ -140,10 +140,10 @@ class Driver:
             return
         self._recording.event("files_left_out", count=len(files), files=list(files))
         if isinstance(self._training.data.info.features, TextFeatures):
-            self._progress.message(f"left out of {self.job.data}: {'; '.join(files)}")
+            self._progress.message(f"skipped in {self.job.data}: {'; '.join(files)}")
             return
         what = "1 file was" if len(files) == 1 else f"{len(files):,} files were"
-        self._progress.message(f"{what} no usable picture and left out of {self.job.data}; {self.path / 'events.jsonl'} names them")
+        self._progress.message(f"{what} no usable picture and skipped in {self.job.data}; {self.path / 'events.jsonl'} names them")
 
     def _described(self) -> dict[str, Any]:
         """The job as ``job.json`` has it before the cluster is known."""

@@ -239,7 +239,7 @@ class TaskGroup:
             self.nodes.asked.started_again(task)
             self.nodes.members.tell(node, Message("start_again", fields))
         if (late := self._absent.overdue(now - 2 * REPORT_SECONDS)) is not None:  # one that is stuck says first where, and ends
-            raise StalledRunError(f"{self._described_start(late)} was started anew, and not ready within --start-timeout", late)
+            raise StalledRunError(f"{self._described_start(late)} was restarted, but not ready within --start-timeout", late)
 
     def _look_at_links(self) -> None:
         """Where no task has said anything for the node time-out, ask whether the nodes reach each other. Raises NodeLostError where not."""
@@ -361,7 +361,7 @@ class TaskGroup:
         deadline = time.monotonic() + COLLECT_SECONDS
         while inquiries.awaited & self.nodes.members.present and (remaining := deadline - time.monotonic()) > 0:
             self._sorted(min(remaining, 1.0))
-        silent = TaskStack("", f"is on a node that has not told within {COLLECT_SECONDS:g} s where it stands")
+        silent = TaskStack("", f"is on a node that sent no stack within {COLLECT_SECONDS:g} s")
         found = {task: silent for task, place in self.node_of.items() if place in inquiries.awaited} | inquiries.found
         inquiries.give_up()
         return {task: found[task] for task in self.node_of if task in found}

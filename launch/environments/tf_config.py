@@ -43,7 +43,7 @@ def tf_config(environment: Mapping[str, str], options: Options) -> Membership | 
         found = ", ".join(f"{host}: {len(entries)}" for host, entries in per_host.items())
         raise UsageError(
             f"TF_CONFIG: every host needs a worker (found {found}); where each task is in a container of its own, have workers alone: "
-            "with --mode async and --ps the first of these nodes get chief and parameter servers besides"
+            "with --mode async and --ps the first of these nodes also get chief and parameter servers"
         )
     ordered = [entry for host in hosts for entry in per_host[host]]
     ports = {f"worker-{number}": port for number, (_, _, _, port) in enumerate(ordered)}

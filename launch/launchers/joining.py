@@ -60,7 +60,7 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None
     if "auto" in (ours.get(RESUME), theirs.get(RESUME)) and ours.get(RESUME) != theirs.get(RESUME):
         return "it and the driver were not both started with --resume auto"
     if (RESUME in ours) != (RESUME in theirs):
-        return "it goes on with a run (--resume), the driver begins one" if RESUME in theirs else "the driver goes on with a run: --resume"
+        return "it resumes a run (--resume), the driver starts one" if RESUME in theirs else "the driver resumes a run: use --resume"
     different = sorted(key for key in ours.keys() | theirs.keys() if key not in ours or key not in theirs or ours[key] != theirs[key])
     if not different:
         return None
@@ -186,7 +186,7 @@ def _cut_at(deadline: float, stream: Stream) -> Iterator[None]:
     timer = threading.Timer(max(0.0, deadline - time.monotonic()), give_up)
     timer.daemon = True
     timer.start()
-    late = "it knows the secret, and has not said whether this process may join"
+    late = "it knows the secret, but has not answered whether this process may join"
     try:
         yield
     except OSError as error:

@@ -217,7 +217,7 @@ class RayStarter:
             while (message := stream.receive()) is not None:
                 self._take(message)
         said = self._said.behind() if self._said is not None else ""
-        self._fail(f"its client beside the driver has ended{said}")
+        self._fail(f"its client process has ended{said}")
 
     def _take(self, message: Message) -> None:
         if message.kind == "placed":

@@ -113,7 +113,7 @@ def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] 
     if isinstance(launcher, Launcher):
         return launcher
     lacks = ", ".join(sorted(name for name in _METHODS if not hasattr(launcher, name)))
-    returned = f"has returned {launcher!r}, which is no launcher: it lacks {lacks}"
+    returned = f"has returned {launcher!r}, which is no launcher: missing {lacks}"
     raise UsageError(f"launcher: {_in_words(row)} {returned}; that is for its authors to mend")
 
 

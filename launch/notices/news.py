@@ -24,7 +24,7 @@ MOST_CAUSE_CHARACTERS = 2000
 
 _SAID: Mapping[Event, str] = {
     "failed": "has failed",
-    "restarted": "has begun anew",
+    "restarted": "has restarted",
     "finished": "has finished",
     "interrupted": "was interrupted",
 }
@@ -39,7 +39,7 @@ class RunNews:
     """That something has become of a run. None stands for what is not known, such as the path of a run that could not make its directory.
 
     `host` is that of the driver; `cause` is a line, `task` the one that failed first; `steps` are the updates done, and `seconds` what the
-    run has taken, on its clock; `restarts` is how often it has begun anew until now.
+    run has taken, on its clock; `restarts` is number of restarts so far until now.
     """
 
     event: Event

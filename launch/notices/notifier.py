@@ -56,7 +56,7 @@ class Notifier:
         try:
             self._tell_end(news)
         except KeyboardInterrupt:
-            self.warn(f"trainer: interrupted while it was told that the run {news.event}")
+            self.warn(f"trainer: interrupted during the notification that the run {news.event}")
 
     def _tell_end(self, news: RunNews) -> None:
         deadline = time.monotonic() + POST_SECONDS
@@ -91,6 +91,6 @@ class Notifier:
     def _failed(self, how: str, news: RunNews, why: str) -> None:
         given = self._notify if how == "notify" else self._on_failure
         shown: Any = "" if given is None or how == "on_failure" else f" ({given.option.shown(given.value)})"
-        self.warn(f"trainer: --{how.replace('_', '-')}{shown}: that the run {news.event} was not told: {why}")
+        self.warn(f"trainer: --{how.replace('_', '-')}{shown}: could not notify that the run {news.event}: {why}")
         if self.on_failed is not None:
             self.on_failed("notice_failed", how=how, told=news.event, why=why)

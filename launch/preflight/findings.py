@@ -211,7 +211,7 @@ def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:
     if problem is not None:
         return Finding(host, "bad", "data", problem, copy)
     if answer["digest"] != here.data_digest:
-        return Finding(host, "bad", "data", "not the same examples as here", copy or "prepare them anew: trainer data prepare --again")
+        return Finding(host, "bad", "data", "not the same examples as here", copy or "prepare them again: trainer data prepare --again")
     return Finding(host, "ok", "data", "the same as here")
 
 

@@ -13,7 +13,7 @@ from ...monitor.visible_gpus import VisibleGpu
 
 __all__ = ["MIXED", "REMEDY", "GpuPlan", "NodeGpus", "asked_device", "counted", "gpus_of", "plan_gpus"]
 
-MIXED = "others have one for each, and workers on CPUs beside workers on GPUs cannot be compared with anything"
+MIXED = "others have one for each; runs with workers on CPUs and on GPUs are not comparable"
 REMEDY = "--device cpu, fewer workers there (--procs-per-node 1,2), or more GPUs for its processes (CUDA_VISIBLE_DEVICES)"
 
 

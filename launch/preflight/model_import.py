@@ -38,7 +38,7 @@ def import_problem(model: str, backend: str) -> str | None:
                 return problem
     how = f"was killed by {signal.Signals(-child.returncode).name}" if child.returncode < 0 else f"ended with code {child.returncode}"
     lines = child.stderr.strip().splitlines()
-    return f"model: whoever imports {model_base(model)!r} {how}{f': {lines[-1]}' if lines else ''}"
+    return f"model: importing {model_base(model)!r} fails: it {how}{f': {lines[-1]}' if lines else ''}"
 
 
 def main(model: str, backend: str) -> None:

@@ -44,7 +44,7 @@ class LoneRestarts:
         since, _ = self._lost.get(task, (time.monotonic(), ""))
         self._lost[task] = since, cause
         self._event("task_failed", task=task, cause=cause)
-        self._tell(f"{cause}; {task} is started anew, and training goes on meanwhile")
+        self._tell(f"{cause}; {task} restarts while training continues")
         self._on_absent(task)
         self._tasks.replace(task, after_seconds, self._start_seconds)
 

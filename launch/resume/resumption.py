@@ -105,7 +105,7 @@ def load_resumption(
     before = {field: described[field] for field in Job.model_fields if field in described}
     for own in ("out", "name"):
         if own in flags:
-            raise UsageError(f"--{own}: a run that is resumed goes on in its own directory, {str(path)!r}")
+            raise UsageError(f"--{own}: a resumed run continues in its own directory, {str(path)!r}")
     given_name, origin = path.resolve().name, meta.job
     fields = {key: value for key, value in before.items() if key not in ("out", "name")}
     fields |= {field: origin[field] for field in IDENTITY}
@@ -148,7 +148,7 @@ def load_resumption(
     notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")
     if later := later_checkpoints(path, checkpoint):
         names = ", ".join(other.name for other in reversed(later))
-        notes.append(f"what followed that step is done anew: once training goes on, its records and {names} are removed")
+        notes.append(f"later steps are repeated: once training resumes, their records and {names} are removed")
     evals = evaluations_until(reader, checkpoint)
     reached = _reached(job.until, evals)
     if reached is not None and not (resolved.sources["until"].startswith("run ") and _stopped_by(reader, job, meta.run_seconds)):
@@ -156,7 +156,7 @@ def load_resumption(
         reached = None
     notes += [f"going on although {problem} (--force)" for problem in problems] + dropped
     if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in BUDGETS):
-        notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate goes on from a higher value")
+        notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate resumes from a higher value")
     start = resume_point(cursor, evals, saved_figures(path, meta.step), meta.spent, None if reached is None else reached.time_seconds)
     return Resumption(
         path,
@@ -171,7 +171,7 @@ def load_resumption(
 
 def _require_same_training(problems: Sequence[str], *, force: bool) -> None:
     if problems and not force:
-        raise UsageError(f"resume: the checkpoint is of another training: {'; '.join(problems)}. --force goes on nevertheless.")
+        raise UsageError(f"resume: the checkpoint does not match this job: {'; '.join(problems)}. Use --force to resume anyway.")
 
 
 def refuse_at_work(reader: RunReader, *, force: bool = False, watch_seconds: float = SILENT_SECONDS) -> None:
@@ -191,7 +191,7 @@ def refuse_at_work(reader: RunReader, *, force: bool = False, watch_seconds: flo
     note(f"the run {reader.name} was at work on {driver['host']}; whether it still is will be known in {watch_seconds:g} s")
     silent = is_silent(reader.path, watch_seconds)
     if silent is None:
-        raise UsageError(f"{told}, or ended there without a word; --force goes on with it")
+        raise UsageError(f"{told}, or it ended without recording its status; use --force to resume it")
     if not silent:
         raise UsageError(told)
     note(f"the driver on {driver['host']} has given no sign of life for {watch_seconds:g} s and is taken for gone")

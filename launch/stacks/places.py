@@ -96,5 +96,5 @@ def append_stacks(run: Path, occasion: str, stacks: Mapping[str, TaskStack]) -> 
     text = "".join([*parts, "\n"])
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         if file.tell() + len(text) > MOST_BYTES:
-            text = f"{parts[0]}(left out: this file is large enough)\n\n" if file.tell() <= MOST_BYTES else ""
+            text = f"{parts[0]}(omitted: this file is large enough)\n\n" if file.tell() <= MOST_BYTES else ""
         file.write(text)

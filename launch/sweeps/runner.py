@@ -98,7 +98,7 @@ def _run_point(sweep: SweepFolder, entry: Entry, signals: SignalsToChild, say: S
     if path.exists() and _state(path) != "damaged" and list_checkpoints(path):
         code, error = _start(sweep, entry, ["run", "--resume", str(path), *_typed(entry.point.job), *own], signals, say)
         if code == USAGE and not signals.received:
-            say(f"{entry.point.name} cannot go on from its checkpoint; it begins anew")
+            say(f"{entry.point.name} cannot resume from its checkpoint; it restarts")
     if code == USAGE and not signals.received:
         if path.exists():
             say(f"the earlier attempt is kept in {_archive(path)}")

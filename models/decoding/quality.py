@@ -64,7 +64,7 @@ class TranslationQuality:
             there = ", ".join(sorted(sums)) or "of no name"
             return f"no {' and no '.join(missing)}: sums {there}, instead of {', '.join(sorted(self.sums))}"
         if more := sorted(set(sums) - set(self.sums)):
-            return f"the sums {', '.join(more)} beside {', '.join(sorted(self.sums))}"
+            return f"the sums {', '.join(more)} in addition to {', '.join(sorted(self.sums))}"
         for name, value in sums.items():
             if not (0 <= value <= 2**53 and float(value).is_integer() if name in _COUNTS else math.isfinite(value)):
                 return f"{value:g} {name}"

@@ -13,7 +13,7 @@ _CHECKPOINT_FILES = (
     ("parameters.safetensors", "weights and running statistics, by canonical name"),
     ("optimizer.safetensors", "what the optimiser remembers of each weight, by SLOT/NAME"),
     ("checkpoint.json", "where the run stood: updates, data cursor, clock, job, model, data"),
-    ("manifest.json", "size and digest of each file beside it"),
+    ("manifest.json", "size and digest of each other file"),
 )
 
 _PURPOSES: tuple[tuple[str, str], ...] = (

@@ -31,7 +31,7 @@ LINE_BYTES = 1_000.0
 MOST_WAITING = 8
 """Samples of a node that are kept one by one before they are merged."""
 
-MORE_PROBLEMS = "and more, which are left out as one line stands for several samples"
+MORE_PROBLEMS = "and more, not shown because one line covers several samples"
 
 _OF_TIME = frozenset({"cpu_cores_used", "cpu_fraction"})
 """Slopes over the time since the sample before: their mean is weighted by it, which makes it the slope over all of it."""

@@ -96,7 +96,7 @@ def saving_text(checkpoints: Mapping[str, Any]) -> str:
     """Return what the ``checkpoints`` of a summary cost on average: training's pause and the time of writing, as far as they are known."""
     stall, write = ((checkpoints.get(name) or {}).get("mean") for name in ("stall_seconds", "write_seconds"))
     stalled = "" if stall is None else f"; training stalled {seconds_text(stall)} for each"
-    written = "" if write is None else f"; writing one took {seconds_text(write)}, beside training or after it"
+    written = "" if write is None else f"; writing one took {seconds_text(write)}, in the background or after training"
     failed = f", {checkpoints['failed']:,} FAILED" if checkpoints.get("failed") else ""
     return f"{checkpoints['saved']:,} saved{failed}{stalled}{written}"
 

@@ -95,7 +95,7 @@ def list_runs(out: Path) -> list[dict[str, Any]]:
             return _shown(_kept(place, out), out)
         except (OSError, sqlite3.Error, _UnusableIndexError) as error:
             problems.append(f"{place}: {error}")
-    note(f"runs: the index cannot be kept ({'; '.join(problems)}); all runs are read anew")
+    note(f"runs: the index cannot be kept ({'; '.join(problems)}); all runs are read again")
     return _shown(_refreshed({}, out), out)
 
 

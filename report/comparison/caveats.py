@@ -194,7 +194,7 @@ CAVEATS: tuple[Caveat, ...] = (
         "went on after failures",
         _restarted,
         frozenset({TIME, TARGET, RESOURCES}),
-        "its time has starts and work done anew in it",
+        "its time includes restarts and repeated work",
         _restarted_how,
     ),
     Caveat(

@@ -76,7 +76,7 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
     steps = 2 * before / (before + sum(known) / len(known))
     speedup = 1.0 / (idle + (1.0 - idle) / steps)
     exchanging = evidence.shares.step["network"] > 0
-    once = "the exchange is" if exchanging else "what a step costs besides its examples is"
+    once = "communication is" if exchanging else "the fixed cost of a step is"
     if (tokens := evidence.job.get("batch_tokens")) is not None:  # --scale-lr goes with batches of a number of examples alone
         reason = f"{once} paid once for twice the tokens"
         yield Advice(f"--batch-tokens {2 * tokens}", reason, speedup, "about", _LEARNS_OTHERWISE.format("tokens"))

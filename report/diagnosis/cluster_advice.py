@@ -135,7 +135,7 @@ def _slow_node(explanation: Explanation) -> Iterator[Advice]:
         what = f"without node {explanation.slow_node}, the others wait for nobody"
         option = _only_nodes(explanation, [node for node in range(nodes) if node != explanation.slow_node])
         yield Advice(option, what, speedup, "at least", "the global batch is then smaller")
-    reason, caution = "each node goes on at its own pace", "updates are then made one by one on parameters that others change meanwhile"
+    reason, caution = "each node continues at its own pace", "updates are then made one by one on parameters that others change meanwhile"
     if step["network"] < NOTABLE:
         alone = sum(worker.step_seconds / worker.own_seconds for worker in evidence.workers) / len(evidence.workers)
         yield Advice("--mode async", reason, alone, "at most", caution)

@@ -24,13 +24,13 @@ __all__ = ["notes", "page"]
 
 NOT_CALIBRATED = (
     "This run has no calibration (--no-calibrate, or it did not come to its end), so the parts of a step are not known. "
-    "Only what was counted while it ran is told."
+    "Only what was counted during the run is shown."
 )
 
 
 MIXED = (
     "An older release of this program added up its steps over all parts, so those of the part that was calibrated are not known. "
-    "Only what was counted while it ran is told."
+    "Only what was counted during the run is shown."
 )
 
 

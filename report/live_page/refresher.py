@@ -103,8 +103,8 @@ class Refresher:
         self._next_at = ended + max(LEAST_PAUSE_SECONDS, ended - began, cpu_seconds / CPU_SHARE - cpu_seconds)
 
     def _publish(self, standing: Standing, read_at: float | None) -> None:
-        left_out = [f"{one_line(path.name)} is left out: {one_line(problem)}" for path, (_, problem) in self._left_out.items()]
-        problem = [] if self._problem is None else [f"the page could not be made anew: {one_line(self._problem)}"]
+        left_out = [f"{one_line(path.name)} is skipped: {one_line(problem)}" for path, (_, problem) in self._left_out.items()]
+        problem = [] if self._problem is None else [f"the page could not be updated: {one_line(self._problem)}"]
         notes = (*standing.notes, *left_out, *problem)
         for text in notes:
             if text not in self.published.notes:

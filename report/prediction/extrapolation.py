@@ -244,7 +244,7 @@ def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]
     if fitted.first.same["cores_per_node"] and shortest < SHORT_SECONDS:
         texts.append(
             f"The kernel hands out a limited node's processor time every 20 ms, and a worker of a fitted run computes for only "
-            f"{shortest * 1e3:.3g} ms a step: while it waits for messages it saves up time that it lacks when it only computes. The fit is "
+            f"{shortest * 1e3:.3g} ms a step: while it waits for messages it saves CPU quota for later. The fit is "
             "doubtful; larger batches help."
         )
     return texts

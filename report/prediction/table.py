@@ -56,7 +56,7 @@ def _basis(fitted: Fitted, question: Question) -> list[str]:
     if question.topology == "ring":
         cost = (
             f"{seconds_text(ring.hop_seconds)} a {'hop' if ring.exchange == 'native' else 'message'}, "
-            f"{ring.seconds_per_byte * 1e9:.3g} ns a byte besides the link, {ring.hidden_fraction:.0%} hidden behind computing"
+            f"{ring.seconds_per_byte * 1e9:.3g} ns per byte in addition to the link, {ring.hidden_fraction:.0%} hidden behind computing"
         )
     else:
         service = server.service_seconds + server.service_seconds_per_byte * first.payload_bytes

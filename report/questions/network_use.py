@@ -51,11 +51,11 @@ def _limit(explanation: Explanation) -> tuple[bool | None, str]:
     link = busiest(explanation.evidence.links)
     full = "" if link is None else f"node {link.node} uses {percent(link.fraction)} of {bits_text(link.limit_bytes_per_second or 0)}"
     if explanation.starved is not None:
-        return None, "cannot be told: other programs had the cores" + (f"; {full}" if full else "")
+        return None, "unknown: CPU contention from other programs" + (f"; {full}" if full else "")
     if not explanation.calibrated:
         if link is not None and (link.fraction or 0.0) >= NEARLY_ALL:
             return True, f"the limit: {full}"
-        return None, "cannot be told without a calibration" + (f"; {full}" if full else "; no link has a known limit")
+        return None, "unknown without a calibration" + (f"; {full}" if full else "; no link has a known limit")
     share = f"{percent(explanation.step_fractions['network'])} of each step is exchange"
     known = f", {full}" if full else ""
     if explanation.verdict == "network":
@@ -94,7 +94,7 @@ def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
     known = [pair for pair in pairs if pair["correlation"] is not None]
     if not known:
         why = f" ({pairs[0]['why']})" if pairs else ""
-        return f"whether one node's receive follows another's send cannot be told{why}"
+        return f"correlation of received and sent rates between nodes unknown{why}"
     ordered = sorted(known, key=lambda pair: pair["correlation"])
     low, high = ordered[0], ordered[-1]
     if len(known) <= 2:

@@ -84,11 +84,11 @@ def _text(figures: dict[str, Any]) -> str:
     sent = bytes_text(figures["sent_bytes_per_second"], per_second=True)
     mean, count = f"{seconds_text(figures['step_seconds'])} on average at {sent} sent by all nodes while training", figures["intervals"]
     if count < LEAST_POINTS:
-        return f"{mean}; how they go together cannot be told from {count} intervals ({LEAST_POINTS} are needed)"
+        return f"{mean}; no correlation from {count} intervals ({LEAST_POINTS} are needed)"
     fast, slow = figures["fastest_tenth"], figures["slowest_tenth"]
     if fast is None:
         spread = percent(figures["step_seconds_spread"])
-        return f"{mean}; the step time is flat ({spread} scatter over {count} intervals), so that nothing can be told"
+        return f"{mean}; the step time is flat ({spread} scatter over {count} intervals), so that there is no correlation to compute"
     r = "" if figures["correlation"] is None else f"correlation {digits3(figures['correlation'])}, "
     rates = " against ".join(
         f"{seconds_text(part['step_seconds'])} at {bytes_text(part['sent_bytes_per_second'], per_second=True)}" for part in (fast, slow)

@@ -43,7 +43,7 @@ def _differences(comparison: Comparison) -> list[str]:
         if one.key in ("mode", "update_examples"):
             lines.append(f"  {one.label}: {one.why}.")
     if comparability.beside:
-        lines.append(f"Not alike, though no figure depends on it: {'; '.join(_named(one) for one in comparability.beside)}.")
+        lines.append(f"Differences without effect on the figures: {'; '.join(_named(one) for one in comparability.beside)}.")
     faults = comparability.faults
     if faults:
         lines += ["Not alike:", *(f"  {_fault(fault, comparability)}" for fault in faults)]
@@ -81,7 +81,7 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
         lines.append(f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}.")
     for entry in folded:
         if entry.left_out:
-            lines.append(f"{entry.label}: the fastest and the slowest are left out ({', '.join(entry.left_out)}).")
+            lines.append(f"{entry.label}: the fastest and the slowest are excluded ({', '.join(entry.left_out)}).")
     if comparison.fits_neither and not columns:
         names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
         lines.append(f"In no series of scaling, as no other number of nodes has the same global batch or batch per worker: {names}.")

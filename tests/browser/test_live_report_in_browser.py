@@ -132,7 +132,7 @@ def test_a_run_that_comes_into_the_folder_is_taken_in(page, tmp_path):
         shown = "document.getElementById('plot-loss-0').data.filter(t => t.visible && t.meta.kind === 'line').map(t => t.meta.line)"
         page.wait(f"return JSON.stringify({shown}) === '[0,1]'", SECONDS)
         (first / "system.jsonl").write_text('{"schema":1}\n{"schema":1}\n')
-        page.wait(f"{NOTES}.some(text => text.startsWith('first is left out: ') && text.includes('not a SystemRecord'))", SECONDS)
+        page.wait(f"{NOTES}.some(text => text.startsWith('first is skipped: ') && text.includes('not a SystemRecord'))", SECONDS)
         page.wait("return document.querySelectorAll('input[data-line]').length === 2", SECONDS)
         assert page.run(labels) == [["another", True], ["second", False]]
     for run in runs:

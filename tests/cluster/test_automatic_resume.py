@@ -56,7 +56,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path):
         first.process.wait()
     with MarkedRun(command(tmp_path), tmp_path) as second:
         assert second.wait(60) == 0, second.stderr()
-        assert "begins anew" in second.stderr()
+        assert "ended before its first checkpoint and restarts" in second.stderr()
     assert len(steps_done(tmp_path)) == STEPS
     assert (tmp_path / "run.before-1/job.json").exists()
 

@@ -63,7 +63,7 @@ def test_one_thing_is_another(earlier):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--resume", "first"], "--like: begins a new run, and --resume goes on with one"),
+        (["--resume", "first"], "--like starts a new run and --resume continues one"),
         (["--steps", "+5"], "--steps: got '+5', but nothing is known of first to count from; give the number in all"),
         (["--force"], "--force: belongs to --resume"),
     ],

@@ -182,7 +182,7 @@ def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
         assert running.wait(30) == 1
         print(f"{victim}: the run has ended after {time.monotonic() - killed:.1f} s: {running.stderr()}")
         if victim == "ray_cluster.client":
-            assert "Ray: its client beside the driver has ended" in running.stderr()
+            assert "Ray: its client process has ended" in running.stderr()
         else:
             how = "has gone with Ray's actor there: its worker process has died" if victim == "NodeHolder" else "was killed by signal 9"
             assert re.search(rf"the agent of node \d \(host .*, 10\.99\.0\.3\) {how}", running.stderr()), running.stderr()

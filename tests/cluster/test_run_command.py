@@ -60,7 +60,7 @@ def test_files_that_are_left_out_of_the_data_are_counted_and_named(tmp_path):
         "run", "--backend", "torch", "--data", data, "--steps", "2", "--batch-size", "4", "--out", str(tmp_path), "--name", "run"
     )
     assert done.returncode == 0, done.stderr
-    assert "1 file was no usable picture and left out of" in done.stderr
+    assert "1 file was no usable picture and skipped in" in done.stderr
     (event,) = [event for event in RunReader(tmp_path / "run").events() if event.event == "files_left_out"]
     assert event.detail["count"] == 1
     assert "broken.png" in event.detail["files"][0]

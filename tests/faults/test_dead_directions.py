@@ -104,7 +104,7 @@ def test_a_start_that_meets_the_dead_link_again_is_told_with_its_reason(tmp_path
         assert run.wait(90) == 1
         lines = [line for line in run.stderr().splitlines() if told in line]
         assert [line.rpartition("; the run ")[2] for line in lines[:2]] == [
-            "begins anew, as no checkpoint was saved",
+            "restarts from its beginning, as no checkpoint was saved",
             "starts again",
         ]
         assert lines[2].startswith("error: restarted 2 times, as often as --max-restarts allows: ")

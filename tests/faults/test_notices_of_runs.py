@@ -49,7 +49,7 @@ def test_a_run_that_fails_is_told_and_no_record_has_the_address(tmp_path):
     assert document["steps"] > 0
     assert document["seconds"] > 0
     assert json.loads((tmp_path / "told").read_text()) == document
-    assert "--on-failure: that the run failed was not told: it has ended with 5" in run.stderr()
+    assert "--on-failure: could not notify that the run failed: it has ended with 5" in run.stderr()
     last = list(RunReader(path).events())[-1]
     assert (last.event, last.detail["how"]) == ("notice_failed", "on_failure")
     written = [file.read_text() for file in path.rglob("*") if file.is_file()]

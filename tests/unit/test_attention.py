@@ -64,6 +64,6 @@ def test_a_mask_of_numbers_is_refused(results, backend, kind):
 
 @BACKENDS
 def test_dropout_that_the_spec_does_not_name_is_refused(results, backend):
-    said = "model: 'plain' drops with the rate 0.1 (dropout number 3) while it trains, and its ModelSpec lacks dropout=True"
+    said = "model: 'plain' drops with the rate 0.1 (dropout number 3) while it trains, but its ModelSpec does not set dropout=True"
     assert str(results[backend]["said of dropout"]) == said
     assert str(results[backend]["said of no dropout"]) == ""

@@ -70,7 +70,7 @@ def test_each_plugin_is_answered_for():
     assert (crashing.version, crashing.problem) == (None, "probing it ended with SIGSEGV")
     assert raising.problem == "probing it ended with exit code 1: OSError: libcudart.so: cannot open shared object file"
     assert "backend 'gone' could not be loaded from 'some_plugin:gone'" in gone.problem
-    assert "backend 'bare' (some_plugin:bare) is incomplete; it lacks: name, capabilities, placement, preload, open." in bare.problem
+    assert "backend 'bare' (some_plugin:bare) is incomplete; missing: name, capabilities, placement, preload, open." in bare.problem
     assert all(found.hint == "see the plugin's own documentation" for found in (crashing, raising, gone))
 
 

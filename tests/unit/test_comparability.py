@@ -201,7 +201,7 @@ def test_a_setting_that_no_figure_depends_on_keeps_runs_apart_all_the_same(key, 
     assert [[run.name for run in entry.runs] for entry in found.entries] == [["a0", "a1"], ["b0", "b1"]]
     assert (found.comparability.faults, found.marks) == ([], (frozenset(), frozenset()))
     first, then = above(found)
-    assert first.startswith("Not alike, though no figure depends on it: ")
+    assert first.startswith("Differences without effect on the figures: ")
     assert then.startswith("Nothing else differs: ")
 
 

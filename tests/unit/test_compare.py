@@ -114,7 +114,7 @@ def test_the_table_of_a_run_has_both_costs_of_its_checkpoints(tmp_path):
     summary = summarise(path, CLOCK, state="succeeded", updates_scheduled=10, updates_applied=10)
     saving = {"saved": 2, "failed": 0, "stall_seconds": {"mean": pytest.approx(0.003), "max": 0.004}, "bytes": 10}
     assert summary["checkpoints"] == {**saving, "write_seconds": {"mean": pytest.approx(0.45), "max": 0.6}}
-    told = "2 saved; training stalled 3 ms for each; writing one took 450 ms, beside training or after it"
+    told = "2 saved; training stalled 3 ms for each; writing one took 450 ms, in the background or after training"
     assert re.search(rf"^checkpoints +{told}$", to_text(one_run(summary)), re.MULTILINE)
     earlier = {**summary, "checkpoints": {name: value for name, value in summary["checkpoints"].items() if name != "write_seconds"}}
     assert re.search(r"^checkpoints +2 saved; training stalled 3 ms for each$", to_text(one_run(earlier)), re.MULTILINE)
@@ -229,7 +229,7 @@ def test_from_five_repeats_on_the_extremes_do_not_count():
     (entry,) = compare_runs(runs).entries
     assert set(entry.left_out) == {"r0", "r4"}
     assert entry.figures["examples_per_second"] == pytest.approx(370.0)
-    assert "r ×5: the fastest and the slowest are left out (r0, r4)." in as_text(compare_runs(runs))
+    assert "r ×5: the fastest and the slowest are excluded (r0, r4)." in as_text(compare_runs(runs))
 
 
 def five_repeats(*seconds):
@@ -254,7 +254,7 @@ def five_repeats(*seconds):
 def test_the_time_to_target_is_the_mean_over_the_runs_that_reached_it_and_stay(seconds, expected):
     found = compare_runs(five_repeats(*seconds))
     assert cell(found.entries[0], column("time_to_target")) == expected
-    assert ("are left out" in as_text(found)) == (len(seconds) >= 4)
+    assert ("are excluded" in as_text(found)) == (len(seconds) >= 4)
 
 
 def test_the_tables_have_the_same_kind_of_spread_as_the_conclusion(tmp_path):
@@ -403,7 +403,7 @@ def test_damaged_runs_of_a_folder_are_left_out_and_named(tmp_path, capsys):
     for command in (["compare"], ["report", "-o", str(tmp_path / "page.html")], ["plot", "-o", str(tmp_path / "figures")]):
         code, said = invoke([*command, str(tmp_path)]), capsys.readouterr().err
         assert code == 0, said
-        assert re.search(r"left out, as .* read: b, c, d$", said, re.MULTILINE), said
+        assert re.search(r"skipped \(.*\): b, c, d$", said, re.MULTILINE), said
         for run, name in damaged.items():
             assert invoke([*command, str(tmp_path / run)]) != 0
             assert name in capsys.readouterr().err
@@ -416,7 +416,7 @@ def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path)
     open_run(a_job(folder, name="b")).close()
     result = CliRunner().invoke(compare, [str(folder), "--json"], catch_exceptions=False)
     assert [run["run"] for run in json.loads(result.stdout)["runs"]] == ["a", "c"]
-    assert "left out, as they have no figures, or none that can be read: b" in result.stderr
+    assert "skipped (no readable figures): b" in result.stderr
     for named in (folder / "a", folder):
         assert isinstance(CliRunner().invoke(compare, [str(named), str(folder / "b")]).exception, UsageError)
 

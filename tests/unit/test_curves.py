@@ -120,7 +120,7 @@ def test_the_command_prints_csv_and_json(tmp_path):
         (["--curves", "loss", "--over", "step"], r"--over: got 'step'; allowed: steps, examples, seconds\. Did you mean 'steps'\?"),
         (["--curves", "loss", "--markdown"], r"--curves: goes with"),
         (["--smooth", "0.5"], r"--over, --smooth and --points: say what a curve is like"),
-        (["--json", "--csv"], r"--csv: got it beside --json; allowed: one of"),
+        (["--json", "--csv"], r"--csv cannot be combined with --json; choose one of"),
         (["--layout", "row"], r"--layout: got 'row'; allowed: auto, columns, rows\. Did you mean 'rows'\?"),
         (["--metric", "acuracy"], r"--metric: got 'acuracy'; .*Did you mean 'accuracy'"),
         (["--metric", "memory,seconds"], r"--metric: got 'seconds'; .*Did you mean .*'init_seconds'"),

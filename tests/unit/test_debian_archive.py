@@ -80,7 +80,7 @@ def test_what_was_fetched_before_the_network_failed_is_not_fetched_again(tmp_pat
         with pytest.raises(TrainerError, match=r"apt-get download failed: E: .*Try again") as failed:
             open_dataset(NAME)
         assert not isinstance(failed.value, UsageError)
-        assert "is kept, and the next try goes on there" in capsys.readouterr().err
+        assert "are kept, and the next attempt resumes there" in capsys.readouterr().err
         away.rename(gone)
         asked.clear()
         assert open_dataset(NAME).info.sizes["train"] > 200

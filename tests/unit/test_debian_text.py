@@ -128,7 +128,7 @@ def test_apt_fetches_them_from_its_archive(tmp_path, monkeypatch, capsys):
     own.publish(packages(own.folder))
     record = expect_whole(open_dataset("debian-text:en-de?vocabulary=400"))
     assert "inkscape" in record["not_in_the_archive"]
-    assert "not in this archive, and left out: abiword-common" in capsys.readouterr().err
+    assert "skipped, as they are not in this archive: abiword-common" in capsys.readouterr().err
     assert not list((tmp_path / "cache").glob(".*.work"))
 
 

@@ -127,6 +127,6 @@ def test_a_driver_on_another_host_is_refused_while_it_lives_and_passed_over_when
         refuse_at_work(reader, watch_seconds=WATCH_SECONDS)
         assert "the driver on elsewhere has given no sign of life for 5 s and is taken for gone" in capsys.readouterr().err
         (reader.path / HEARTBEAT).unlink()
-        with pytest.raises(UsageError, match=r"on elsewhere\), or ended there without a word; --force goes on with it"):
+        with pytest.raises(UsageError, match=r"on elsewhere\), or it ended without recording its status; use --force to resume it"):
             refuse_at_work(reader, watch_seconds=WATCH_SECONDS)
         refuse_at_work(reader, force=True)

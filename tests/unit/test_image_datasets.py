@@ -330,7 +330,7 @@ class TestCifar10:
     @pytest.mark.parametrize(
         ("form", "contents", "says"),
         [
-            ("python", dict.fromkeys(NAMES[:4], pickled(np.zeros((1, 3072), np.uint8), [0])), "it lacks data_batch_5, test_batch"),
+            ("python", dict.fromkeys(NAMES[:4], pickled(np.zeros((1, 3072), np.uint8), [0])), "missing: data_batch_5, test_batch"),
             ("python", dict.fromkeys(NAMES, pickled(np.zeros((1, 3071), np.uint8), [0])), r"data_batch_1 holds uint8 \[1, 3071\]"),
             ("python", dict.fromkeys(NAMES, pickled(np.zeros((1, 3072), np.uint8), [10])), "labels beyond 0…9"),
             ("python", dict.fromkeys(NAMES, pickle.dumps({b"labels": [1]})), "data_batch_1 cannot be read"),
@@ -348,7 +348,7 @@ class TestCifar10:
         write("binary")
         path = folder / "cifar-10-binary.tar.gz"
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:40_000]))
-        with pytest.raises(UsageError, match=r"it is no whole archive|it lacks"):
+        with pytest.raises(UsageError, match=r"it is no whole archive|missing: "):
             Cifar10Source({path.name: md5(path)}).load(folder)
 
     def test_missing_files_are_told(self, tmp_path):
@@ -594,7 +594,7 @@ class TestImageFolder:
             (lambda root: (root / "val").rename(root / "valid"), "has no folder 'test' or 'val'"),
             (lambda root: (root / "train").rename(root / "training"), "has no folder 'train'"),
             (lambda root: (root / "train" / "birds").mkdir(), "class folders without a file: birds"),
-            (lambda root: picture(root / "val" / "birds" / "x.png", (1, 1, 1)), "classes that the train folder lacks: birds"),
+            (lambda root: picture(root / "val" / "birds" / "x.png", (1, 1, 1)), "classes that are missing in the train folder: birds"),
         ],
     )
     def test_another_layout_is_told(self, pictures, spoil, says):

@@ -140,7 +140,7 @@ def fails(run):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda run: None, r"has returned None, which is no launcher: it lacks check, close, .*start"),
+        (lambda run: None, r"has returned None, which is no launcher: missing check, close, .*start"),
         (fails, r"has raised ValueError: no idea \(.*test_launchers.py, line \d+\)"),
     ],
     ids=["nothing", "raises"],

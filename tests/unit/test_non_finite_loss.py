@@ -48,4 +48,4 @@ def test_a_run_that_goes_on_says_so_once():
     watched.evaluated(3, "test", math.nan)
     (line,) = told
     assert "the loss of step 1 is not a number (number 0 in steps.jsonl, which counts from 0)" in line
-    assert "training goes on (--on-nan continue)" in line
+    assert "training continues (--on-nan continue)" in line

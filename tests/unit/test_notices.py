@@ -264,8 +264,8 @@ def test_what_could_not_be_told_of_the_end_is_said_and_recorded(tmp_path):
         told = Told(tmp_path, notify=f"http://me:SECRET@127.0.0.1:{port}/SECRET", on_failure="exit 4")
         told.run.ended("failed", "cause", "worker-0", 1)
     assert told.warnings == [
-        f"trainer: --notify (http://127.0.0.1:{port}/...): that the run failed was not told: the answer was 404",
-        "trainer: --on-failure: that the run failed was not told: it has ended with 4",
+        f"trainer: --notify (http://127.0.0.1:{port}/...): could not notify that the run failed: the answer was 404",
+        "trainer: --on-failure: could not notify that the run failed: it has ended with 4",
     ]
     recorded = list(read_records(told.path / "events.jsonl", EventRecord))
     assert [(each.event, each.detail["how"], each.detail["why"]) for each in recorded] == [

@@ -239,7 +239,7 @@ def test_where_lines_of_one_length_go_apart_is_not_made_up(tmp_path, gone):
     source, target = ([f"{word} word number {number:02d} x" for number in range(25)] for word in ("some", "Wort"))
     del target[gone]
     for files in itertools.permutations((write(tmp_path, "a", source), write(tmp_path, "b", target))):
-        with pytest.raises(UsageError, match=r"has 25.*Where they go apart cannot be told from the lengths of their lines\.$") as said:
+        with pytest.raises(UsageError, match=r"has 25.*The lengths of their lines do not show where they diverge\.$") as said:
             aligned_count(*files)
         assert "suspicious" not in str(said.value)
 
@@ -352,10 +352,10 @@ def test_the_command_speaks_of_pairs_languages_and_the_vocabulary(tmp_path, monk
     run = CliRunner()
     made = run.invoke(data, ["prepare", name], catch_exceptions=False)
     assert "399 + 2 pairs (en-de, 400 pieces)" in made.output
-    assert "left out: train: 1 pair with an empty line (in line 5)" in made.output
+    assert "skipped: train: 1 pair with an empty line (in line 5)" in made.output
     listed = run.invoke(data, ["list"], catch_exceptions=False).output
     assert "[en-de, 400 pieces]" in listed
-    assert "[left out: train: 1 pair with an empty line (in line 5)]" in listed
+    assert "[skipped: train: 1 pair with an empty line (in line 5)]" in listed
     facts = json.loads(run.invoke(data, ["info", name, "--json"], catch_exceptions=False).output)
     assert facts["languages"] == ["en", "de"]
     assert facts["examples"] == {"train": 399, "test": 2}

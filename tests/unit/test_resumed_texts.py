@@ -151,7 +151,7 @@ def test_what_was_done_stays_unless_it_is_refused(tmp_path, capsys, error, stays
     with pytest.raises(type(error)):
         build_store(tmp_path, "made-v2.1", "made", source, None, again=False)
     assert [path.name for path in tmp_path.glob(".*.work/*")] == ["part"] * stays
-    assert ("what has been done of made is kept, and the next try goes on there" in capsys.readouterr().err) is stays
+    assert ("the finished parts of made are kept, and the next attempt resumes there" in capsys.readouterr().err) is stays
 
 
 def test_a_refusal_leaves_what_a_try_before_it_has_done(tmp_path):

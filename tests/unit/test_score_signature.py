@@ -69,6 +69,8 @@ def test_a_run_is_not_resumed_so_without_force(tmp_path, monkeypatch):
         return load_resumption(tmp_path / "run", flags, {}, None, force=force, trusted=True)
 
     assert resumed(eval_sentences=400).changed == {"eval_sentences": (500, 400)}  # the test split has 3
-    with pytest.raises(UsageError, match=r"^resume: .*sentences:2', .*sentences:3' \(give --eval-sentences 500\)\. --force goes on"):
+    with pytest.raises(
+        UsageError, match=r"^resume: .*sentences:2', .*sentences:3' \(give --eval-sentences 500\)\. Use --force to resume anyway"
+    ):
         resumed(eval_sentences=2)
     assert any(note.startswith("going on although evaluations would be scored") for note in resumed(force=True, eval_sentences=2).notes)

@@ -114,7 +114,7 @@ def test_a_deterministic_job_is_compiled_only_where_both_are_asked_for(tmp_path)
     assert found({"backend": "torch"}, text='compile = "on"') == ("on", [])
     compiled, (note,) = found(repeatable, text='compile = "on"')
     assert compiled == "off"
-    assert note == f"compile: on (from file {file}) is left out with --deterministic; --compile on has both"
+    assert note == f"compile: on (from file {file}) is ignored with --deterministic; --compile on typed enables both"
     compiled, (note,) = found(repeatable, {"TRAINER_COMPILE": "auto"})
     assert compiled == "off"
     assert "TRAINER_COMPILE" in note

@@ -217,4 +217,4 @@ def test_the_file_keeps_all_stalls_until_it_is_large(tmp_path, monkeypatch):
     append_stacks(tmp_path, "stalled again", {"worker-0": at("/a.py")})
     append_stacks(tmp_path, "stalled for ever", {"worker-0": at("/a.py")})
     assert (tmp_path / STACKS).read_text()[len(text) :].count("\n") == 3
-    assert "left out" in (tmp_path / STACKS).read_text()
+    assert "omitted" in (tmp_path / STACKS).read_text()

@@ -149,7 +149,7 @@ def test_a_driver_that_proves_itself_and_does_not_answer_is_waited_for_until_the
         outcome = []
 
         def ask():
-            with pytest.raises(RunFailedError, match=r"within 1 s \(--start-timeout\): it knows the secret, and has not said whether"):
+            with pytest.raises(RunFailedError, match=r"within 1 s \(--start-timeout\): it knows the secret, but has not answered whether"):
                 join(("127.0.0.1", (server.getsockname()[1],)), False, 1.0)
             outcome.append(time.monotonic() - began)
 

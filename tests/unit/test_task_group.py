@@ -221,7 +221,7 @@ def test_a_stall_tells_where_tasks_stand_and_of_which_that_is_not_known(cluster,
     error = with_task_states(StalledRunError("stalled"), standing)
     assert str(error) == (
         "stalled; stopped by a signal: worker-1; worker-0 stands at /a.py:7 (f); "
-        "worker-2 is on a node that has not told within 0.5 s where it stands; logs/stacks.txt has all stacks"
+        "worker-2 is on a node that sent no stack within 0.5 s; logs/stacks.txt has all stacks"
     )
     assert error.task == "worker-1"
 

@@ -164,9 +164,9 @@ def _record(
 
 def _tell(record: dict[str, object]) -> None:
     if record["not_in_the_archive"]:
-        note(f"data: {_NAME}: not in this archive, and left out: {', '.join(map(str, record['not_in_the_archive']))}")  # type: ignore[call-overload]
+        note(f"data: {_NAME}: skipped, as they are not in this archive: {', '.join(map(str, record['not_in_the_archive']))}")  # type: ignore[call-overload]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in record["left_out"].items())  # type: ignore[attr-defined]
-    note(f"data: {_NAME}: {record['pairs']['unique']:,} different pairs, digest {record['pairs_sha256']}; left out: {reasons or 'none'}")  # type: ignore[index]
+    note(f"data: {_NAME}: {record['pairs']['unique']:,} different pairs, digest {record['pairs_sha256']}; skipped: {reasons or 'none'}")  # type: ignore[index]
 
 
 DATASET = DebianText()

@@ -25,7 +25,7 @@ def aligned_count(source: Path, target: Path) -> int:
     if counts[0] != counts[1]:
         found = first_suspicious_line(source, target)
         where = (
-            "Where they go apart cannot be told from the lengths of their lines."
+            "The lengths of their lines do not show where they diverge."
             if found is None
             else f"The first suspicious line is {found[0]:,}: {found[1]}."
         )

@@ -1,0 +1,76 @@
+"""The texts that people read are in the field's words, in short sentences: README, documentation, messages and help."""
+
+import ast
+import re
+
+import pytest
+from documents import DOCUMENTS, ROOT
+from prose import MAX_LINE_CHARACTERS, MAX_SENTENCE_WORDS, lines_of_prose, paragraphs, sentences, words
+
+PACKAGES = (
+    "backends",
+    "checkpoint",
+    "cli",
+    "core",
+    "data",
+    "engine",
+    "exchange",
+    "launch",
+    "metrics",
+    "models",
+    "monitor",
+    "records",
+    "report",
+)
+DIALECT = ("told", "said", "anew", "besides?", "goes on", "set-ups?", "whoever", "left out", "lacks", "surely")
+MAX_DIALECT_WORDS = 40
+MAX_WORDS_OF_DOCUMENTATION = 33_000
+PROSE = [name for name in DOCUMENTS if name != "CHANGELOG.md"]
+
+
+def dialect_words(text: str) -> list[str]:
+    return re.findall(rf"\b(?:{'|'.join(DIALECT)})\b", text, re.IGNORECASE)
+
+
+def literals(source: str) -> list[str]:
+    """The text literals of a module that are no docstrings, and the docstrings of commands, which are their help."""
+    tree = ast.parse(source)
+    texts = {
+        id(node.value): node.value.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    found = [
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any("command" in ast.dump(one) or "group" in ast.dump(one) for one in node.decorator_list):
+            found.append(ast.get_docstring(node) or "")
+    return found
+
+
+def product_texts() -> dict[str, list[str]]:
+    files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    templates = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.html"))
+    found = {path.relative_to(ROOT).as_posix(): literals(path.read_text(encoding="utf-8")) for path in files}
+    return found | {path.relative_to(ROOT).as_posix(): [path.read_text(encoding="utf-8")] for path in templates}
+
+
+def test_what_people_read_has_the_words_of_the_field():
+    texts = product_texts() | {name: [(ROOT / name).read_text(encoding="utf-8")] for name in PROSE}
+    found = {name: hits for name, own in texts.items() if (hits := [word for text in own for word in dialect_words(text)])}
+    assert sum(map(len, found.values())) <= MAX_DIALECT_WORDS, found
+
+
+@pytest.mark.parametrize("document", PROSE)
+def test_lines_and_sentences_are_short(document):
+    path = ROOT / document
+    assert [number for number, line in lines_of_prose(path) if len(line) > MAX_LINE_CHARACTERS] == []
+    found = [sentence for paragraph in paragraphs(path) for sentence in sentences(paragraph)]
+    assert [sentence for sentence in found if len(words(sentence)) > MAX_SENTENCE_WORDS] == []
+
+
+def test_the_documentation_is_short():
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    assert (len(text.splitlines()) <= 160, len(text.split()) <= 1800) == (True, True)
+    pages = [ROOT / name for name in PROSE if name.startswith("docs/")]
+    assert sum(len(words(paragraph)) for page in pages for paragraph in paragraphs(page)) <= MAX_WORDS_OF_DOCUMENTATION
