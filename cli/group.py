@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from ..core.errors import OutputError, TrainerError, UsageError
 from ..core.suggestions import nearest
 from ..core.untrusted.console import shown_streams
 from .interrupts import QuietInterrupts
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 __all__ = ["COMMANDS", "SOURCES", "LazyCommand", "invoke", "trainer"]
 
@@ -70,8 +73,21 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one that is asked for."""
-        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+        """Import the one that is asked for; a shell that completes gets one that takes the same."""
+        if cmd_name not in COMMANDS:
+            return None
+        if ctx.resilient_parsing:
+            from .completion.kept_commands import completing_command
+
+            return completing_command(cmd_name, COMMANDS[cmd_name].load)
+        return COMMANDS[cmd_name].load()
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands, none of which is imported for that, or the options."""
+        from click.shell_completion import CompletionItem
+
+        offered = [CompletionItem(name, help=one.summary) for name, one in COMMANDS.items() if name.startswith(incomplete)]
+        return offered + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; an error about a setting says it as it was given."""

@@ -32,6 +32,8 @@ from ..trained_job import fitting_data, trained_job, trained_weights
 
 __all__ = ["evaluate"]
 
+SPLITS = ("test", "train")
+
 
 @click.command(short_help="Evaluate a trained model on a dataset, on any backend.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
@@ -43,7 +45,7 @@ __all__ = ["evaluate"]
 @click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of convolutions and matrix products [default: the run's].")
 @click.option("--device", metavar="auto|cpu|gpu", help="Where to compute [default: as the run was asked to].")
 @decoding_options
-@click.option("--split", default="test", metavar="test|train", help="Which part of the dataset. [default: test]")
+@click.option("--split", default="test", metavar="|".join(SPLITS), help="Which part of the dataset. [default: test]")
 @click.option("--predictions", type=GivenPath(), help="Write logits and labels into this new .npz file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @trust_option("Take")
@@ -67,8 +69,8 @@ def evaluate(
 
     RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those.
     """
-    if split not in ("test", "train"):
-        raise UsageError.of("--split", split, "test, train", ["test", "train"])
+    if split not in SPLITS:
+        raise UsageError.of("--split", split, ", ".join(SPLITS), SPLITS)
     if predictions is not None:
         _check_new(predictions)
     options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}

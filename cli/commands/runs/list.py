@@ -40,6 +40,9 @@ _CLOSED = {"mode": ("sync", "async"), "state": STATES}
 class _ListingGroup(click.Group):
     """A group that lists where no subcommand is named."""
 
+    stands_for = "list"
+    """Whose options it takes, for shells that complete."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put ``list`` before options that stand alone."""
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
@@ -73,7 +76,7 @@ def runs() -> None:
 
 @runs.command("list", short_help="List runs, chosen and ordered by their figures.")
 @click.option("--backend", multiple=True, metavar="NAME", help="Only runs of this backend.")
-@click.option("--mode", multiple=True, metavar="sync|async", help="Only runs of this mode.")
+@click.option("--mode", multiple=True, metavar="|".join(_CLOSED["mode"]), help="Only runs of this mode.")
 @click.option("--model", multiple=True, metavar="NAME", help="Only runs of this model.")
 @click.option("--data", multiple=True, metavar="NAME", help="Only runs on this dataset.")
 @click.option("--state", multiple=True, metavar="|".join(STATES), help="Only runs in this state.")

@@ -1,0 +1,183 @@
+"""What the commands take, kept in the user's cache: a shell asks at each key, and importing a subcommand takes longer than a key.
+
+The values are those of the commands themselves: a closed list is an option's metavar, made from the list that the check uses; names are
+those of plug-ins and of shipped files. What is kept counts until a file of this package, or an installed package, changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from click.shell_completion import CompletionItem
+
+__all__ = ["Described", "completing_command"]
+
+Described = dict[str, Any]
+"""A command as it is kept: ``options`` and ``arguments`` with their values, and its ``commands`` by name."""
+
+PLUGINS: Mapping[str, Literal["backend", "model", "dataset", "launcher"]] = {
+    "backend": "backend",
+    "model": "model",
+    "data": "dataset",
+    "launcher": "launcher",
+}
+"""The kind of plug-in whose names an option or a group's arguments take, by their name."""
+
+MOST_NAMES = 1000
+"""Of runs, and of files, that are offered."""
+
+_PLAIN = re.compile(r"[\w.,=+@%-]+", re.ASCII)
+"""Names that mean nothing else to a shell, which inserts what is offered as it is."""
+
+
+def completing_command(name: str, load: Callable[[], click.Command]) -> click.Command:
+    """Return a command that takes what the one of this name takes, and does nothing; `load` imports that one where it is not kept yet."""
+    place, state = _place(), _state()
+    kept = _kept(place, state)
+    if name not in kept:
+        kept[name] = _described(load(), name)
+        with suppress(OSError):  # without a cache it is slower, no more
+            _keep(place, {"state": state, "commands": kept})
+    return _command(name, kept[name])
+
+
+def _keep(place: Path, document: Mapping[str, Any]) -> None:
+    """Write the file in one move. Raises OSError, also for a user who has no home."""
+    if not place.is_absolute():
+        raise FileNotFoundError(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(document), encoding="utf-8")
+        os.replace(draft, place)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _kept(place: Path, state: list[Any]) -> dict[str, Described]:
+    """Return the commands that are kept, by name; none where the file is damaged, or was written before something changed."""
+    try:
+        document = json.loads(place.read_bytes())
+        return dict(document["commands"]) if document["state"] == state else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def _place() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    base = base if base.is_absolute() else Path(os.path.expanduser("~"), ".cache")
+    return base / "crosstrain" / f"completion-{sha256(os.fsencode(sys.prefix)).hexdigest()[:16]}.json"
+
+
+def _state() -> list[Any]:
+    """Return what changes with this package's commands and settings, its shipped files, and what is installed."""
+    package = Path(__file__).parents[2]
+    files = [*(package / "cli").rglob("*.py"), *(package / "core").rglob("*.py"), *(package / "configs").glob("*.toml")]
+    installed = [Path(entry) for entry in sys.path if os.path.isdir(entry) and entry != os.path.dirname(sys.executable)]
+    return [[str(path), os.stat(path).st_mtime_ns] for path in (*sorted(files), *installed)]
+
+
+# What is kept ---------------------------------------------------------------------------------------------------------
+
+
+def _described(command: click.Command, name: str) -> Described:
+    """Describe a command; `name` is its own below ``trainer``, or that of the group that it is in."""
+    described: Described = {
+        "options": [_option(one, name) for one in command.params if isinstance(one, click.Option)],
+        "arguments": [{"nargs": one.nargs, **_values(one, name)} for one in command.params if isinstance(one, click.Argument)],
+        "commands": {each: _described(one, name) for each, one in command.commands.items()} if isinstance(command, click.Group) else None,
+    }
+    listed = getattr(command, "stands_for", None)  # a group that takes the options of one of its commands
+    if listed is not None:
+        described["options"] += described["commands"][listed]["options"]
+    return described
+
+
+def _option(option: click.Option, command: str) -> dict[str, Any]:
+    names = ["/".join((*option.opts, *option.secondary_opts))] if option.secondary_opts else list(option.opts)
+    facts = {"names": names, "flag": option.is_flag, "multiple": option.multiple, "nargs": option.nargs, "help": option.help}
+    return {**facts, **_values(option, command)}
+
+
+def _values(parameter: click.Parameter, command: str) -> dict[str, Any]:
+    """Return the ``values`` of a closed list, the names that a parameter takes, and where further ones are found (``beside``)."""
+    parts = (parameter.metavar or "").strip("[]").split("|")
+    values = [part for part in parts if re.fullmatch(r"[a-z][\w+-]*", part)]
+    is_argument = isinstance(parameter, click.Argument)
+    kind = PLUGINS.get(command if is_argument else parameter.name or "")
+    if kind is not None:
+        from ...core.plugins import available
+
+        values += [*available(kind), *(["auto"] if "[default: auto]" in (getattr(parameter, "help", None) or "") else [])]
+    if parameter.name == "config" or (command == "configs" and is_argument):
+        from ...core.settings.config_files import shipped
+
+        values += shipped()
+    if any(part.startswith("RUN") for part in parts):
+        return {"values": values, "beside": "run"}
+    takes_files = isinstance(parameter.type, click.Path) or not {"PATH", "FILE", "FOLDER", "CONFIG"}.isdisjoint(parts)
+    return {"values": values, "beside": "file" if takes_files else None}
+
+
+# What is offered ------------------------------------------------------------------------------------------------------
+
+
+def _command(name: str, described: Described) -> click.Command:
+    parameters: list[click.Parameter] = []
+    for number, one in enumerate(described["options"]):
+        offered = None if one["flag"] else partial(_offered, one["values"], one["beside"])
+        names = [f"option_{number}", *one["names"]]
+        nargs = {} if one["flag"] else {"nargs": one["nargs"], "multiple": one["multiple"]}
+        parameters.append(click.Option(names, is_flag=one["flag"], help=one["help"], shell_complete=offered, **nargs))
+    for number, one in enumerate(described["arguments"]):
+        offered = partial(_offered, one["values"], one["beside"])
+        parameters.append(click.Argument([f"argument_{number}"], nargs=one["nargs"], required=False, shell_complete=offered))
+    if described["commands"] is None:
+        return click.Command(name, params=parameters)
+    return click.Group(name, params=parameters, commands=[_command(*one) for one in described["commands"].items()])
+
+
+def _offered(
+    values: list[str], beside: str | None, context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    found = [value for value in values if value.startswith(incomplete)]
+    if beside == "run":
+        found += islice(_runs(context, incomplete), MOST_NAMES)
+    if beside is not None and found:
+        found += sorted(islice(_entries(incomplete), MOST_NAMES))
+    if beside is not None and not found:
+        return [CompletionItem(incomplete, type="file")]  # the shell's own, which says where a name goes on
+    return [CompletionItem(value) for value in dict.fromkeys(found)]
+
+
+def _runs(context: click.Context, incomplete: str) -> Iterator[str]:
+    """Yield the names of run directories, and of folders with runs, below the folder with runs."""
+    typed = [context.params.get(one.name or "") for one in context.command.params if "--out" in one.opts]
+    out = str(typed[0]) if typed and typed[0] else os.environ.get("TRAINER_OUT") or "runs"
+    folder = os.path.dirname(incomplete)
+    with suppress(OSError, ValueError):
+        for name in os.listdir(os.path.join(out, folder)):
+            run = os.path.join(folder, name)
+            marks = (os.path.join(out, run, mark) for mark in ("job.json", "status.json", "sweep.json"))
+            if run.startswith(incomplete) and _PLAIN.fullmatch(name) and any(map(os.path.isfile, marks)):
+                yield run
+
+
+def _entries(incomplete: str) -> Iterator[str]:
+    """Yield the names in the folder of a path that begins like this."""
+    folder, begun = os.path.split(incomplete)
+    with suppress(OSError, ValueError):
+        for name in os.listdir(folder or "."):
+            if name.startswith(begun) and (begun or not name.startswith(".")) and _PLAIN.fullmatch(name):
+                yield os.path.join(folder, name)

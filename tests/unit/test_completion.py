@@ -1,0 +1,179 @@
+"""What a shell offers where a command is typed: the lists that the checks use, and the names that there are."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from crosstrain.cli.group import COMMANDS, trainer
+from crosstrain.core.job import Job
+from crosstrain.core.plugins import available
+from crosstrain.core.settings.config_files import shipped
+from crosstrain.core.settings.job_fields import choices, flag_name
+
+TRAINER = Path(sys.executable).with_name("trainer")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache of its own for all of these, in which commands are kept once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+def offered(*words):
+    """What is offered for the last word."""
+    completion = ShellComplete(trainer, {}, "trainer", "_TRAINER_COMPLETE")
+    return [item.value for item in completion.get_completions(list(words[:-1]), words[-1])]
+
+
+CLOSED = [field for field in Job.model_fields if choices(field)]
+
+
+def test_every_closed_list_is_offered_as_it_is_checked():
+    assert {"mode", "optimizer", "precision"} <= set(CLOSED)
+    for command in (["run"], ["sweep"]):
+        for field in CLOSED:
+            assert offered(*command, flag_name(field), "") == list(choices(field)), field
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run", "--model", ""], lambda: set(available("model"))),
+        (["run", "--data", ""], lambda: set(available("dataset"))),
+        (["run", "--backend", ""], lambda: {*available("backend"), "auto"}),
+        (["evaluate", "--backend", ""], lambda: set(available("backend"))),
+        (["evaluate", "--data", ""], lambda: set(available("dataset"))),
+        (["evaluate", "--split", ""], lambda: {"test", "train"}),
+        (["runs", ""], lambda: {"list", "show", "delete", "export"}),
+        (["runs", "--mode", ""], lambda: {"sync", "async"}),
+        (["runs", "list", "--state", "s"], lambda: {"starting", "succeeded"}),
+        (["data", "prepare", "dig"], lambda: {"digits"}),
+        (["configs", "show", "quick"], lambda: {"quickstart"}),
+        (["co"], lambda: {"compare", "configs"}),
+        (["run", "--mode", "sync", "--optim"], lambda: {"--optimizer"}),
+        (["runs", "--lim"], lambda: {"--limit"}),
+        (["run", "--lr", ""], set),
+    ],
+)
+def test_values_and_names(words, expected):
+    assert set(offered(*words)) == expected()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with runs, one of a sweep among them, and files beside."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRAINER_OUT", raising=False)
+    for name in ("runs/apple", "runs/apricot", "other/avocado", "runs/$(touch x)", "runs/a sweep"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "job.json").write_text("{}")
+    (tmp_path / "runs/swept/batch_size=5").mkdir(parents=True)
+    (tmp_path / "runs/swept/sweep.json").write_text("{}")
+    (tmp_path / "runs/swept/batch_size=5/status.json").write_text("{}")
+    (tmp_path / "runs/no-run").mkdir()
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "mine.toml").write_text("")
+    return tmp_path
+
+
+RUNS = [
+    ["watch"],
+    ["compare"],
+    ["report"],
+    ["explain"],
+    ["predict"],
+    ["evaluate"],
+    ["runs", "show"],
+    ["run", "--resume"],
+    ["run", "--like"],
+]
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_runs_are_offered_beside_files_where_a_run_is_asked_for(folder, command):
+    assert set(offered(*command, "ap")) == {"apple", "apricot"}
+    assert {"apple", "apricot", "swept", "archive", "mine.toml", "runs"} <= set(offered(*command, ""))
+    assert {"no-run", "$(touch x)", "a sweep"}.isdisjoint(offered(*command, ""))  # a shell would carry out the second
+    assert offered(*command, "swept/") == ["swept/batch_size=5"]
+
+
+def test_runs_are_those_of_the_folder_that_is_named(folder, monkeypatch):
+    assert offered("watch", "--out", "other", "av") == ["avocado"]
+    monkeypatch.setenv("TRAINER_OUT", "other")
+    assert offered("watch", "av") == ["avocado"]
+
+
+def test_a_run_among_very_many_is_found_and_no_more_are_offered_than_fit(folder):
+    for number in range(1200):
+        (folder / f"runs/many-{number}").mkdir()
+        (folder / f"runs/many-{number}/job.json").touch()
+    assert offered("watch", "apple") == ["apple"]
+    assert len(offered("watch", "many")) == 1000
+
+
+def test_a_user_without_a_place_for_a_cache_is_answered_too(folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "mine.toml"))
+    assert offered("watch", "--interv") == ["--interval"]
+
+
+def test_shipped_configurations_are_offered_beside_files(folder):
+    for command in (["run", "--config"], ["sweep"], ["submit", "slurm"], ["manifest", "kubernetes"]):
+        assert {*shipped(), "mine.toml"} <= set(offered(*command, "")), command
+        assert offered(*command, "quick") == ["quickstart"]
+
+
+def in_bash(folder, *words):
+    """What a real bash offers for the last word, by the script that `trainer --help` names."""
+    script = f"""
+PATH={shlex.quote(str(TRAINER.parent))}:$PATH
+eval "$(_TRAINER_COMPLETE=bash_source trainer)"
+COMP_WORDS=({shlex.join(["trainer", *words])}); COMP_CWORD={len(words)}
+_trainer_completion trainer
+printf "%s\\n" "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder, timeout=300, check=True)
+    return done.stdout.split()
+
+
+def test_a_real_bash_offers_the_same(folder):
+    assert in_bash(folder, "run", "--precision", "") == ["fp32", "bf16", "fp16"]
+    assert in_bash(folder, "watch", "ap") == ["apple", "apricot"]
+    assert in_bash(folder, "runs", "s") == ["show"]
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{", '{"state": [], "commands": {"run": {}}}', '{"state": null}'])
+def test_what_is_kept_and_is_damaged_or_old_is_made_again(cache, damage):
+    assert offered("run", "--mode", "") == ["sync", "async"]
+    (kept,) = (cache / "crosstrain").iterdir()
+    kept.write_text(damage)
+    assert offered("run", "--mode", "") == ["sync", "async"]
+    assert len(kept.read_text()) > 1000
+
+
+def test_what_is_kept_is_answered_without_importing_a_command(folder, cache):
+    """Time depends on the machine; what is imported does not."""
+    asked = {"_TRAINER_COMPLETE": "bash_complete", "COMP_WORDS": "trainer run --mode ", "COMP_CWORD": "3"}
+    command = [sys.executable, "-X", "importtime", "-P", "-m", "crosstrain.cli.main"]
+    for _ in range(2):  # the first one may have a search path of its own, and keeps what is found there
+        done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, cwd=folder, check=False)
+        assert done.stdout.split() == ["plain,sync", "plain,async"]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "crosstrain.cli.completion.kept_commands" in imported
+    assert {"pydantic", "numpy", "crosstrain.core.job", "crosstrain.cli.options"}.isdisjoint(imported)
+
+
+def test_every_command_can_be_kept():
+    for name in COMMANDS:
+        assert "--help" in offered(name, "--h"), name
