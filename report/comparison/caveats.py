@@ -14,7 +14,6 @@ from ...records.text.numbers import count_text, duration_text, number_text
 from ..catalog.cpu_starvation import cpu_starvation
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
-from ..catalog.summary_rows import number
 from .factor_values import ended_by_patience
 from .factors import ALL, LEARNING, LEARNT, RESOURCES, RULES, TARGET, TIME, WORK
 
@@ -120,7 +119,7 @@ def _lacked_workers_how(run: Run) -> str | None:
 
 
 MOST_RESTARTS = 3
-"""Restarts that are told one by one; of more the last ones."""
+"""Restarts that are named one by one; of more the last ones."""
 
 
 def restarts_text(run: Run) -> str | None:
@@ -139,8 +138,8 @@ def restarts_text(run: Run) -> str | None:
 
 def _restart_place(event: EventRecord) -> str:
     nodes = event.detail.get("nodes")
-    on = f" on {len(nodes)} nodes" if isinstance(nodes, list) else ""
-    return f"at {number_text(event.time_seconds, 2)} s after update {count_text(number(event.detail.get('step')))}{on}"
+    step, on = event.detail.get("step"), f" on {len(nodes)} nodes" if isinstance(nodes, list) else ""
+    return f"at {number_text(event.time_seconds, 2)} s after update {count_text(step if isinstance(step, int) else None)}{on}"
 
 
 def _changed(run: Run) -> str | None:

@@ -244,7 +244,7 @@ AWAY = {"event": "task_failed", "time_seconds": 6.0, "detail": {"task": "worker-
         ),
         (
             {"restarts": 1},
-            [{"event": "run_restarted", "time_seconds": 5.0, "detail": {"step": "x", "nodes": 3}}],
+            [{"event": "run_restarted", "time_seconds": 5.0, "detail": {"step": "NaN", "nodes": 3}}],
             ["(once)", "5.00 s after"],
         ),
         ({}, [LOST], []),
