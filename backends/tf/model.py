@@ -64,6 +64,8 @@ class TfModel:
 
     Parameters are held in the layouts of `layouts` where the model's module names one (its `storage_layouts(spec)`), else in the canonical
     one.
+
+    `deterministic`: only ops that GPUs compute alike each time.
     """
 
     spec: ModelSpec
@@ -73,6 +75,7 @@ class TfModel:
     own_losses: Losses | None = None
     decoding: DecodingFunctions | None = None
     computing: Computing | None = None
+    deterministic: bool = False
 
     def computing_by(self, computing: Computing) -> TfModel:
         """Return the same model, whose gradients of each micro-batch `computing` computes."""
@@ -131,7 +134,7 @@ class TfModel:
         if self.own_losses is not None:
             return loss_sum, _dense(tape.gradient(loss_sum, order, weight, unconnected_gradients=tf.UnconnectedGradients.ZERO))
         # The tape ends at the logits: the loss comes with its own gradient, and each op less counts in a small model's step.
-        losses_b, slopes_bk = _cross_entropy(logits_bk, y)
+        losses_b, slopes_bk = self._cross_entropy(logits_bk, y)
         gradients = tape.gradient(logits_bk, order, weight * slopes_bk, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return tf.reduce_sum(losses_b), _dense(gradients)
 
@@ -139,7 +142,7 @@ class TfModel:
         """Return the objective's sums over all micro-batches, float64 [sums], in its order."""
         outputs = self.logits(parameters, micro_batches, context)
         x, y = micro_batches[0] if len(micro_batches) == 1 else (None, tf.concat([labels_b for _, labels_b in micro_batches], axis=0))
-        losses_b = _cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
+        losses_b = self._cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
         found = {LOSS_SUM: losses_b, COUNTED: tf.ones_like(losses_b)}
         for given in (x, y):
             if isinstance(given, dict):
@@ -150,6 +153,18 @@ class TfModel:
             found |= self.example_sums(outputs, y, context)
         self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in found.items()})
         return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
+
+    def _cross_entropy(self, logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return each example's −log softmax(logits)[label], [batch], and its gradient with respect to the logits, [batch, classes].
+
+        The raw op: the public function adds checks of shapes that are right here. GPUs refuse it where ops have to be deterministic.
+        """
+        if not self.deterministic:
+            losses_b, slopes_bk = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits_bk, labels=y_b)
+            return losses_b, slopes_bk
+        classes = logits_bk.shape[1]
+        losses_b = -tf.gather(tf.nn.log_softmax(logits_bk), y_b, batch_dims=1)
+        return losses_b, tf.nn.softmax(logits_bk) - tf.one_hot(y_b, classes)
 
     def logits(self, parameters: HeldParameters, micro_batches: Sequence[Batch], context: Context) -> tf.Tensor:
         """Return what the forward function does of all micro-batches: of images logits_bk."""
@@ -204,8 +219,11 @@ def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> in
     return threads if suitable and job.micro_batch >= LEAST_MICRO_BATCH * threads else 1
 
 
-def build_model(name: str, spec: ModelSpec) -> TfModel:
-    """Find the functions of the model called `name`. Raises UsageError where it has no forward function, or not the loss that it names."""
+def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> TfModel:
+    """Find the functions of the model called `name`; `deterministic` is that of `TfModel`.
+
+    Raises UsageError where it has no forward function, or not the loss that it names.
+    """
     module = plugins.load(plugins.forward_plugin(name, "tf"), "forward")
     loss = spec.objective.loss
     if loss != CROSS_ENTROPY and not hasattr(module, loss):
@@ -219,6 +237,7 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
         module.example_sums if hasattr(module, "example_sums") else None,
         own_losses,
         DecodingFunctions.of(module) if spec.objective.translation is not None else None,
+        deterministic=deterministic,
     )
 
 
@@ -238,12 +257,3 @@ def _checked(name: str, function: Losses) -> Losses:
 def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
     """Return gradients of which none is sparse (that of a gathered table is): all are summed and applied alike, as on torch."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-
-def _cross_entropy(logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return each example's −log softmax(logits)[label], [batch], and its gradient with respect to the logits, [batch, classes].
-
-    The raw op: the public function adds checks of shapes that are right here.
-    """
-    losses_b, slopes_bk = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits_bk, labels=y_b)
-    return losses_b, slopes_bk

@@ -124,6 +124,44 @@ def test_fp16_on_workers_scales_the_loss(tmp_path):
     assert (figures["32"]["loss_scale"], figures["32"]["clean_steps"]) == (64, 14)
 
 
+REFUSED_WHERE_DETERMINISTIC = {
+    "SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits", "AdjustContrast", "AdjustContrastv2", "Bincount",
+    "DenseBincount", "CropAndResizeGradBoxes", "CropAndResizeGradImage", "Dilation2DBackpropFilter", "Dilation2DBackpropInput",
+    "FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient", "MaxPoolGradWithArgmax", "ResizeNearestNeighborGrad",
+    "ScatterAdd", "ScatterDiv", "ScatterMax", "ScatterMin", "ScatterMul", "ScatterSub", "ScatterUpdate", "SparseTensorDenseMatMul",
+    "Timestamp", "FusedBatchNormGradV3 outside training",
+}  # fmt: skip
+"""Ops whose GPU kernels raise where determinism is asked for: in TensorFlow 2.21, what lies below ``OpDeterminismRequired()`` in
+tensorflow/core/kernels. Others there raise with cuDNN before 7.6.3 (DepthwiseConv2dNativeBackpropFilter), in builds without deterministic
+kernels of segment reductions, and without a seed (random ops)."""
+
+OF_CPU_ALONE = {"ScatterNd", "TensorScatterAdd", "TensorScatterUpdate"}
+"""These are computed by the CPU then (release notes of TensorFlow 2.8)."""
+
+IMAGE_MODELS = ["logreg", "cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18", "alexnet"))]
+
+
+@pytest.mark.parametrize("model", [*IMAGE_MODELS, "transformer:tiny"])
+def test_a_deterministic_run_has_no_op_that_gpus_refuse(tmp_path, model):
+    assert not ops_of(tmp_path, model, deterministic=True) & (REFUSED_WHERE_DETERMINISTIC | OF_CPU_ALONE)
+
+
+def test_the_ops_of_other_runs_are_seen(tmp_path):
+    assert ops_of(tmp_path, "logreg", deterministic=False) & REFUSED_WHERE_DETERMINISTIC == {"SparseSoftmaxCrossEntropyWithLogits"}
+
+
+def ops_of(folder, model, *, deterministic):
+    """Types of the ops of all functions that a run has."""
+    scenario, options = folder / "scenario.json", {"batch_size": 30, "momentum": 0.9, "augment": "crop+flip"}
+    options |= {"deterministic": deterministic}
+    scenario.write_text(json.dumps({"port": free_ports(1), "options": options, "side": 32}))
+    with process("ops", model, str(scenario)) as started:
+        assert started.wait(200) == 0
+    ops = set(json.loads((folder / "ops.json").read_text()))
+    assert ops & {"MatMul", "BatchMatMulV2"}
+    return ops
+
+
 def test_pieces():
     """The checks of tf_checks.py, in a process of their own, since they import TensorFlow."""
     done = subprocess.run(

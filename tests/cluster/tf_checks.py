@@ -109,6 +109,20 @@ def test_micro_batches_add_up_to_the_whole(size):
     assert np.allclose(model.sums(parameters, cut, context), model.sums(parameters, whole, context), rtol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_the_deterministic_cross_entropy_is_the_other(scale):
+    """In value and gradient, also where all but one class have a probability of 0, and of no examples."""
+    spec = load(find("model", "logreg"), "model")(Pictures(8).info)
+    draw = np.random.default_rng(5)
+    for count in (40, 0):
+        logits_bk = tf.constant((scale * draw.standard_normal((count, 10))).astype(np.float32))
+        y_b = tf.constant(draw.integers(0, 10, count), tf.int32)
+        one, other = (build_model("logreg", spec, deterministic=flag)._cross_entropy(logits_bk, y_b) for flag in (True, False))
+        for found, expected in zip(one, other, strict=True):
+            assert found.dtype == expected.dtype == tf.float32
+            assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("micro_batches", "model", "options", "threads", "device"),
     [

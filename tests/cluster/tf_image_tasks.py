@@ -60,7 +60,37 @@ def half_main(name, scenario, folder):
     session.close()
 
 
+def ops_main(model, path):
+    """Train, evaluate and read out with --deterministic, or without; writes the types of all ops that TensorFlow was given functions of."""
+    from tensorflow.python.eager import context
+
+    described = json.loads(Path(path).read_text())
+    if model.startswith("transformer"):
+        import tensorflow as tf
+
+        sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+        if described["options"]["deterministic"]:
+            tf.config.experimental.enable_op_determinism()
+        from transformer_passes_tf import functions
+
+        functions(model)
+    else:
+        session, job, data = opened("worker-0", {"model": model, **described["options"]}, described["side"], described["port"])
+        assert sum(result.count for result in session.train(whole_epochs(job, data, 1)[0])) == 2
+        session.evaluate("test")
+    traced = [context.context().get_function_def(name) for name in context.context().list_function_names()]
+    nodes = [node for function in traced for node in function.node_def]
+    outside = {
+        f"{node.op} outside training" for node in nodes if node.op.startswith("FusedBatchNormGrad") and not node.attr["is_training"].b
+    }
+    ops = outside | {node.op for node in nodes}
+    Path(path).with_name("ops.json").write_text(json.dumps(sorted(ops)))
+
+
 def main(kind, who, path):
+    if kind == "ops":
+        ops_main(who, path)
+        return
     described, beside = json.loads(Path(path).read_text()), Path(path).parent
     if kind == "rank":
         tasks.sync_main(int(who), described, beside)

@@ -77,7 +77,7 @@ class SyncSession:
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Collectives) -> None:
         self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
         self._sampler = make_sampler(job, data, spec.objective.weight)
-        self._model: TfModel = build_model(job.model, spec)
+        self._model: TfModel = build_model(job.model, spec, deterministic=job.deterministic)
         self._micro_batches = micro_batches_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
         self._dataset, self._device = data, device
