@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, JsonObject, Loss, Name, Node, Seconds, State, Worker
 
-__all__ = ["Summary", "summary_type", "training_rates"]
+__all__ = ["Summary", "summary_type", "training_rates", "type_parts"]
 
 
 class _StepSeconds(JsonObject):
@@ -242,7 +242,7 @@ def summary_type(path: Sequence[str]) -> Any:
     """
     declared: Any = Summary
     for name in path:
-        owner = next(kind for kind in _parts(declared) if isinstance(kind, type) and issubclass(kind, JsonObject))
+        owner = next(kind for kind in type_parts(declared) if isinstance(kind, type) and issubclass(kind, JsonObject))
         if issubclass(owner, _Evaluation) and name not in owner.model_fields:
             return Loss | None
         info = owner.model_fields[name]
@@ -250,8 +250,8 @@ def summary_type(path: Sequence[str]) -> Any:
     return declared | None
 
 
-def _parts(declared: Any) -> Iterator[Any]:
+def type_parts(declared: Any) -> Iterator[Any]:
     """Yield what a type consists of: itself, the types of a union or list, and so on."""
     yield declared
     for part in get_args(declared):
-        yield from _parts(part)
+        yield from type_parts(part)

@@ -34,7 +34,7 @@ from .locate import check_readable, is_run, run_names
 from .run import Run
 from .summary_rows import figure_type, row
 
-__all__ = ["DAMAGED", "FIGURES", "STATES", "list_runs", "run_row"]
+__all__ = ["DAMAGED", "FIGURES", "STATES", "list_runs", "row_type", "run_row"]
 
 DAMAGED = "damaged"
 """Stands for the state of a run whose files cannot be read; `problem` says which and why."""
@@ -57,7 +57,14 @@ _SCHEMA = [("table", "runs", _TABLE), ("index", "sqlite_autoindex_runs_1", None)
 _VERSION = zlib.crc32(repr((2, _TABLE, FIGURES)).encode()) >> 1  # user_version is signed; rows of other figures are another release's
 
 _TYPES: Mapping[str, Any] = {"created_at": str | None, "problem": str | None, "eval_error": summary_type(("eval", "loss"))}
-_FIELDS: Any = {name: (_TYPES.get(name) or figure_type(name), ...) for name in FIGURES if name not in ("path", "folder")}
+
+
+def row_type(name: str) -> Any:
+    """Return the type of one of `FIGURES` as pydantic takes it; each may be None."""
+    return str if name == "path" else _TYPES.get(name) or figure_type(name)
+
+
+_FIELDS: Any = {name: (row_type(name), ...) for name in FIGURES if name not in ("path", "folder")}
 _BESIDE = ("", "-wal", "-shm", "-journal")
 """What SQLite may take up together with an index. An index that writes ahead, as here, has no journal, and one from elsewhere is an order
 to write, or to remove the file that it names.

@@ -15,14 +15,17 @@ from ...core.untrusted.console import json_text
 from ...metrics import LOSS
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.store.jsonl import finite_json
+from ...records.store.summary_schema import type_parts
 from ...records.summary.node_usage import rate_between
-from ..catalog.index import FIGURES, run_row
+from ..catalog.index import FIGURES, row_type, run_row
 from ..catalog.run import Run, labelled
 from ..catalog.summary_rows import metric_figures
 
 __all__ = ["TABLES", "Column", "Table", "table_of"]
 
-Kind = Literal["text", "integer", "number", "truth"]
+Kind = Literal["text", "integer", "number", "truth", "moment"]
+"""A moment is a text as ISO 8601 writes it."""
+
 Cells = Sequence[Any]
 
 
@@ -162,31 +165,28 @@ _RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[Run], Iterator[Cells]]]
 
 
 def _summary(runs: Sequence[Run]) -> Table:
-    """Return a row a run, also of runs that ended without a summary. A column's kind is what its cells are; lists become JSON text."""
+    """Return a row a run, also of runs that ended without a summary.
+
+    A column's kind is that of its figure, whatever the runs have, so that files of other runs go with it; lists become JSON text.
+    """
     rows = [{**run_row(run), "run": run.name} for run in runs]
-    order = ["run", *(name for name in (*FIGURES, *metric_figures(rows)) if name not in ("run", "folder"))]
-    columns = [Column(name, _kind([row.get(name) for row in rows])) for name in order]
+    figures = [name for name in FIGURES if name not in ("run", "folder")]
+    columns = [_RUN, *(Column(name, _kind(name)) for name in figures), *(Column(name, "number") for name in metric_figures(rows))]
     return Table(columns, (tuple(_cell(row.get(column.name), column.kind) for column in columns) for row in rows))
 
 
-def _kind(values: Sequence[Any]) -> Kind:
-    kinds = {_kind_of(value) for value in values if value is not None}
-    if kinds == {"integer", "number"}:
-        return "number"
-    return kinds.pop() if len(kinds) == 1 else "text"
-
-
-def _kind_of(value: Any) -> Kind:
-    if isinstance(value, bool):
-        return "truth"
-    if isinstance(value, int):
-        return "integer"
-    return "number" if isinstance(value, float) or value in ("NaN", "Infinity", "-Infinity") else "text"
+def _kind(name: str) -> Kind:
+    """Return the kind of one of `FIGURES`."""
+    if name == "created_at":
+        return "moment"
+    kinds: Mapping[type, Kind] = {list: "text", bool: "truth", int: "integer", float: "number"}
+    parts = [get_origin(part) or part for part in type_parts(row_type(name))]
+    return next((kind for of, kind in kinds.items() if of in parts), "text")
 
 
 def _cell(value: Any, kind: Kind) -> Any:
     if value is None or kind in ("truth", "integer"):
         return value
     if kind == "number":
-        return float(value)
+        return float(value) if isinstance(value, str) else value  # the name of one that is not finite
     return value if isinstance(value, str) else json_text(finite_json(value))

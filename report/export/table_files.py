@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
@@ -126,16 +127,26 @@ def _spelled(cells: Cells, numbers: Sequence[int]) -> Cells:
 # Parquet --------------------------------------------------------------------------------------------------------------
 
 
+def _moment(text: str | None) -> datetime | None:
+    """Return an ISO time; None also for one within hours of the year 1 or 10000, which has no place in UTC."""
+    try:
+        return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
+    except OverflowError:
+        return None
+
+
 def _write_parquet(table: Table, path: Path) -> int:
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     types: Mapping[str, Any] = {"text": arrow.string(), "integer": arrow.int64(), "number": arrow.float64(), "truth": arrow.bool_()}
+    types = {**types, "moment": arrow.timestamp("us", tz="UTC")}
     schema = arrow.schema([(column.name, types[column.kind]) for column in table.columns])
     rows = 0
     with parquet.ParquetWriter(path, schema) as writer:
         for batch in _batches(table):
-            columns = zip(schema, zip(*batch, strict=True), strict=True)
-            arrays = [arrow.array(values, type=field.type) for field, values in columns]
+            columns = zip(table.columns, zip(*batch, strict=True), strict=True)
+            cells = [(column.kind, [*map(_moment, values)] if column.kind == "moment" else values) for column, values in columns]
+            arrays = [arrow.array(values, type=types[kind]) for kind, values in cells]
             writer.write_batch(arrow.record_batch(arrays, schema=schema))
             rows += len(batch)
     return rows

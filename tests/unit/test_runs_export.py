@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from dataclasses import astuple, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,13 @@ from crosstrain.report.catalog.run import Run
 from crosstrain.report.catalog.summary_rows import row
 from crosstrain.report.export.records_table import TABLES, table_of
 
-TYPES = {"integer": int, "number": float, "text": str, "truth": lambda text: {"True": True, "False": False}[text]}
+TYPES = {
+    "integer": int,
+    "number": float,
+    "text": str,
+    "truth": lambda text: {"True": True, "False": False}[text],
+    "moment": datetime.fromisoformat,
+}
 
 
 @pytest.fixture
@@ -52,6 +59,10 @@ def read(path):
     return reader.fieldnames, rows
 
 
+def in_utc(value):
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
 def exported(capsys, *arguments):
     code = invoke(["runs", "export", *arguments])
     output = capsys.readouterr()
@@ -68,7 +79,8 @@ def cells(path, table):
     return [
         repr(
             tuple(
-                None if row[name] in (None, "") else kind(row[name]) if text else row[name] for name, kind in zip(names, kinds, strict=True)
+                None if row[name] in (None, "") else in_utc(kind(row[name]) if text else row[name])
+                for name, kind in zip(names, kinds, strict=True)
             )
         )
         for row in rows
@@ -86,12 +98,12 @@ def test_every_table_comes_back_as_it_was(out, tmp_path, capsys, run, file_forma
         table = table_of(what, [Run(Path("runs") / run)])
         rows = [
             tuple(
-                float(value) if column.kind == "number" and value is not None else value
+                TYPES[column.kind](value) if column.kind in ("number", "moment") and value is not None else value
                 for column, value in zip(table.columns, row, strict=True)
             )
             for row in table.rows
         ]
-        assert cells(path, table) == [repr(row) for row in rows]
+        assert cells(path, table) == [repr(tuple(map(in_utc, row))) for row in rows]
         assert f"{what}.{file_format}  ({len(rows)} row{'' if len(rows) == 1 else 's'})\n" in said
 
 
@@ -145,6 +157,27 @@ def test_a_row_of_summary_is_a_run_also_one_without_a_summary(out, tmp_path, cap
         for key, value in figures.items():
             assert found[key] == (str(value) if isinstance(value, bool | str) else "" if value is None else json.dumps(value)), key
     assert (rows[2]["state"], rows[2]["steps"], rows[2]["backend"]) == ("running", "", "tf")
+
+
+def test_a_summarys_columns_have_the_types_of_their_figures_whatever_the_runs_have(out, tmp_path, capsys):
+    """Also where no run has the figure, so that files of several exports are one table: of runs that never began training, and others."""
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name in ("one", "two", "odd"):
+        exported(capsys, name, "--what", "summary", "--format", "parquet", "-o", f"{name}.parquet")
+    tables = [parquet.read_table(tmp_path / f"{name}.parquet") for name in ("one", "two", "odd")]
+    types = {"created_at": arrow.timestamp("us", tz="UTC"), "time_to_target_seconds": arrow.float64(), "eval_loss": arrow.float64()}
+    types |= {"final_train_loss": arrow.float64(), "steps": arrow.int64(), "target_reached": arrow.bool_(), "problem": arrow.string()}
+    types |= {"updates_by_worker": arrow.string(), "network_source": arrow.string(), "node_cpu_fraction_mean": arrow.string()}
+    for table in tables:
+        assert {name: table.schema.field(name).type for name in types} == types
+        shared = [name for name in table.schema.names if name in tables[0].schema.names]
+        assert [table.schema.field(name) for name in shared] == [tables[0].schema.field(name) for name in shared]
+    whole = arrow.concat_tables(tables, promote_options="default")
+    assert whole.num_rows == 3
+    assert "null" not in {str(field.type) for field in whole.schema}
+    created = whole["created_at"].to_pylist()
+    assert created == [datetime.fromisoformat(RunReader(out / name).status()["created_at"]) for name in ("one", "two", "odd")]
 
 
 def test_several_runs_share_a_table_and_a_folder_stands_for_its_runs(out, tmp_path, capsys):
