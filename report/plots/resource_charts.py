@@ -19,7 +19,10 @@ _POINTS = 800
 _MOST_MARKS = 40
 _FEW_SAMPLES = 40  # of so few each is shown as a point: a line through a single one is not to be seen
 _MARGIN = 0.02
-_NOTE = "All panels share the axis of time; their heights are the same for every run. {source}{thinned}"
+_NOTE = (
+    "All panels share the axis of time; their heights are the same for every run. "
+    "Cores and bytes per second are means between two samples. {source}{thinned}"
+)
 _SOURCES = {
     "interface": "Network: whole frames at the node's own interface.",
     "sockets": "Network: TCP payload of the node's tasks, as all nodes share one host.",

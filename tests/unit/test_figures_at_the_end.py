@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from questioned_runs import asked, trained
 
 from crosstrain.cli.commands.compare import compare
+from crosstrain.cli.commands.evaluate import _print as print_evaluation
 from crosstrain.cli.commands.runs.list import runs as runs_command
 from crosstrain.metrics import LOSS, language
 from crosstrain.metrics.classification import ACCURACY
@@ -191,6 +193,18 @@ def test_the_report_of_a_translating_run_says_so_above_its_bleu(tmp_path):
     assert found["bleu"].startswith("Over the first 500 of 2,000 test sentences, decoded greedily.")
     assert found["perplexity"].startswith(WHOLE)
     assert found["test-loss"].startswith(WHOLE)
+
+
+def test_evaluate_says_how_many_sentences_were_decoded_and_how(capsys):
+    run = translating()
+    figures = {name: run.summary["eval"][name] for name, _, _ in (*METRICS, *OTHERS)} | {"loss": 2.5, "examples": 2000, "seconds": 58.39}
+    asked_for = {"model": "m", "step": 450, "trained_by": "torch", "trained_on": "numbers", "backend": "torch", "data": "numbers"}
+    more = {"split": "test", "synthetic": False, "precision_used": "fp32", "averaged_checkpoints": None, "weights": "raw"}
+    signature = {"translation_signature": f"{SCORING}|beam4,penalty0.6,+50|sentences:2000"}
+    print_evaluation({**figures, **asked_for, **more, **signature}, run.metrics, as_json=False)
+    said = dict(re.split(r" {2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:])
+    assert said["on"] == "2,000 examples of numbers (test), torch, fp32, 58.39 s"
+    assert said["decoded"] == "2,000 sentences of these, beam 4"
 
 
 @settings(deadline=None, derandomize=True, database=None)

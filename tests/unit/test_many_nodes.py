@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from report_runs import make_run
 
 from crosstrain.core.job import Job
 from crosstrain.launch.environments.base import Membership
@@ -16,6 +17,8 @@ from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher
 from crosstrain.records.schema import SystemRecord
 from crosstrain.records.text.many_nodes import MOST_NODES_SHOWN, ends_of, lines_of, statistic
 from crosstrain.records.text.progress import NodeSamples
+from crosstrain.report.catalog.run import Run, started_runs
+from crosstrain.report.plots.resource_charts import resources
 from crosstrain.report.series.arrays import NodeSeries
 from crosstrain.report.series.node_bands import bands
 
@@ -97,6 +100,23 @@ def test_a_band_has_what_the_samples_say_of_the_time_before_them(nodes, samples,
             assert (low, middle, high) == pytest.approx(np.percentile(now, [ends[0], 50, ends[1]]))
         else:
             assert np.isnan([low, middle, high]).all()
+
+
+@pytest.mark.parametrize(("factor", "names"), [(2.0, ["10th percentile", "90th percentile"]), (9.0, ["lowest node", "highest node"])])
+def test_the_picture_of_many_nodes_has_all_of_them_between_its_pale_curves_where_they_differ_much(tmp_path, factor, names):
+    """One of twenty nodes has more cores in use than the others: percentiles would not show it."""
+    (run,) = started_runs([Run(make_run(tmp_path, "one", steps=40))])
+    times, nothing = np.linspace(0.1, 1.0, 10), np.full(10, np.nan)
+    nodes = [
+        NodeSeries(node, times, np.full(10, factor if node == 7 else 1.0), nothing, nothing, nothing, nothing, None, None)
+        for node in range(20)
+    ]
+    (picture,) = resources([run], [nodes])
+    (panel,) = picture.panels
+    assert [drawn.name for drawn in panel.curves] == [*names, "median of 20 nodes"]
+    assert np.nanmax(panel.curves[1].y) == (9.0 if factor == 9.0 else 1.0)
+    assert panel.top == pytest.approx(1.05 * np.nanmax(panel.curves[1].y))
+    assert "or the lowest and the highest node where nodes differ by a factor of 4 or more" in picture.note
 
 
 @pytest.mark.parametrize(("nodes", "hard", "joins"), [(1000, 4096, True), (1000, 4096, False), (3, 1024, True)])
