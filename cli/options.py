@@ -129,7 +129,7 @@ def model_option(function: Function) -> Function:
     return click.option(
         "--model",
         metavar="NAME",
-        help="The checkpoint's own model, typed; for a dotted path instead of --trust-run. [default: as recorded]",
+        help="The checkpoint's own model, typed again; replaces --trust-run for a dotted path. [default: as recorded]",
     )(function)
 
 

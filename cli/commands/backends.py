@@ -13,9 +13,9 @@ from ...launch.preflight.kept_probes import probe_kept
 __all__ = ["backends", "describe"]
 
 
-@click.command("backends", short_help="Show the frameworks: version and devices, or how to get them.")
+@click.command("backends", short_help="Show frameworks with versions and devices, or how to install them.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-@click.option("--fresh", is_flag=True, help="Ask the frameworks again, whatever is known of them.")
+@click.option("--fresh", is_flag=True, help="Ignore cached probe results.")
 def backends(as_json: bool, fresh: bool) -> None:
     """Show each known backend: its version and devices, or why it cannot be used and how to get it.
 

@@ -34,12 +34,12 @@ _RANKED_FOR = {SPEED_FIGURE: {SPEED, STEPS, TIME}, TARGET_FIGURE: {TARGET}}
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…")
-@click.option("--by", metavar="SETTING[,…]", help="A row for each value of a setting: nodes, batch_size, mode, backend, lr, ….")
+@click.option("--by", metavar="SETTING[,…]", help="One row per value of a setting: nodes, batch_size, mode, backend, lr, ….")
 @click.option("--metric", metavar="FIGURE[,…]", help="Only these figures: examples_per_second, loss, a metric such as accuracy, memory, ….")
 @click.option(
     "--fold/--no-fold", default=True, help="Runs that differ by seed alone in one row: mean ± half its 95 % interval. [default: fold]"
 )
-@click.option("--layout", metavar="|".join(_LAYOUTS), default="auto", help="A column a run, or a row a run. [default: auto]")
+@click.option("--layout", metavar="|".join(_LAYOUTS), default="auto", help="Layout: runs as columns or as rows. [default: auto]")
 @click.option(
     "--curves",
     metavar="QUANTITY",

@@ -33,7 +33,7 @@ def describe_configs() -> list[ShippedConfig]:
     return found
 
 
-@click.group("configs", invoke_without_command=True, short_help="List the shipped experiments, or show one.")
+@click.group("configs", invoke_without_command=True, short_help="List or show the shipped experiments.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @click.pass_context
 def configs(ctx: click.Context, as_json: bool) -> None:

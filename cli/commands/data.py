@@ -29,7 +29,7 @@ def data() -> None:
 
 
 _vocabulary_option = click.option(
-    "--vocabulary", type=IntegerRange(2, 65_535), help="Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
+    "--vocabulary", type=IntegerRange(2, 65_535), help="Text: vocabulary size; it becomes part of the dataset's name."
 )
 
 
@@ -52,9 +52,9 @@ def list_command(as_json: bool) -> None:
 
 @data.command("prepare")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files.")
 @_vocabulary_option
-@click.option("--again", is_flag=True, help="Make the store again, also where there is one.")
+@click.option("--again", is_flag=True, help="Rebuild the dataset even if it is already prepared.")
 def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int | None, again: bool) -> None:
     """Make the stores of datasets, so that a run finds them ready."""
     output_is_a_copy()
@@ -74,7 +74,7 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int
 
 @data.command("info")
 @click.argument("name", metavar="NAME")
-@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files.")
 @_vocabulary_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def info_command(name: str, data_dir: Path | None, vocabulary: int | None, as_json: bool) -> None:

@@ -32,16 +32,12 @@ from ..options import (
 __all__ = ["doctor"]
 
 
-@click.command("doctor", short_help="Check this machine and say what to do about each lack.")
+@click.command("doctor", short_help="Check this machine and suggest fixes for problems.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-@click.option("--fresh", is_flag=True, help="Ask the frameworks again, whatever is known of them.")
-@click.option(
-    "--launcher", default=None, metavar="NAME", help="The hosts that it would start nodes on: ssh, slurm, ray or one of a package."
-)
+@click.option("--fresh", is_flag=True, help="Ignore cached probe results.")
+@click.option("--launcher", default=None, metavar="NAME", help="Check the hosts of this launcher: ssh, slurm, ray or a plugin.")
 @personal_options(*PLACES, *FURTHER_PLACES)
-@click.option(
-    "--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds within which the hosts have to answer."
-)
+@click.option("--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds for the hosts to answer.")
 @click.pass_context
 def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | None, timeout: float, **_personal: Any) -> None:
     """Check this machine: frameworks, GPUs, cores and memory with their limits, virtual nodes, room on disk.

@@ -40,12 +40,12 @@ SPLITS = ("test", "train")
 @checkpoint_options
 @model_option
 @click.option("--data", metavar="NAME", help="A name from `trainer data list` [default: what it was trained on].")
-@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files.")
 @click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
 @click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of convolutions and matrix products [default: the run's].")
-@click.option("--device", metavar="auto|cpu|gpu", help="Where to compute [default: as the run was asked to].")
+@click.option("--device", metavar="auto|cpu|gpu", help="Device [default: the run's].")
 @decoding_options
-@click.option("--split", default="test", metavar="|".join(SPLITS), help="Which part of the dataset. [default: test]")
+@click.option("--split", default="test", metavar="|".join(SPLITS), help="Split of the dataset. [default: test]")
 @click.option("--predictions", type=GivenPath(), help="Write logits and labels into this new .npz file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @trust_option("Take")

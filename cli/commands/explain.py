@@ -29,7 +29,7 @@ from ..run_arguments import finished_runs, warn_of_lost_updates
 __all__ = ["explain"]
 
 
-@click.command(short_help="Say what holds a run back, with the figures behind it.")
+@click.command(short_help="Explain a run's bottleneck.")
 @click.argument("run", metavar="RUN|SWEEP")
 @click.option(
     "--out",
@@ -37,9 +37,9 @@ __all__ = ["explain"]
     default=Path("runs"),
     envvar="TRAINER_OUT",
     show_default=True,
-    help="Folder in which run directories are made.",
+    help="Folder for run directories.",
 )
-@click.option("--planned-steps", type=IntegerRange(1, MOST_AMOUNT), help="Say how long the run would take with so many updates in all.")
+@click.option("--planned-steps", type=IntegerRange(1, MOST_AMOUNT), help="Estimate the duration for this many updates in total.")
 @click.option("--planned-epochs", type=IntegerRange(1, MOST_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int | None, as_json: bool) -> None:

@@ -45,13 +45,13 @@ class Choice:
     backend: Plugin | None
 
 
-@click.command(short_help="Write a trained model for other programs, or list a run's files.")
+@click.command(short_help="Export a trained model, or list a run's files.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @checkpoint_options
 @model_option
-@click.option("--format", "format_name", metavar="NAME", help="safetensors, or a format of a framework; without one, all are listed.")
+@click.option("--format", "format_name", metavar="NAME", help="safetensors, or a framework's format; without it, all are listed.")
 @click.option("--output", "-o", type=GivenPath(), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
-@click.option("--describe", is_flag=True, help="List the files, what each is for and how large it is.")
+@click.option("--describe", is_flag=True, help="List the files with purpose and size.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @trust_option("Take")
 def export(

@@ -38,7 +38,7 @@ LARGEST_CONFIG_BYTES = 1_000_000
 """Kubernetes' limit of a ConfigMap is a MiB."""
 
 
-@click.group("manifest", short_help="Print what a cluster is to be given.")
+@click.group("manifest", short_help="Generate Kubernetes manifests.")
 def manifest() -> None:
     """Print what a cluster is to be given, so that it starts a run and takes it up again as often as it needs."""
 
@@ -52,7 +52,7 @@ def manifest() -> None:
 )
 @click.argument("config", metavar="CONFIG")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN]")
-@topic_option(Topic.COMMON, "--nodes", type=IntegerRange(1), required=True, help="Nodes of the run: a pod each.")
+@topic_option(Topic.COMMON, "--nodes", type=IntegerRange(1), required=True, help="Number of nodes: one pod each.")
 @topic_option(
     Topic.COMMON, "--image", required=True, help="The image with crosstrain and the framework, such as docs/docker/Dockerfile makes."
 )
@@ -65,23 +65,21 @@ def manifest() -> None:
     help="Started by Kubernetes, Kubeflow Trainer or JobSet.",
 )
 @topic_option(Topic.COMMON, "--name", help="Name of the run and of all objects. [default: CONFIG's]")
-@topic_option(Topic.CLUSTER, "--namespace", help="Where the objects are to be. [default: kubectl's]")
+@topic_option(Topic.CLUSTER, "--namespace", help="Namespace of the objects. [default: kubectl's]")
 @topic_option(
     Topic.CHECKPOINTS,
     "--volume-claim",
     "claim",
     metavar="NAME",
-    help="The claim that keeps the run directory; all pods mount it (ReadWriteMany).",
+    help="The volume claim for the run directory; all pods mount it (ReadWriteMany).",
 )
 @topic_option(
     Topic.CLUSTER,
     "--secret",
     metavar="NAME",
-    help="The Secret that the pods share; the command that makes it is printed. [default: the name]",
+    help="The Secret shared by the pods; the command that creates it is printed. [default: the name]",
 )
-@topic_option(
-    Topic.CLUSTER, "--port", type=IntegerRange(1024, 65_535), default=29400, show_default=True, help="Where the pods meet, on pod 0."
-)
+@topic_option(Topic.CLUSTER, "--port", type=IntegerRange(1024, 65_535), default=29400, show_default=True, help="Rendezvous port on pod 0.")
 @topic_option(Topic.CLUSTER, "--cpus", help="CPUs of each pod, such as 2 or 500m.")
 @topic_option(Topic.CLUSTER, "--memory", help="Memory of each pod, such as 4Gi.")
 @topic_option(Topic.CLUSTER, "--gpus", type=IntegerRange(0, 1024), default=0, help="GPUs of each pod.")
@@ -89,7 +87,7 @@ def manifest() -> None:
     Topic.CHECKPOINTS,
     "--restarts",
     type=IntegerRange(0, 1000),
-    help=f"How often all pods may fail before the run is given up. [default: {RESTARTS} with --volume-claim, else 0]",
+    help=f"Maximum failures of all pods before the run fails. [default: {RESTARTS} with --volume-claim, else 0]",
 )
 @topic_option(
     Topic.CHECKPOINTS,

@@ -39,21 +39,21 @@ def _inches(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("figures"),
     show_default=True,
-    help="Folder for the pictures; earlier ones of this command are replaced, other files never.",
+    help="Folder for the plots; replaces only earlier plots of this command.",
 )
-@click.option("--format", "image", type=click.Choice(FORMATS), default="png", show_default=True, help="What the files are.")
-@click.option("--pick", "picked", multiple=True, metavar="FIGURE", help="Only this figure, by the name of its file; may be given again.")
+@click.option("--format", "image", type=click.Choice(FORMATS), default="png", show_default=True, help="File format.")
+@click.option("--pick", "picked", multiple=True, metavar="FIGURE", help="Only this plot, by its file name; repeatable.")
 @click.option(
     "--width", callback=_inches, metavar="LENGTH", default="9in", show_default=True, help="Width of the figures, as 8.5cm, 85mm or 3.3in."
 )
-@click.option("--font-size", type=NumberRange(4, 30), default=9.0, show_default=True, metavar="POINTS", help="Size of their text.")
+@click.option("--font-size", type=NumberRange(4, 30), default=9.0, show_default=True, metavar="POINTS", help="Font size.")
 @click.option(
     "--out",
     type=GivenPath(),
     default=Path("runs"),
     envvar="TRAINER_OUT",
     show_default=True,
-    help="Folder in which run directories are made.",
+    help="Folder for run directories.",
 )
 def plot(runs: tuple[str, ...], output: Path, image: Format, picked: tuple[str, ...], width: float, font_size: float, out: Path) -> None:
     """Draw runs side by side as files for papers and slides: loss, metrics, speed, resources, where the time went.

@@ -34,7 +34,7 @@ MOST_NODES = 65536
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-@click.command(short_help="Predict how a job would scale to more nodes and other links.")
+@click.command(short_help="Predict scaling to other numbers of nodes and other links.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN…]")
 @click.option(
     "--nodes",
@@ -43,19 +43,19 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 )
 @click.option("--bandwidth", metavar="RATE", help="Speed of each node's link in each direction, such as 10gbit [default: the first run's].")
 @click.option(
-    "--latency", default="0s", show_default=True, metavar="TIME", help="Latency of a message on top of that in the runs, such as 50us."
+    "--latency", default="0s", show_default=True, metavar="TIME", help="Additional message latency compared with the runs, such as 50us."
 )
 @click.option("--topology", metavar="ring|ps", help="All-reduce or parameter server [default: that of the first run].")
-@click.option("--exchange", metavar="native|direct", help="How sync workers add up their gradients [default: as in the first sync run].")
+@click.option("--exchange", metavar="native|direct", help="All-reduce of sync workers [default: that of the first sync run].")
 @click.option(
-    "--ps", type=IntegerRange(), metavar="N", help="Number of parameter servers, each on a node of its own [default: the first run's]."
+    "--ps", type=IntegerRange(), metavar="N", help="Number of parameter servers, each on its own node [default: the first run's]."
 )
 @click.option(
     "--scaling",
     default="both",
     show_default=True,
     metavar="weak|strong|both",
-    help="weak keeps the batch of each worker, strong the batch of all together.",
+    help="weak keeps each worker's batch, strong the global batch.",
 )
 @click.option(
     "--out",
@@ -63,7 +63,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
     envvar="TRAINER_OUT",
     default=Job.model_fields["out"].default,
     show_default=True,
-    help="Folder in which RUN is looked for by its name.",
+    help="Folder in which to look for RUN by name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def predict(

@@ -35,12 +35,12 @@ NICENESS = 10
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("report.html"),
     show_default=True,
-    help="The page; an earlier report is replaced, another file never.",
+    help="The HTML file; replaces only an earlier report.",
 )
 @click.option(
     "--live",
     is_flag=True,
-    help="Write no file: serve the page on this machine, refreshed as records come, until Ctrl-C. The address is printed.",
+    help="Serve a live page on this machine until Ctrl-C, instead of writing a file. The address is printed.",
 )
 @click.option(
     "--out",
@@ -48,7 +48,7 @@ NICENESS = 10
     default=Path("runs"),
     envvar="TRAINER_OUT",
     show_default=True,
-    help="Folder in which run directories are made.",
+    help="Folder for run directories.",
 )
 @click.pass_context
 def report(ctx: click.Context, /, runs: tuple[str, ...], output: Path, live: bool, out: Path) -> int:

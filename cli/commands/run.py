@@ -67,20 +67,20 @@ AUTO = Path("auto")
     type=IntegerRange(),
     envvar="TRAINER_NODE_RANK",
     metavar="I",
-    help="This node's number, where you start the nodes by hand.",
+    help="This node's number, for manual start.",
 )
 @topic_option(
-    Topic.CLUSTER, "--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Where nodes started by hand meet: on node 0."
+    Topic.CLUSTER, "--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Rendezvous address on node 0, for manual start."
 )
 @topic_option(
     Topic.CLUSTER,
     "--secret-file",
     type=GivenPath(),
     envvar="TRAINER_SECRET_FILE",
-    help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
+    help="File with the shared secret for manual start; or the variable TRAINER_SECRET.",
 )
 @personal_options(*PLACES, *FURTHER_PLACES, "notify", "on_failure")
-@topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="No progress on standard error.")
+@topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="Print no progress on standard error.")
 @topic_option(
     Topic.CHECKPOINTS,
     "--resume",
@@ -97,7 +97,7 @@ AUTO = Path("auto")
     help="Start a new run from this run's settings; settings given here override them.",
 )
 @topic_option(
-    Topic.CHECKPOINTS, "--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's."
+    Topic.CHECKPOINTS, "--force", is_flag=True, help="With --resume: resume even if model, data or seed differ from the checkpoint."
 )
 @trust_option("With --resume or --like: take")
 @topic_option(
@@ -105,7 +105,7 @@ AUTO = Path("auto")
     "--repeats",
     type=IntegerRange(1, MOST_REPEATS),
     metavar="N",
-    help="Run N times, with the seeds from --seed on, and give mean and spread.",
+    help="Run N times, with seeds from --seed on, and report mean and standard deviation.",
 )
 @click.pass_context
 def run(

@@ -26,7 +26,7 @@ from .batched_run import CHECKPOINTS, checked
 __all__ = ["submit"]
 
 
-@click.group("submit", short_help="Hand a run to a batch system.")
+@click.group("submit", short_help="Submit a run to a batch system.")
 def submit() -> None:
     """Hand a run to a batch system, which takes it up again as often as it needs."""
 
@@ -34,22 +34,22 @@ def submit() -> None:
 @submit.command(
     "slurm",
     cls=GroupedCommand,
-    short_help="Write and submit the script of a Slurm job.",
+    short_help="Write and submit a Slurm job script.",
     context_settings={"ignore_unknown_options": True},
     epilog="What follows the options is given to `trainer run`: trainer submit slurm quickstart --nodes 3 --time 10 --batch-size 64",
 )
 @click.argument("config", metavar="CONFIG")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN]")
-@topic_option(Topic.COMMON, "--nodes", type=IntegerRange(1), required=True, help="Nodes of the job, and of the run.")
+@topic_option(Topic.COMMON, "--nodes", type=IntegerRange(1), required=True, help="Number of nodes of the job and the run.")
 @topic_option(
-    Topic.COMMON, "--time", "time_limit", required=True, metavar="H:MM:SS", help="Time limit of each job; the run may take several."
+    Topic.COMMON, "--time", "time_limit", required=True, metavar="H:MM:SS", help="Time limit of each job; a run may take several jobs."
 )
-@topic_option(Topic.COMMON, "--name", required=True, help="Name of the run, by which each job finds it again.")
-@topic_option(Topic.CLUSTER, "--partition", help="Where the job is to run.")
+@topic_option(Topic.COMMON, "--name", required=True, help="Name of the run; each job finds it by this name.")
+@topic_option(Topic.CLUSTER, "--partition", help="Slurm partition.")
 @topic_option(
-    Topic.CLUSTER, "--array", metavar="0-4", help="An array of such jobs: a run each, with the task's number in its name and as its seed."
+    Topic.CLUSTER, "--array", metavar="0-4", help="Job array: one run per task, with the task's number in its name and as its seed."
 )
-@topic_option(Topic.CLUSTER, "--sbatch", "options", multiple=True, metavar="OPTION", help="A further option of sbatch, such as gres=gpu:2.")
+@topic_option(Topic.CLUSTER, "--sbatch", "options", multiple=True, metavar="OPTION", help="Another option of sbatch, such as gres=gpu:2.")
 @topic_option(
     Topic.CHECKPOINTS,
     "--warning",
@@ -57,7 +57,7 @@ def submit() -> None:
     type=IntegerRange(10, 86_400),
     default=120,
     show_default=True,
-    help="Seconds before the time limit at which the run is to save a checkpoint and end.",
+    help="Seconds before the time limit at which the run saves a checkpoint and ends.",
 )
 @topic_option(Topic.CLUSTER, "--python", type=GivenPath(), help="The interpreter on the nodes. [default: the path of this one]")
 @topic_option(Topic.OUTPUT, "--dry-run", is_flag=True, help="Print the script, and submit nothing.")

@@ -41,7 +41,7 @@ from .sweep_table import points_conclusion, points_text
 __all__ = ["make_grid", "sweep"]
 
 
-@click.command("sweep", cls=GroupedCommand, short_help="Run one job at many settings, and lay the runs side by side.")
+@click.command("sweep", cls=GroupedCommand, short_help="Run a parameter sweep and compare the results.")
 @click.argument("config", required=False, metavar="[CONFIG]")
 @topic_option(
     Topic.COMMON,
@@ -49,7 +49,7 @@ __all__ = ["make_grid", "sweep"]
     "grids",
     multiple=True,
     metavar="FIELD=VALUE,…",
-    help="Settings to go through; several of these make every combination. Replaces the axis of that name in the file. "
+    help="Values of a setting to sweep; several of these give all combinations. Replaces the axis of that name in the file. "
     "Values that hold commas stand between semicolons: 'cores_per_node=1,1;1,0.5'.",
 )
 @topic_option(
@@ -60,13 +60,13 @@ __all__ = ["make_grid", "sweep"]
     Topic.CHECKPOINTS,
     "--resume",
     metavar="FOLDER|NAME",
-    help="Go on with the sweep in this folder, or of this name below runs; takes everything from it.",
+    help="Resume the sweep in this folder, or of this name below runs, with its settings.",
 )
 @trust_option("With --resume: take")
 @topic_option(Topic.OUTPUT, "--dry-run", is_flag=True, help="Show the points and their commands, and exit.")
 @topic_option(Topic.OUTPUT, "--tables", is_flag=True, help="Print the tables of all points at the end as well, not the conclusion alone.")
 @topic_option(Topic.OUTPUT, "--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-@topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="No progress on standard error.")
+@topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="Print no progress on standard error.")
 @job_options_without(("name",))
 @click.pass_context
 def sweep(

@@ -51,15 +51,16 @@ class _Line:
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @checkpoint_options
 @model_option
-@click.option(
-    "--data-dir", type=GivenPath(), help="Folder with the original files of a dataset whose vocabulary is to be taken, not the run's."
-)
+@click.option("--data-dir", type=GivenPath(), help="Folder with the original files of another dataset whose vocabulary to use.")
 @click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
 @click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of matrix products [default: the run's].")
-@click.option("--device", metavar="auto|cpu|gpu", help="Where to compute [default: as the run was asked to].")
+@click.option("--device", metavar="auto|cpu|gpu", help="Device [default: the run's].")
 @decoding_options
 @click.option(
-    "--n-best", type=IntegerRange(1), metavar="N", help="Print the N best of each line: its number, the score and the text, tabs between."
+    "--n-best",
+    type=IntegerRange(1),
+    metavar="N",
+    help="Print the N best translations of each line: number, score and text, separated by tabs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 @trust_option("Take")

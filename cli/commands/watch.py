@@ -49,7 +49,7 @@ LINE_SECONDS = 2.0
     envvar="TRAINER_OUT",
     default=Job.model_fields["out"].default,
     show_default=True,
-    help="Folder in which RUN is looked for by its name.",
+    help="Folder in which to look for RUN by name.",
 )
 @click.option(
     "--interval",
@@ -64,10 +64,10 @@ LINE_SECONDS = 2.0
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for a run that is not there yet.",
+    help="How long to wait for a run that does not exist yet.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Write JSON lines to standard output: a document every interval, the last one with the summary."
+    "--json", "as_json", is_flag=True, help="Write JSON lines to standard output: one document per interval, the last one with the summary."
 )
 def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_json: bool) -> int:
     """Show how a run stands: loss, speed, progress, time left, the last evaluation, and what each node uses. RUN is a directory or a name.

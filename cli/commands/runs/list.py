@@ -74,13 +74,13 @@ def runs() -> None:
 # List -----------------------------------------------------------------------------------------------------------------
 
 
-@runs.command("list", short_help="List runs, chosen and ordered by their figures.")
+@runs.command("list", short_help="List runs, filtered and sorted by their figures.")
 @click.option("--backend", multiple=True, metavar="NAME", help="Only runs of this backend.")
 @click.option("--mode", multiple=True, metavar="|".join(_CLOSED["mode"]), help="Only runs of this mode.")
 @click.option("--model", multiple=True, metavar="NAME", help="Only runs of this model.")
 @click.option("--data", multiple=True, metavar="NAME", help="Only runs on this dataset.")
 @click.option("--state", multiple=True, metavar="|".join(STATES), help="Only runs in this state.")
-@click.option("--since", metavar="AGE|DATE", help="Only runs made since then, such as 12h, 7d or 2026-11-01.")
+@click.option("--since", metavar="AGE|DATE", help="Only runs since then, such as 12h, 7d or 2026-11-01.")
 @click.option("--where", multiple=True, metavar="CONDITION", help="Only runs with such a figure: 'accuracy>=0.9'.")
 @click.option("--sort", metavar="FIGURE[:desc]", help="Order by a figure [default: the newest first].")
 @click.option("--limit", type=IntegerRange(min=1), metavar="N", help="Only the first N.")
@@ -173,7 +173,7 @@ def _made_since(row: Row, earliest: datetime) -> bool:
 # One run --------------------------------------------------------------------------------------------------------------
 
 
-@runs.command("show", short_help="Show all that is known of one run.")
+@runs.command("show", short_help="Show one run in detail.")
 @click.argument("run", metavar="RUN")
 @_as_json
 @_out
@@ -205,9 +205,9 @@ def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
 
 @runs.command("export", short_help="Write the records of runs as CSV or Parquet.")
 @click.argument("names", nargs=-1, required=True, metavar="RUN…")
-@click.option("--format", "file_format", default="csv", metavar="csv|parquet", help="Kind of file. [default: csv]")
+@click.option("--format", "file_format", default="csv", metavar="csv|parquet", help="File format. [default: csv]")
 @click.option("--what", metavar="steps|evals|system|summary", help="One table [default: a folder with all].")
-@click.option("--output", "-o", metavar="FILE|FOLDER", help="Where to [default: RUN-WHAT.csv or the folder RUN-tables here]; - prints csv.")
+@click.option("--output", "-o", metavar="FILE|FOLDER", help="Output [default: RUN-WHAT.csv or the folder RUN-tables here]; - prints csv.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @_out
 def export_command(names: Sequence[str], file_format: str, what: str | None, output: str | None, overwrite: bool, out: Path) -> None:
