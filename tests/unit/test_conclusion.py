@@ -227,7 +227,7 @@ def test_who_has_three_repeats_is_not_told_to_make_three():
     assert missing.axes[0].sure.startswith("significance unknown (not every configuration has repeats)")
     assert "use --repeats" not in missing.axes[0].sure
     scattered = told(conclude([*repeated("t", (1000.0, 1160.0, 1300.0)), *repeated("f", (1000.0, 1001.0, 1002.0), backend="tf")]))
-    assert scattered.axes[0].sure == "not significant; needs about; 7 repeats each would tell"
+    assert scattered.axes[0].sure == "not significant; needs about 7 repeats each"
 
 
 def test_what_cannot_be_compared_is_not():

@@ -222,7 +222,7 @@ def test_the_share_of_training_is_that_of_the_summary(tmp_path, mode, calibrated
     said = to_text(page(found, []))
     assert "of the run's time: training 90%" in said
     assert ("training 90% (idle workers 72%), evaluation 5%" in said) is (mode == "async" and calibrated)
-    assert "between commands 5%" in said
+    assert "idle and coordination 5%" in said
 
 
 LOST = {"event": "attempt_failed", "time_seconds": 4.0, "detail": {"cause": "task worker-1 was killed\nby SIGKILL"}}

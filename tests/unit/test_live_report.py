@@ -189,7 +189,7 @@ def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
     paths = [make_run(tmp_path, f"run-{number}", steps=8) for number in range(5)]
     good = (paths[3] / "evals.jsonl").read_bytes()
     followed = Followed(tmp_path)
-    assert "5 runs side by side" in followed.page
+    assert "5 runs compared" in followed.page
     (paths[3] / "evals.jsonl").write_text('{"schema":1}\n{"schema":1}\n')
     (paths[1] / "status.json").write_text("{")
     followed.next_version()
