@@ -193,7 +193,7 @@ def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
     (paths[3] / "evals.jsonl").write_text('{"schema":1}\n{"schema":1}\n')
     (paths[1] / "status.json").write_text("{")
     followed.next_version()
-    assert "3 runs side by side" in followed.page
+    assert "3 runs compared" in followed.page
     first, second = followed.published.notes
     assert first.startswith("run-1: ")
     assert "status.json" in first
@@ -205,7 +205,7 @@ def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
     assert followed.published.version == version  # what cannot be read is not tried again before it has changed
     (paths[3] / "evals.jsonl").write_bytes(good)
     followed.next_version()
-    assert "4 runs side by side" in followed.page
+    assert "4 runs compared" in followed.page
     assert followed.published.notes == (first,)
 
 
