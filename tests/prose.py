@@ -8,9 +8,14 @@ MAX_SENTENCE_WORDS = 25
 
 
 def lines_of_prose(document: Path) -> list[tuple[int, str]]:
-    """Each line of prose with its number, from 1; tables, code and pictures are empty lines."""
+    """Each line of prose with its number, from 1; tables, code, generated blocks and pictures are empty lines."""
     text = document.read_text(encoding="utf-8")
-    text = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```$|<!-- begin (\S+) -->.*?<!-- end \1 -->",
+        lambda block: "\n" * block[0].count("\n"),
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
     return [(number, "" if re.match(r"\s*\||!\[", line) else line) for number, line in enumerate(text.split("\n"), start=1)]
 
 

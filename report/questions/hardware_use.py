@@ -29,11 +29,8 @@ def hardware_use(explanation: Explanation) -> Answer | None:
     fractions, unknown = _fractions(nodes, shared), [view.node for view in nodes if not _is_known(view, shared)]
     least, most = min(fractions, default=None), max(fractions, default=None)
     fully = _fully_used(least, shared, unknown)
-    waits = {
-        name: explanation.run_fractions[name]
-        for name in NAMES
-        if name != "compute" and explanation.run_fractions.get(name, 0.0) >= LEAST_WAIT
-    }
+    fractions_of_run = explanation.run_fractions
+    waits = {name: share for name in NAMES if name != "compute" and (share := fractions_of_run.get(name, 0.0)) >= LEAST_WAIT}
     figures = {
         "nodes": [_node(view) for view in nodes],
         "nodes_share_cores": shared,
