@@ -52,7 +52,7 @@ def test_a_run_for_each_point_and_none_twice(tmp_path):
         assert point["summary"]["examples"] == reader.summary()["examples"] == EXAMPLES
     changed = [(tmp_path / "s" / name / "status.json").stat().st_mtime_ns for name in names]
 
-    again = sweep(tmp_path, "--grid", "batch_size=16,32", "--repeats", "2", "--epochs", "1")
+    again = sweep(tmp_path, "--grid", "batch_size=16,32", "--repeats", "2", "--epochs", "1", "--tables")
     assert again.returncode == 0, again.stderr
     assert "4 points, 0 to run" in again.stderr
     assert [(tmp_path / "s" / name / "status.json").stat().st_mtime_ns for name in names] == changed
