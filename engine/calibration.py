@@ -47,6 +47,10 @@ MOST_TRIED_SECONDS = 1.0
 """The direct exchange is not tried where the native one takes longer: it saves messages, and such an exchange is one of many bytes. So
 trying it takes seconds at most."""
 
+MOST_COMPILING_SECONDS = 10.0
+"""Half a batch is computed by compiled steps only where the whole one's were compiled within that time: it is compiled after the run, and
+takes as long once more. The compiler cannot be interrupted."""
+
 TRIED_STEP_SECONDS = 1.0
 """How long steps with the direct exchange are tried: an estimate rests on them alone, and a tenth of a second may be an unusual one."""
 
@@ -186,11 +190,13 @@ def calibrate(
     node_of_worker: Mapping[int, int],
     batch_size: int | None = None,
     exchanges: Collection[Exchange] = frozenset({"native"}),
+    compiling_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Conduct a calibration; return what ``calibration.json`` holds (docs/run-directory.md explains each field).
 
     `node_of_worker` says on which node each of the job's workers is, `batch_size` how many examples a worker's batch
-    has, where that is not the job's; `exchanges` are those of the backend.
+    has, where that is not the job's; `exchanges` are those of the backend. `compiling_seconds` are those that compiling steps took at
+    most, where they are compiled.
 
     Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
     """
@@ -200,7 +206,8 @@ def calibrate(
         leaders, component_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout, job.workers
     )
     components: dict[str, ByWorker] = {component: conductor.measure(component, lockstep=False) for component in ("data", "compute")}
-    if batch_size > 1:
+    half_untried = _reason_not_to_halve(batch_size, compiling_seconds)
+    if half_untried is None:
         components["half"] = conductor.measure("half", lockstep=False)
     if job.workers > 1 or job.mode == "async":
         for meeting in ("communicate", "message"):
@@ -219,9 +226,20 @@ def calibrate(
         "batch_size": batch_size,
         "half_batch_size": batch_size // 2,
         "workers": [_described(worker, node_of_worker[worker], components) for worker in workers],
+        "half_untried": half_untried,
         "direct_untried": untried,
         "native": {name: sum(values) / len(values) for name, values in conductor.native.items()},
     }
+
+
+def _reason_not_to_halve(batch_size: int, compiling_seconds: float | None) -> str | None:
+    """Return why steps on half a batch are not repeated, None where they are."""
+    if batch_size < 2:
+        return "a batch of one example has no half"
+    if compiling_seconds is not None and compiling_seconds > MOST_COMPILING_SECONDS:
+        took = f"compiling steps for another batch may take the {compiling_seconds:.0f} s of the run's own"
+        return f"{took}, and it is done where that is {MOST_COMPILING_SECONDS:g} s at most"
+    return None
 
 
 def _reason_not_to_try(job: Job, exchanges: Collection[Exchange], communicate: ByWorker) -> str | None:

@@ -281,7 +281,9 @@ class Attempt:
         recording, training = self._recording, self.training
         try:
             seconds, batch = self.totals.train_seconds, training.mean_worker_batch
-            document = calibrate(training.job, training.model, self.tasks, seconds, training.node_of_worker, batch, training.exchanges)
+            compiling = self.tasks.warming_up_seconds if self.compiled else None
+            of_run = training.node_of_worker, batch, training.exchanges
+            document = calibrate(training.job, training.model, self.tasks, seconds, *of_run, compiling_seconds=compiling)
         except (RunFailedError, InterruptedRunError) as error:
             cause = str(error).splitlines()[0]
             recording.event("calibration_failed", cause=cause)

@@ -8,7 +8,9 @@ order of arrival.
 from __future__ import annotations
 
 import errno
+import math
 import re
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,9 @@ __all__ = ["FORK_SERVER", "AddressInUseError", "Failures", "NodeLostError", "Tas
 
 FORK_SERVER = "fork-server"
 """What stands for the name of a task where the process has ended from which tasks were forked, and they with it."""
+
+WARMING_UP = "warming up"
+"""The phase of a start in which backends compile."""
 
 MOST_QUOTED_CHARACTERS = 300
 
@@ -109,6 +114,8 @@ class Failures:
         self._awaited: Counter[str] = Counter()
         self._errors: dict[str, Message] = {}
         self._phases: dict[str, str] = {}
+        self._warming_since: dict[str, float] = {}
+        self.warming_up_seconds = 0.0  # of the task that took longest, until it was ready
 
     def __bool__(self) -> bool:
         return bool(self.terminations)
@@ -123,6 +130,8 @@ class Failures:
             self._errors[message["from"]] = message
         elif message.kind == "phase":
             self._phases[message["from"]] = message["name"]
+            if message["name"] == WARMING_UP:
+                self._warming_since[message["from"]] = time.monotonic()
         else:
             return False
         return True
@@ -131,6 +140,7 @@ class Failures:
         """A task has started: what it was doing for that is over."""
         self._ready.add(task)
         self._phases.pop(task, None)
+        self.warming_up_seconds = max(self.warming_up_seconds, time.monotonic() - self._warming_since.pop(task, math.inf))
 
     def replaced(self, task: str) -> None:
         """A task is started anew by itself: its end, which is known or yet to come, is no failure, and it has to start like any other."""

@@ -157,6 +157,11 @@ class TaskGroup:
             self._failures.mark_ready(message["from"])
         return ready
 
+    @property
+    def warming_up_seconds(self) -> float:
+        """How long the task that took longest warmed up, with what it compiled."""
+        return self._failures.warming_up_seconds
+
     def _described_starts(self, ready: Collection[str]) -> str:
         return ", ".join(map(self._described_start, sorted(set(self.node_of).difference(ready)))) + " to be ready"
 

@@ -116,6 +116,7 @@ class _Calibration(JsonObject):
     batch_size: Annotated[int, Field(ge=1, le=2**53)]
     half_batch_size: Count
     workers: Annotated[list[_CalibratedWorker], Field(max_length=MOST_TASKS)]
+    half_untried: Text | None = None
     direct_untried: Text | None = None
     native: dict[Name, Figure | None] = Field(default_factory=dict)
 

@@ -1,7 +1,9 @@
 """``--compile`` with real processes: compiled steps train as others do, and what auto has chosen is kept."""
 
 import json
+import re
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -56,6 +58,19 @@ def test_compiled_steps_equal_the_reference(backend, way, tmp_path):
     assert norm_wise_difference(found.weights, expected.weights) <= 1e-4
     assert found.summary["compiled"] is True
     assert choices(found.path) == []
+
+
+@pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=slow)])
+def test_half_a_batch_is_compiled_after_the_run_only_where_the_whole_one_was_quickly(backend, tmp_path):
+    """Whichever of the two it is here: the driver has seen how long warming up took."""
+    began = time.monotonic()
+    found = run(tmp_path, backend, "on", calibrate=True, **LOGREG)
+    longest = time.monotonic() - began
+    calibration = json.loads((found.path / "calibration.json").read_text())
+    (worker,) = calibration["workers"]
+    assert (worker["half_compute_seconds"] is None) == (calibration["half_untried"] is not None)
+    if calibration["half_untried"] is not None:
+        assert 10 <= int(re.search(r"may take the (\d+) s", calibration["half_untried"])[1]) <= longest
 
 
 @slow

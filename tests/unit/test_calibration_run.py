@@ -118,6 +118,16 @@ def test_a_calibration_has_the_components_that_there_are(fields, components):
     assert found["native"] == {"own": (1 + job.workers) / 2}
 
 
+@pytest.mark.parametrize(("seconds", "tried"), [(None, True), (10.0, True), (10.1, False), (53.0, False)])
+def test_half_a_batch_is_compiled_only_where_that_is_quick(seconds, tried):
+    """No order makes a worker compile for longer than a start may have shown: nothing else could bound it."""
+    workers = Workers(0.01)
+    found = calibrate(Job(backend="torch"), build(INFO), workers, 1.0, {0: 0}, compiling_seconds=seconds)
+    assert ("half" in {order["part"] for order in workers.orders}) == tried
+    assert (found["workers"][0]["half_compute_seconds"] is not None) == tried == (found["half_untried"] is None)
+    assert tried or f"the {seconds:.0f} s of the run's own, and it is done where that is 10 s at most" in found["half_untried"]
+
+
 DIRECT = {"direct", "direct_message", "direct_step"}
 
 
