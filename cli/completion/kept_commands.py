@@ -84,7 +84,7 @@ def _state() -> list[Any]:
     """Return what changes with this package's commands and settings, its shipped files, and what is installed."""
     package = Path(__file__).parents[2]
     files = [*(package / "cli").rglob("*.py"), *(package / "core").rglob("*.py"), *(package / "configs").glob("*.toml")]
-    installed = [Path(entry) for entry in sys.path if os.path.isdir(entry) and entry != os.path.dirname(sys.executable)]
+    installed = [Path(entry) for entry in sys.path if os.path.isdir(entry) and entry != os.path.join(sys.prefix, "bin")]
     return [[str(path), os.stat(path).st_mtime_ns] for path in (*sorted(files), *installed)]
 
 

@@ -127,7 +127,7 @@ def ordinary(workers: Sequence[Worker]) -> Worker:
 
 
 def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return what fractions of the run clock were spent training, beside it and otherwise; known without calibration too.
+    """Return what fractions of the run clock were spent training, in the rest that is known, and otherwise; known without calibration too.
 
     Training is a summary's ``train_seconds`` over its run clock, here and wherever its share is shown.
     """

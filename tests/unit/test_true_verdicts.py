@@ -431,7 +431,7 @@ def test_of_any_runs_the_best_has_not_diverged_has_an_opponent_and_each_n_is_rig
         assert quality.diverged
     words = told(found)
     for place, values in enumerate(quality.values):
-        for count in re.findall(rf"{re.escape(every[place].label)}, [\d.]+ \(n = (\d+)\)", " ".join(words.best)):
+        for count in re.findall(rf"(?<!\w){re.escape(every[place].label)}, [\d.]+ \(n = (\d+)\)", " ".join(words.best)):
             assert int(count) == len(values)
     for entry in compare_runs(runs).entries:
         for name, count in entry.counts.items():
