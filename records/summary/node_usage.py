@@ -50,7 +50,7 @@ class Counter:
         self._last = (value, time_seconds)
 
     def reset(self) -> None:
-        """What is added next is not to be compared with what was added before."""
+        """What is added next is not comparable with what was added before."""
         self._last = None
 
     @property

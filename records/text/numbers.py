@@ -24,7 +24,7 @@ __all__ = [
 UNKNOWN = "-"
 """Stands for what was not observed."""
 
-MEMORY_BASIS = "RSS counts memory that processes share in each of them; PSS divides it among them, and is sampled seldom: no peak."
+MEMORY_BASIS = "RSS counts shared memory in every process; PSS divides it among them, and is sampled rarely, so it is no peak."
 """What the two figures of a node's memory are."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")

@@ -60,7 +60,7 @@ def _sentences(
     if any(run.summary.get("synthetic") for row in rows for run in row.runs):
         yield "Synthetic data: speed means something, loss and metrics do not."
     if reasons := not_comparable(comparison, groups):
-        yield f"{MARK} Not to be compared with the first row: {reasons}."
+        yield f"{MARK} Not comparable with the first row: {reasons}."
     if disturbed and not WORK.isdisjoint(groups):
         yield f"Speed and times of {disturbed} run{'' if disturbed == 1 else 's'} with CPU contention from other programs are not used."
 

@@ -86,7 +86,7 @@ def _missing(lines: Lines, one: SetUp, figure: Figure) -> str:
     if not timed_runs(one.runs):
         return "CPU contention from other programs"
     if one.figures(figure):
-        return "not to be compared with those above"
+        return "not comparable with those above"
     if figure is TARGET and one.row.converged is not None:
         return f"{one.row.converged} of {len(one.runs)} reached {one.row.figures['target']}"
     return "no target" if figure is TARGET else "speed not known"

@@ -65,7 +65,7 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     lines = []
     shown = {one.group for one in columns} if columns else set(GROUPS)
     if reasons := not_comparable(comparison, shown):
-        lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {reasons}.")
+        lines.append(f"{MARK} not comparable with {comparison.entries[0].label}: {reasons}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
         lines.append(

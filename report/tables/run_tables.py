@@ -28,7 +28,7 @@ __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "pla
 
 ACROSS_MODES = (
     "A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.\n"
-    "So steps/s of sync and async runs are different things; compare examples/s and time to target."
+    "So steps/s of sync and async runs are not comparable; compare examples/s and time to target."
 )
 """Stands under every table that has steps of runs of both modes."""
 
@@ -112,7 +112,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
     if figures["updates_by_worker"] is not None:
         main.add_row("updates by worker", ", ".join(count_text(count) for count in figures["updates_by_worker"]))
     if (figures["nodes_sharing_cores"] or 1) > 1:
-        main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (virtual nodes: --cores-per-node)")
+        main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which compete for them (virtual nodes: --cores-per-node)")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
     changed = changed_text(_run(summary, job))

@@ -61,7 +61,7 @@ node   CPU cores used   peak RSS   sampled PSS       sent   received
 0                1.00     100 MB             -   2.5 MB/s   5.0 MB/s
 1                2.00     200 MB             -   2.5 MB/s   5.0 MB/s
 CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time.
-RSS counts memory that processes share in each of them; PSS divides it among them, and is sampled seldom: no peak.
+RSS counts shared memory in every process; PSS divides it among them, and is sampled rarely, so it is no peak.
 """
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -408,7 +408,7 @@ node  limit  computing  data  peers  exchange     CPU cores            sent     
 1     CPU          91%    0%     0%        9%  0.20 of 0.20  100 kB/s (0.8%)  100 kB/s (0.8%)
 CPU cores: means over the whole run, evaluations and pauses included; sent and received: over its training time
 memory of a node: peak RSS 300 MB, largest sampled PSS 180 MB. \
-RSS counts memory that processes share in each of them; PSS divides it among them, and is sampled seldom: no peak.
+RSS counts shared memory in every process; PSS divides it among them, and is sampled rarely, so it is no peak.
 """
 
 

@@ -213,7 +213,7 @@ def test_what_cannot_be_compared_is_not_ranked(tmp_path):
     dots = first.panels[0]
     assert dots.title == "Time to accuracy>=0.9"
     assert list(dots.values) == [(8.0,), (9.0,), ()]
-    assert dots.missing[-1] == "not to be compared with those above"
+    assert dots.missing[-1] == "not comparable with those above"
 
 
 def test_no_two_pictures_have_one_name(folder, tmp_path):

@@ -142,7 +142,7 @@ def test_disturbed_runs_are_left_out_and_named():
 def test_what_cannot_be_compared_is_marked_and_explained():
     latex = as_latex([made("one"), made("two", model="cnn")])
     assert all("dagger" in cell for cell in cells_of(latex)[2][1:])
-    assert r"$\dagger$ Not to be compared with the first row: speed, accuracy (model)." in caption_of(latex)
+    assert r"$\dagger$ Not comparable with the first row: speed, accuracy (model)." in caption_of(latex)
 
 
 def test_other_differences_are_told_with_their_values():

@@ -252,7 +252,7 @@ def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_wit
     compared = CliRunner().invoke(compare, paths, catch_exceptions=False).output
     assert "  precision  bf16 over fp32  1.00 × in throughput" in text
     assert as_text(told(conclude(compare_paths(paths).runs)), None) in compared
-    assert "† not to be compared with" in text
+    assert "† not comparable with" in text
     assert text.splitlines()[-1] == "`trainer compare --by precision` takes that for what is compared, and marks nothing for it."
 
 
