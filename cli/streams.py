@@ -46,7 +46,7 @@ class _Output(io.FileIO):
 
         context = get_current_context(silent=True)
         if context is not None and context.meta.get(_COPY):
-            text = f"standard output cannot be written ({error.strerror}); the exit code tells of the work, which is not lost"
+            text = f"standard output cannot be written ({error.strerror}); the exit code is that of the work, which is complete"
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             return
         if error.errno == errno.EPIPE:

@@ -17,10 +17,10 @@ __all__ = ["backends", "describe"]
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @click.option("--fresh", is_flag=True, help="Ignore cached probe results.")
 def backends(as_json: bool, fresh: bool) -> None:
-    """Show each known backend: its version and devices, or why it cannot be used and how to get it.
+    """Show frameworks with versions and devices, or how to install them.
 
-    Each framework is imported in a process of its own, which takes a few seconds. What it said is kept until something changes that it
-    depends on: what is installed, the GPUs, their driver.
+    Each framework is imported in a separate process, which takes a few seconds. Results are cached until the installation, the GPUs or
+    their driver change.
     """
     found = probe_kept(fresh=fresh)
     click.echo(json_text([asdict(one) for one in found], indent=2) if as_json else "\n".join(map(describe, found)))

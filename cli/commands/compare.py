@@ -73,10 +73,10 @@ def compare(
     latex: bool,
     out: Path,
 ) -> None:
-    """Hold finished runs against each other: which set-up is better and how sure that is, what differs, which figures can be compared.
+    """Compare finished runs: which configuration is better, its significance, confounding differences, and tables.
 
-    RUN is the path of a run directory, the name of one in the folder with the runs, or a folder of runs. The first run is the one that the
-    others are relative to; † marks figures that cannot be compared with its.
+    RUN is a run directory, the name of one in the folder with the runs, or a folder of runs. Ratios are relative to the first run; † marks
+    figures that are not comparable with its.
     """
     forms = [name for name, given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if given]
     if len(forms) > 1:

@@ -37,9 +37,9 @@ def describe_configs() -> list[ShippedConfig]:
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @click.pass_context
 def configs(ctx: click.Context, as_json: bool) -> None:
-    """List the experiments that are shipped, and the command that runs each.
+    """List the shipped experiments with their commands.
 
-    `trainer configs show NAME` prints one, as a file to begin from: trainer configs show quickstart > mine.toml
+    `trainer configs show NAME` prints one as a starting point: trainer configs show quickstart > mine.toml
     """
     if ctx.invoked_subcommand is not None:
         if as_json:

@@ -36,7 +36,7 @@ _vocabulary_option = click.option(
 @data.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_command(as_json: bool) -> None:
-    """Show every dataset that can be trained on, and which of them are prepared."""
+    """List all datasets, and which of them are prepared."""
     rows = dataset_list.list_datasets()
     if as_json:
         click.echo(json_text({"cache": str(cache_root()), "datasets": [asdict(row) for row in rows]}, indent=2))
@@ -56,7 +56,7 @@ def list_command(as_json: bool) -> None:
 @_vocabulary_option
 @click.option("--again", is_flag=True, help="Rebuild the dataset even if it is already prepared.")
 def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int | None, again: bool) -> None:
-    """Make the stores of datasets, so that a run finds them ready."""
+    """Prepare datasets, so that runs can start at once."""
     output_is_a_copy()
     name_settings({"data_dir": "flag", "vocabulary": "flag"})
     data_dir = None if data_dir is None else whole_path(data_dir)
@@ -78,9 +78,9 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int
 @_vocabulary_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def info_command(name: str, data_dir: Path | None, vocabulary: int | None, as_json: bool) -> None:
-    """Say what a dataset consists of: examples, shapes and classes, or languages, lengths and vocabulary.
+    """Describe a dataset: examples, shapes and classes, or languages, lengths and vocabulary.
 
-    It is prepared where it is not yet.
+    Prepares it if necessary.
     """
     name_settings({"data_dir": "flag", "vocabulary": "flag"})
     data_dir = None if data_dir is None else whole_path(data_dir)
@@ -99,9 +99,9 @@ def info_command(name: str, data_dir: Path | None, vocabulary: int | None, as_js
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def verify_command(names: Sequence[str], as_json: bool) -> None:
-    """Compare every file of prepared datasets with its sha256; without a name, of all that are prepared.
+    """Verify the sha256 of every file of prepared datasets; without a name, of all.
 
-    Exits with 1 where a file is damaged, and names it.
+    Exits with 1 and names the file if one is damaged.
     """
     chosen = names or list(dict.fromkeys(row.name.partition(":")[0] for row in dataset_list.list_datasets() if row.prepared))
     reports = [report for name in chosen for report in stored_dataset.verify(name)]
@@ -122,9 +122,9 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
 @data.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def remove_command(names: Sequence[str]) -> None:
-    """Remove the stores of datasets, those of earlier releases too, and what interrupted preparations left.
+    """Remove prepared datasets, including those of earlier versions and interrupted preparations.
 
-    Original files stay; a run makes the store that it needs again.
+    Original files stay; a run prepares its dataset again.
     """
     output_is_a_copy()
     stores = {folder: name for name in names for folder in find_stores(name)}  # all are known before one is removed

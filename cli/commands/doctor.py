@@ -40,15 +40,14 @@ __all__ = ["doctor"]
 @click.option("--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds for the hosts to answer.")
 @click.pass_context
 def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | None, timeout: float, **_personal: Any) -> None:
-    """Check this machine: frameworks, GPUs, cores and memory with their limits, virtual nodes, room on disk.
+    """Check this machine: frameworks, GPUs, cores and memory with their limits, virtual nodes, disk space.
 
-    Exits 0 when at least one backend can train, 1 otherwise. Takes a few seconds the first time, as each framework is imported then; what
-    it said is kept, as by `trainer backends`.
+    Exits 0 if at least one backend can train, 1 otherwise. The first call takes a few seconds, as each framework is imported; results are
+    cached, as by `trainer backends`.
 
-    With --hosts or --hostfile (or their variables) it checks those machines by ssh instead, all at once: releases, cores, memory, clocks,
-    and whether they reach each other. So it does with all nodes of a Ray cluster (--launcher ray, or --ray-address), and with those that
-    Slurm has allocated (--launcher slurm, inside of salloc or sbatch); --launcher NAME of a package checks its hosts. Exits 0 when a run
-    could begin on them, 1 otherwise.
+    With --hosts or --hostfile (or their variables) it checks those machines by ssh instead, in parallel: versions, cores, memory, clocks,
+    and connections between them. --launcher ray (or --ray-address) checks the nodes of a Ray cluster, --launcher slurm those of a Slurm
+    allocation, and --launcher NAME those of a plugin. Exits 0 if a run could start on them, 1 otherwise.
     """
     personal = given_personal(ctx)
     name_settings({"launcher": "flag"})

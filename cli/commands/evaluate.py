@@ -67,7 +67,7 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on every example of a dataset's split.
 
-    RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those.
+    RUN is a run directory, with its newest valid checkpoint by default; CHECKPOINT is one of its checkpoints.
     """
     if split not in SPLITS:
         raise UsageError.of("--split", split, ", ".join(SPLITS), SPLITS)

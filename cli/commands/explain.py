@@ -43,14 +43,12 @@ __all__ = ["explain"]
 @click.option("--planned-epochs", type=IntegerRange(1, MOST_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int | None, as_json: bool) -> None:
-    """Say what holds a run back: computing, the network, data, a slow node, evaluating or saving; for each node too, and what would help.
+    """Explain a run's bottleneck: computation, network, data, stragglers, evaluation or checkpoints, and what would help.
 
-    Then the questions that people ask of a run: how long the plan takes, whether it still learns, how busy processors and network are, why
-    the learning rate has its shape, how large training set and checkpoints are.
+    Also answers common questions: remaining time, convergence, use of processors and network, learning rate, training set, checkpoints.
 
-    RUN is a run directory, or the name of one below --out. Of one that is still at work, or was killed, it says what the records tell so
-    far, and what is missing; trainer watch has the time left of one at work. Of a SWEEP, or another folder of runs, it is a line for each
-    run, and what changes along each setting in which they differ.
+    RUN is a run directory, or the name of one below --out. For a run that is in progress or was killed, the answers cover its records so
+    far. For a SWEEP or another folder of runs there is one line per run, and the effect of each setting in which they differ.
     """
     if planned_steps is not None and planned_epochs is not None:
         raise UsageError("planned-steps and planned-epochs: give one of the two.")

@@ -64,10 +64,10 @@ def export(
     as_json: bool,
     trust_run: bool,
 ) -> None:
-    """Write a trained model in a format that others load without trainer.
+    """Export a trained model to a format that needs no trainer.
 
-    RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those. The folder
-    that is made holds a README that says how to load it.
+    RUN is a run directory, with its newest valid checkpoint by default; CHECKPOINT is one of its checkpoints. The new folder contains a
+    README that explains how to load it.
     """
     if describe == (format_name is not None):
         raise UsageError(f"--format: give one of {', '.join(_choices())}; or --describe to list the files.")

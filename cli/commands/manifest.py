@@ -40,7 +40,7 @@ LARGEST_CONFIG_BYTES = 1_000_000
 
 @click.group("manifest", short_help="Generate Kubernetes manifests.")
 def manifest() -> None:
-    """Print what a cluster is to be given, so that it starts a run and takes it up again as often as it needs."""
+    """Generate manifests for a cluster that starts a run and restarts it after failures."""
 
 
 @manifest.command(
@@ -101,10 +101,10 @@ def manifest() -> None:
 def manifest_kubernetes(
     config: str, more: tuple[str, ...], nodes: int, name: str | None, cpus: str | None, memory: str | None, gpus: int, **asked: Any
 ) -> None:
-    """Print, as YAML, what Kubernetes is to be given to train CONFIG (a file, or the name of a shipped one) on pods that are its nodes.
+    """Print a Kubernetes manifest that trains CONFIG (a file, or the name of a shipped one) on pods as nodes.
 
-    With a volume claim the run goes on after the loss of a pod, from its newest checkpoint: all the others end with 75, and the Job starts
-    them again. Nothing is sent to a cluster: trainer manifest kubernetes … | kubectl apply -f -
+    With a volume claim the run resumes from its newest checkpoint after the loss of a pod: the other pods exit with 75, and the Job
+    restarts all of them. Nothing is sent to a cluster: trainer manifest kubernetes … | kubectl apply -f -
     """
     chosen = name if name is not None else re.sub(r"[^a-z0-9-]+", "-", Path(config).stem.lower()).strip("-")
     resolved = checked("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)

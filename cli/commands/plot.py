@@ -56,9 +56,9 @@ def _inches(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     help="Folder for run directories.",
 )
 def plot(runs: tuple[str, ...], output: Path, image: Format, picked: tuple[str, ...], width: float, font_size: float, out: Path) -> None:
-    """Draw runs side by side as files for papers and slides: loss, metrics, speed, resources, where the time went.
+    """Write plots of runs for papers and slides: loss, metrics, speed, resources, where the time went.
 
-    RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. The paths are printed, a line each.
+    RUN is a run directory, or the name of one below --out; a folder of runs includes all of them. Prints one path per line.
     """
     output_is_a_copy()
     drawn = pictures(started_runs(readable_runs(runs, out)))

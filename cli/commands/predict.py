@@ -78,11 +78,11 @@ def predict(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Predict how the job of finished runs would scale, from what a step cost in them.
+    """Predict how the job of finished runs would scale, from the measured cost of a step.
 
-    One or two short runs on two nodes do, each node with its own cores (--cores-per-node); with two, let their --bandwidth differ. The
-    first run says which job is predicted: its model, its batch, its workers on a node. A run with the native exchange has tried the direct
-    one when it was over, so that --exchange direct may be asked of it.
+    One or two short runs on two nodes suffice, each node with its own cores (--cores-per-node); with two runs, use different --bandwidth.
+    The first run defines the job: model, batch, workers per node. After a run with native all-reduce the direct one is measured too, so
+    --exchange direct can be predicted.
     """
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):

@@ -52,13 +52,13 @@ NICENESS = 10
 )
 @click.pass_context
 def report(ctx: click.Context, /, runs: tuple[str, ...], output: Path, live: bool, out: Path) -> int:
-    """Write runs side by side as one page that opens in a browser, without a network: tables, curves, resources, where the time went.
+    """Write one HTML page about runs that opens offline: tables, curves, resources, where the time went.
 
-    RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. Runs that failed or have not ended are
-    shown as such. The path of the page is printed.
+    RUN is a run directory, or the name of one below --out; a folder of runs includes all of them. Failed and unfinished runs are marked as
+    such. Prints the path of the page.
 
-    With --live a browser on this machine shows the same page while the runs go on. Of a folder, which need not have a run yet, those that
-    come later are taken in. Whoever has the address can read the page, and others cannot. The exit code is 130, as Ctrl-C ends it.
+    With --live a browser on this machine shows the same page during the runs, including runs that appear later in a folder. Only someone
+    with the address can read it. Ctrl-C ends it with exit code 130.
     """
     if not live:
         output_is_a_copy()

@@ -28,7 +28,7 @@ __all__ = ["submit"]
 
 @click.group("submit", short_help="Submit a run to a batch system.")
 def submit() -> None:
-    """Hand a run to a batch system, which takes it up again as often as it needs."""
+    """Submit a run to a batch system, which resumes it as often as necessary."""
 
 
 @submit.command(
@@ -74,10 +74,10 @@ def submit_slurm(
     python: Path | None,
     dry_run: bool,
 ) -> None:
-    """Write the script of a Slurm job that trains CONFIG (a file, or the name of a shipped one) and submit it.
+    """Write and submit the script of a Slurm job that trains CONFIG (a file, or the name of a shipped one).
 
-    Before the time limit the run saves a checkpoint and ends, and the job goes back into the queue: the next one goes on in the same run
-    directory. The script is kept beside the runs, as NAME.sbatch.
+    Before the time limit the run saves a checkpoint and ends, and the job is requeued: the next one resumes in the same run
+    directory. The script is kept next to the runs, as NAME.sbatch.
     """
     resolved = checked("the script of `trainer submit slurm`", config, more, nodes, name, os.environ)
     resolved.refuse_idle_flags()

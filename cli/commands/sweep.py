@@ -84,13 +84,13 @@ def sweep(
     quiet: bool,
     **_options: Any,
 ) -> int:
-    """Run one job at many settings, a `trainer run` each, one after another; end with what follows from them.
+    """Run a parameter sweep, one `trainer run` per point in sequence, and print the conclusion.
 
-    CONFIG is a TOML file or the name of a shipped one; it may bring a grid of its own in a table [sweep]. Every other setting of
-    `trainer run` can be given as well and then holds for every point. All points are checked before the first one starts.
+    CONFIG is a TOML file or the name of a shipped one; it may have its own grid in a table [sweep]. Every other setting of
+    `trainer run` is accepted and applies to every point. All points are checked before the first one starts.
 
-    A point that fails is recorded, and the next one runs; the exit code is then 1. Given the same --name again, or with --resume, points
-    that succeeded are left alone, runs that have a checkpoint go on from it, and the others run.
+    A failed point is recorded, and the next one runs; the exit code is then 1. With the same --name again, or with --resume, successful
+    points are kept, runs with a checkpoint resume from it, and the others run.
     """
     name_settings(dict.fromkeys(Job.model_fields, "flag"))
     flags = given_options(ctx)

@@ -80,9 +80,9 @@ def translate(
 ) -> None:
     """Translate standard input line by line to standard output, as lines arrive.
 
-    RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those. Every line has
-    its translation in the same place: of an empty line it is empty, and of one that cannot be translated (no UTF-8, too long, or the
-    model's output for it is not finite) too, which standard error tells and the exit code 1 at the end.
+    RUN is a run directory, with its newest valid checkpoint by default; CHECKPOINT is one of its checkpoints. Output lines correspond to
+    input lines. A line is empty if its input is empty or cannot be translated (no UTF-8, too long, or non-finite logits); in the
+    second case standard error has the reason, and the exit code is 1.
     """
     options = {"model": model, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
 

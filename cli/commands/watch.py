@@ -70,11 +70,10 @@ LINE_SECONDS = 2.0
     "--json", "as_json", is_flag=True, help="Write JSON lines to standard output: one document per interval, the last one with the summary."
 )
 def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_json: bool) -> int:
-    """Show how a run stands: loss, speed, progress, time left, the last evaluation, and what each node uses. RUN is a directory or a name.
+    """Show live progress of a run, or its final status: loss, speed, time left, evaluations, nodes. RUN is a directory or a name.
 
-    Only the run's files are read, so the watching can begin and end at any time, and Ctrl-C ends it alone. When the run ends, its
-    summary goes to standard output; a run that has ended already is shown once. The exit code is 0 where the run succeeded, 1 where it
-    failed, was interrupted or died.
+    It only reads the run's files, so it can start and stop at any time; Ctrl-C ends only the display. When the run ends, its
+    summary goes to standard output. Exits 0 if the run succeeded, 1 if it failed, was interrupted or died.
     """
     path = _await_run(run, out, wait_seconds)
     watched = WatchedRun(RunReader(path))

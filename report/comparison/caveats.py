@@ -127,8 +127,8 @@ def restarts_text(run: Run) -> str | None:
     found = []
     if how := _restarted_how(run):
         places = [_restart_place(event) for event in run.events if event.event == "run_restarted"][-MOST_RESTARTS:]
-        where = f" It went on {', '.join(places)}." if places else ""
-        found.append(f"The run was restarted ({how}): updates since the checkpoint were made again, and its tasks started.{where}")
+        where = f" It resumed {', '.join(places)}." if places else ""
+        found.append(f"The run was restarted ({how}): updates since the checkpoint were repeated, and its tasks restarted.{where}")
     if how := _lacked_workers_how(run):
         found.append(f"A worker was lost and replaced ({how}): the others trained meanwhile, and no update was repeated.")
     causes = [event.detail.get("cause") for event in run.events if event.event in ("attempt_failed", "task_failed")]
@@ -184,13 +184,13 @@ def _learnt_by_the_clock(run: Run) -> str | None:
 LEARNT_UNDER_CONTENTION = "learnt under contention"
 
 CAVEATS: tuple[Caveat, ...] = (
-    Caveat("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
-    Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
-    Caveat("synthetic", "synthetic data", _synthetic, LEARNING, "images and labels are random, so there is nothing to learn"),
-    Caveat("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
+    Caveat("state", "state", _ended, ALL, "the figures cover only the finished part"),
+    Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is not that of training", _diverged_since),
+    Caveat("synthetic", "synthetic data", _synthetic, LEARNING, "images and labels are random, so quality has no meaning"),
+    Caveat("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures include several starts"),
     Caveat(
         "restarted",
-        "went on after failures",
+        "restarted after failures",
         _restarted,
         frozenset({TIME, TARGET, RESOURCES}),
         "its time includes restarts and repeated work",
@@ -201,7 +201,7 @@ CAVEATS: tuple[Caveat, ...] = (
         "a worker was lost and replaced",
         _lacked_workers,
         WORK,
-        "fewer workers shared the updates meanwhile",
+        "fewer workers shared the updates for a time",
         _lacked_workers_how,
     ),
     Caveat(
@@ -209,7 +209,7 @@ CAVEATS: tuple[Caveat, ...] = (
         "profiled",
         _profiled,
         frozenset({TIME, TARGET, RESOURCES}),
-        "tracing steps and writing the trace took time and memory",
+        "tracing took time and memory",
         _profiled_how,
     ),
     Caveat(
@@ -217,23 +217,23 @@ CAVEATS: tuple[Caveat, ...] = (
         "profiled, and without a speed",
         _profiled_throughout,
         WORK,
-        "too few of its updates were not traced, or the release that made it did not tell them apart",
+        "too few updates were not traced, or an earlier version did not separate them",
     ),
     Caveat(
         "starved",
         "CPU contention",
         _starved,
         WORK,
-        "other programs took so much of the CPU time that its tasks asked for",
+        "other programs took this share of the CPU time that its tasks needed",
         _starved_by,
         repeats="all",
     ),
     Caveat(
         LEARNT_UNDER_CONTENTION,
-        "CPU contention where the pace decides what is learnt",
+        "CPU contention that affects quality",
         _learnt_by_the_clock,
         LEARNT,
-        "staleness, or the update after which an evaluation ended the run, depends on who else had the cores",
+        "the staleness, or the update at which the run ended, depends on CPU contention",
         _starved_by,
         repeats="any",
     ),

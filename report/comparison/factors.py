@@ -81,7 +81,7 @@ def _independent(key: str, label: str, why: str, *, summary: str = "", confounds
 
 def _learning(key: str, label: str, applies: Callable[[Run], bool] | None = None) -> Factor:
     value = read.job_field(key) if applies is None else read.job_field_if(key, applies)
-    return Factor(key, label, value, LEARNING, "the parameters take another course")
+    return Factor(key, label, value, LEARNING, "trajectories differ")
 
 
 def _beside(key: str, label: str, otherwise: str | None = None) -> Factor:
@@ -105,12 +105,12 @@ def _ended_by_patience(run: Run) -> frozenset[str]:
     return LEARNING | {TIME} if read.ended_by_patience(run) else NOTHING
 
 
-_ANOTHER_SCORE = "BLEU by another search, tokenizer or release, or of other sentences, is another figure"
+_ANOTHER_SCORE = "BLEU with another search, tokenizer, version or other sentences is not comparable"
 _AN_UPDATE = frozenset({STEPS})
 _PAUSES = frozenset({TIME, TARGET})
 _TRANSLATING = "translating takes time"
-_CORES = "more cores or fewer to compute on"
-_GIVES_UP = "it only decides when a run is given up"
+_CORES = "the number of cores differs"
+_GIVES_UP = "it only decides when a run fails"
 
 _INDEPENDENT = (
     _independent("backend", "backend", "data order, initial values and formulas are the same on both"),
@@ -132,8 +132,8 @@ _INDEPENDENT = (
 )
 
 _LEARNING = (
-    Factor("model", "model", read.summary_field("model"), ALL, "another network computes and learns something else"),
-    Factor("data", "data", read.summary_field("data"), LEARNING, "other examples are learnt and evaluated"),
+    Factor("model", "model", read.summary_field("model"), ALL, "another network computes and learns differently"),
+    Factor("data", "data", read.summary_field("data"), LEARNING, "training and evaluation use other examples"),
     Factor(
         "digest", "contents of the data", read.dataset("digest"), LEARNING, "other examples under one name", given="data", expected=True
     ),
@@ -145,16 +145,16 @@ _LEARNING = (
         "seed",
         read.summary_field("seed"),
         LEARNING,
-        "they differ by chance too, so compare means over several seeds (--repeats)",
+        "results also differ by chance; compare means over several seeds (--repeats)",
         show=read.shown_seeds,
     ),
-    Factor("optimizer", "optimizer", read.job_field("optimizer"), ALL, "another rule costs and learns something else"),
+    Factor("optimizer", "optimizer", read.job_field("optimizer"), ALL, "another update rule has another cost and trajectory"),
     _learning("batch_tokens", "tokens of a batch"),
     _learning("lr", "learning rate"),
     _learning("momentum", "momentum", read.by_sgd),
     _learning("nesterov", "Nesterov momentum", read.by_sgd),
     _learning("weight_decay", "weight decay"),
-    _learning("clip_norm", "limit of the gradient's norm"),
+    _learning("clip_norm", "gradient clipping norm"),
     _learning("beta1", "beta1", read.by_adam),
     _learning("beta2", "beta2", read.by_adam),
     _learning("epsilon", "epsilon", read.by_adam),
@@ -163,23 +163,23 @@ _LEARNING = (
     _learning("schedule_gamma", "decay", _by_step),
     _learning("schedule_coefficient", "factor of the schedule", lambda run: run.job.get("schedule") == "noam"),
     _learning("warmup_steps", "warm-up"),
-    _learning("scale_lr", "scaling of the learning rate"),
+    _learning("scale_lr", "learning-rate scaling"),
     _learning("base_batch_size", "batch of the learning rate", lambda run: run.job.get("scale_lr") != "none"),
     Factor(
         "ema_decay",
         "moving average of the weights",
         read.job_field("ema_decay"),
         ALL,
-        "evaluations are of the average, and it takes time and memory",
+        "evaluations use the average, which takes time and memory",
     ),
-    Factor("augment", "augmentation", read.job_field("augment"), ALL, "changing images takes time, and other images are learnt"),
-    Factor("precision", "precision", read.precision, ALL, "other arithmetic is faster or slower, and rounds in another way"),
+    Factor("augment", "augmentation", read.job_field("augment"), ALL, "augmentation takes time and changes the training images"),
+    Factor("precision", "precision", read.precision, ALL, "other arithmetic differs in speed and rounding"),
     Factor(
         "budget",
         "budget",
         read.budget,
         LEARNT | {TIME},
-        "one was to train longer than the other",
+        "the budgets differ",
         show=read.shown_budget,
     ),
     Factor(
@@ -196,7 +196,7 @@ _LEARNING = (
         "patience",
         read.job_field("patience"),
         NOTHING,
-        "it ends a run that has not improved for so long",
+        "early stopping may end the run",
         also=_ended_by_patience,
     ),
     Factor(
@@ -215,14 +215,14 @@ _LEARNING = (
         _ANOTHER_SCORE,
     ),
     Factor("eval_sentences", "sentences an evaluation translates", read.job_field("eval_sentences"), _PAUSES, _TRANSLATING),
-    Factor("beam", "beam", read.job_field("beam"), frozenset({TIME}), "translating at the end takes time"),
-    Factor("length_penalty", "length penalty", read.job_field("length_penalty"), NOTHING, "it is of the translations at the end alone"),
+    Factor("beam", "beam", read.job_field("beam"), frozenset({TIME}), "the final translation takes time"),
+    Factor("length_penalty", "length penalty", read.job_field("length_penalty"), NOTHING, "it only affects the final translations"),
     Factor(
         "eval_every",
         "evaluations",
         read.job_field("eval_every"),
         _PAUSES,
-        "they take time, and only they notice a target",
+        "they take time, and targets are only checked there",
         order=BY_FIELD["eval_every"],
     ),
     Factor(
@@ -230,14 +230,14 @@ _LEARNING = (
         "checkpoints",
         read.saving,
         _PAUSES | {RESOURCES},
-        "training stands still for them, and they take memory",
+        "they pause training and take memory",
         show=read.shown_saving,
         order=by_saving,
     ),
 )
 
 _MACHINE = (
-    Factor("threads", "threads per task", read.threads, WORK, "a task computes on more threads or fewer"),
+    Factor("threads", "threads per task", read.threads, WORK, "the number of compute threads differs"),
     Factor("cpu", "processor", read.host("cpu_model"), WORK, "another processor", expected=True),
     Factor("cores", "cores available", read.cores, WORK, _CORES, expected=True),
     Factor("cores_per_node", "limit of cores", read.job_field_or("cores_per_node", "none"), WORK, _CORES),
@@ -246,24 +246,24 @@ _MACHINE = (
         "nodes sharing cores",
         read.summary_field("nodes_sharing_cores"),
         WORK,
-        "nodes that fight for cores are slower than as many machines (virtual nodes: --cores-per-node)",
+        "nodes that share cores are slower than separate machines (virtual nodes: --cores-per-node)",
     ),
     Factor("memory", "memory", read.memory, frozenset({RESOURCES}), "nodes with other memory", show=read.shown_bytes, expected=True),
     Factor("gpus", "GPUs", read.gpus, WORK, "other processors"),
     Factor("device", "device", read.device, WORK, "computed elsewhere"),
-    Factor("kernel", "kernel", read.host("kernel"), WORK, "another kernel schedules and sends in another way", expected=True),
-    Factor("network", "network", read.network, WORK, "other links, and counted at another place"),
+    Factor("kernel", "kernel", read.host("kernel"), WORK, "another kernel schedules and sends differently", expected=True),
+    Factor("network", "network", read.network, WORK, "other links, counted at another place"),
     Factor("bandwidth", "bandwidth", read.bandwidth, WORK, "faster or slower links", show=read.shown_bandwidth),
     Factor("link", "link speed in bit/s", read.link, WORK, "faster or slower links"),
-    Factor("framework", "framework's release", read.framework, WORK, "it may be faster or slower", given="backend", expected=True),
-    Factor("trainer", "trainer's release", read.package("crosstrain"), ALL, "it may train and count in another way", expected=True),
-    Factor("python", "Python's release", read.host("python"), CLOCK, "it may be faster or slower", expected=True),
+    Factor("framework", "framework version", read.framework, WORK, "it may be faster or slower", given="backend", expected=True),
+    Factor("trainer", "trainer version", read.package("crosstrain"), ALL, "it may train and count differently", expected=True),
+    Factor("python", "Python version", read.host("python"), CLOCK, "it may be faster or slower", expected=True),
     Factor(
         "distributed",
         "distributed wrapper",
         read.job_field_if("distributed", read.single_process),
         WORK,
-        "the framework's wrapper costs time",
+        "the framework's wrapper takes time",
     ),
     Factor(
         "exchange",
@@ -272,20 +272,20 @@ _MACHINE = (
         WORK,
         "frameworks' collectives take longer for small messages",
     ),
-    Factor("compile", "compiled steps", read.compiled, WORK, "compiled steps are faster or slower, and round in another way"),
+    Factor("compile", "compiled steps", read.compiled, WORK, "compiled steps differ in speed and rounding"),
     Factor("steps_per_call", "steps per call", read.job_field_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
-    Factor("accumulate", "micro-batches", read.job_field("accumulate"), WORK, "a worker computes its batch in more parts or fewer"),
-    Factor("deterministic", "deterministic kernels", read.job_field("deterministic"), WORK, "kernels that repeat to the bit are slower"),
-    Factor("profile", "profiled steps", read.job_field("profile"), NOTHING, "no speed has them in it, and their run is marked by itself"),
+    Factor("accumulate", "micro-batches", read.job_field("accumulate"), WORK, "a worker computes its batch in another number of parts"),
+    Factor("deterministic", "deterministic kernels", read.job_field("deterministic"), WORK, "reproducible kernels are slower"),
+    Factor("profile", "profiled steps", read.job_field("profile"), NOTHING, "speeds exclude them, and the run is marked"),
     Factor(
         "sample_interval", "sampling interval", read.job_field("sample_interval"), frozenset({RESOURCES}), "more samples find higher peaks"
     ),
     Factor("start_timeout", "time limit of the start", read.job_field("start_timeout"), NOTHING, _GIVES_UP),
     Factor("stall_timeout", "time limit of a stall", read.job_field("stall_timeout"), NOTHING, _GIVES_UP),
     Factor("node_timeout", "time limit of a silent node", read.job_field("node_timeout"), NOTHING, _GIVES_UP),
-    Factor("max_restarts", "most restarts", read.job_field("max_restarts"), NOTHING, _GIVES_UP),
+    Factor("max_restarts", "maximum restarts", read.job_field("max_restarts"), NOTHING, _GIVES_UP),
     Factor("restart_window", "time within which restarts count", read.job_field_or("restart_window", "the run"), NOTHING, _GIVES_UP),
-    Factor("min_nodes", "least nodes", read.job_field_or("min_nodes", "all"), NOTHING, _GIVES_UP),
+    Factor("min_nodes", "minimum nodes", read.job_field_or("min_nodes", "all"), NOTHING, _GIVES_UP),
     Factor(
         "spare_processes",
         "spare processes",
@@ -293,7 +293,7 @@ _MACHINE = (
         frozenset({RESOURCES}),
         "they take memory, and cores to load",
     ),
-    Factor("on_nan", "what becomes of a loss that is not finite", read.job_field("on_nan"), NOTHING, _GIVES_UP),
+    Factor("on_nan", "action on a non-finite loss", read.job_field("on_nan"), NOTHING, _GIVES_UP),
 )
 
 _BESIDE = (

@@ -26,7 +26,7 @@ def quality_told(found: SetUps, *, speed: bool = True) -> list[str]:
     if quality.leads and quality.best is not None:
         name = one_line(quality.info.label) if quality.info is not None else ""
         interval = quality.interval(quality.best)
-        within = "" if interval is None else f" (95 % CI {'–'.join(map(_figure(quality.info), interval))})"
+        within = "" if interval is None else f"95 % CI {'–'.join(map(_figure(quality.info), interval))}, "
         places = [place for place in range(len(every)) if place in quality.judged and place != quality.best]
         kinds = (
             ("significantly worse:", [place for place in places if place in quality.worse]),
@@ -34,7 +34,7 @@ def quality_told(found: SetUps, *, speed: bool = True) -> list[str]:
             ("significance unknown against", [place for place in places if place in quality.unknown]),
         )
         rest = [f"{kind} {some_of([f'{every[one].label}, {quality.text(one)}' for one in those])}" for kind, those in kinds if those]
-        best = f"{every[quality.best].label} has the best test {name}, {quality.text(quality.best)}{within}"
+        best = f"{every[quality.best].label} has the best test {name}, {quality.text(quality.best, within)}"
         lines.append(f"{'; '.join([best, *rest])}.")
     if quality.diverged:
         named = [f"{every[place].label} ({why})" for place, why in quality.diverged.items()]

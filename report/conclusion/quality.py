@@ -64,12 +64,12 @@ class Quality:
         """Return the interval of 95 % of a configuration's mean by Student's t, None for one value alone."""
         return interval_of_arithmetic_mean(self.values[place])
 
-    def text(self, place: int) -> str:
-        """Return a configuration's mean in words: ``0.9500 (n = 3)``."""
+    def text(self, place: int, interval: str = "") -> str:
+        """Return a configuration's mean in words: ``0.9500 (n = 3)``; `interval` stands before the n."""
         mean = self.mean(place)
         assert mean is not None
         assert self.info is not None
-        return f"{figure_text(self.info.name, mean)} (n = {len(self.values[place])})"
+        return f"{figure_text(self.info.name, mean)} ({interval}n = {len(self.values[place])})"
 
     def to_json(self, labels: Sequence[str]) -> dict[str, Any]:
         """Return it as a JSON object; `labels` are what the configurations are called."""

@@ -44,7 +44,7 @@ def _once(name: str, sentences: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _axes(told: Told, width: int) -> list[str]:
-    """Return a line for each axis in columns; where that is too wide, what is sure of it on a line below."""
+    """Return a line for each axis in columns; if that is too wide, its significance on a line below, or all of it wrapped."""
     rows = [(line.axis, line.held, line.ratio) for line in told.axes]
     widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
     found = []
@@ -55,8 +55,10 @@ def _axes(told: Told, width: int) -> list[str]:
         head = _GAP.join(["", *(text + " " * (wide - text_width(text)) for text, wide in zip(row, widths, strict=True))])
         if text_width(head) + len(_GAP) + text_width(line.sure) <= width:
             found.append(f"{head}{_GAP}{line.sure}")
-        else:
+        elif text_width(head.rstrip()) <= width:
             found += [head.rstrip(), _wrapped(line.sure, width, 3 * _GAP)]
+        else:
+            found.append(_wrapped(line.sentence.removesuffix("."), width, _GAP))
     return found
 
 

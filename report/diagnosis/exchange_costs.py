@@ -18,7 +18,7 @@ BAND = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCosts:
-    """The exchange of a sync step, beyond what computing hides, in seconds of one step.
+    """The exchange of a sync step, not hidden by computation, in seconds of one step.
 
     - `messages_seconds_per_step`: what an exchange of a few bytes takes; `bytes_seconds_per_step`: what that of the gradients takes more;
       `around_seconds_per_step`: what the step takes besides both and its own work. The three add up to what the exchange adds to a step

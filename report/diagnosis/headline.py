@@ -37,8 +37,8 @@ def _starved(explanation: Explanation) -> str:
         raise ValueError("nobody took this run's cores")
     cores = f"{number_text(found.foreign_cores, 2)} of the {number_text(found.cores_available, 2)} cores that node {found.node} may use"
     return (
-        f"starved of CPU: other programs had {cores}, and so {percent(found.fraction)} of the processor time that its tasks asked for. "
-        "The figures below are those of a busy machine: nothing is advised from them. Run it again on a quiet one."
+        f"CPU contention: other programs used {cores}, {percent(found.fraction)} of the CPU time that its tasks needed. "
+        "The figures below are of a busy machine, so there is no recommendation. Run it again on a quiet one."
     )
 
 
@@ -47,7 +47,7 @@ def _exchange(explanation: Explanation) -> str:
 
 
 def _network(explanation: Explanation) -> str:
-    hidden = ", beyond what computing hides" if explanation.evidence.summary["mode"] == "sync" else ""
+    hidden = ", not hidden by computation" if explanation.evidence.summary["mode"] == "sync" else ""
     share = f"network-bound: {percent(explanation.step_fractions['network'])} of each step is {_exchange(explanation)}{hidden}"
     link = busiest(explanation.evidence.links)
     full = f"node {link.node}'s link runs at {percent(link.fraction)} of {_speed(link)} while it trains" if link is not None else None
@@ -56,8 +56,8 @@ def _network(explanation: Explanation) -> str:
     though = f" at a link that is not full ({full})" if full else ""
     if explanation.network_cause == "messages":
         few = percent(explanation.message_fraction)
-        return f"{share}, and its cost is that of the messages, not of their size{though}: an exchange of a few bytes takes {few} as long."
-    return f"{share}, and moving and adding up {_payload(explanation)} a step takes it{though}."
+        return f"{share}; latency-bound, not bandwidth-bound{though}: an exchange of a few bytes takes {few} as long."
+    return f"{share}, for moving and summing {_payload(explanation)} per step{though}."
 
 
 def _speed(link: Link) -> str:
@@ -86,7 +86,7 @@ def _cores(view: NodeView) -> str:
 
 
 def _data(explanation: Explanation) -> str:
-    return f"data-bound: {percent(explanation.step_fractions['data'])} of each step is gathering, changing and normalising the batch."
+    return f"data-bound: {percent(explanation.step_fractions['data'])} of each step is gathering, augmenting and normalising the batch."
 
 
 def _peers(explanation: Explanation) -> str:
@@ -96,10 +96,10 @@ def _peers(explanation: Explanation) -> str:
     cores = "" if limit is None else f" (it may use {number_text(limit, 2)} cores)"
     if explanation.evidence.summary["mode"] == "sync":
         waits = percent(explanation.step_fractions["peers"])
-        text = f"held back by a slow node: for {waits} of each step others wait for {slow}, whose own work takes {times}{cores}"
+        text = f"straggler: for {waits} of each step others wait for {slow}, whose own work takes {times}{cores}"
         return f"{text}{_exchange_of_the_slow(explanation)}."
     share = percent(next(view for view in explanation.nodes if view.node == explanation.slow_node).updates_fraction)
-    return f"a slow node: the own work of {slow} takes {times}{cores}. It makes {share} of the updates; nobody waits for it."
+    return f"straggler: the own work of {slow} takes {times}{cores}. It makes {share} of the updates; nobody waits for it."
 
 
 def _exchange_of_the_slow(explanation: Explanation) -> str:
@@ -116,7 +116,7 @@ def _evaluating(explanation: Explanation) -> str:
     evidence = explanation.evidence
     each = evidence.summary["eval_seconds"] / max(1, evidence.evaluations)
     how = f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''} of {number_text(each, 3)} s"
-    return f"evaluating holds it back: it takes {percent(explanation.run_fractions['evaluating'])} of the run's time ({how})."
+    return f"evaluation is the bottleneck: it takes {percent(explanation.run_fractions['evaluating'])} of the run's time ({how})."
 
 
 def _translating(explanation: Explanation) -> str:
@@ -124,8 +124,8 @@ def _translating(explanation: Explanation) -> str:
     share, seconds = percent(explanation.run_fractions["translating"]), number_text(evidence.summary["translate_seconds"], 1)
     finished = "" if evidence.summary["translated"] else ", and was not finished"
     return (
-        f"translating all test sentences at the end holds it back: it takes {share} of the run's time ({seconds} s{finished}). "
-        "It takes place once; a longer run has less of it."
+        f"the final translation is the bottleneck: it takes {share} of the run's time ({seconds} s{finished}). "
+        "It happens once, so its share falls in longer runs."
     )
 
 
@@ -133,15 +133,15 @@ def _saving(explanation: Explanation) -> str:
     share = percent(explanation.run_fractions["saving"])
     saved = explanation.evidence.saved
     return (
-        f"saving holds it back: training stands still for checkpoints for {share} of the run's time ({saved} saved); writing them, which "
-        "training does not wait for, is not in that."
+        f"checkpoints are the bottleneck: they pause training for {share} of the run's time ({saved} saved), not counting "
+        "background writing."
     )
 
 
 def _profiling(explanation: Explanation) -> str:
     summary = explanation.evidence.summary
     share, seconds = percent(explanation.run_fractions["profiling"]), number_text(summary["profile_seconds"], 1)
-    return f"profiling holds it back: it takes {share} of the run's time ({seconds} s). A run without --profile has none of it."
+    return f"profiling is the bottleneck: it takes {share} of the run's time ({seconds} s). Run without --profile."
 
 
 def _idle(explanation: Explanation) -> str:
@@ -149,15 +149,15 @@ def _idle(explanation: Explanation) -> str:
     share, seconds = percent(explanation.run_fractions["idle"]), number_text(summary["run_seconds"], 2)
     size = number_text((summary["step_seconds"] or {}).get("group_size"), 0)
     waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
-    return f"nothing to do: {waits}; they get {size} at a time."
+    return f"idle workers: {waits}; they get {size} steps at a time."
 
 
 def _other(explanation: Explanation) -> str:
     seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
     share = percent(explanation.run_fractions["other"])
     lost = explanation.evidence.summary.get("restart_seconds_lost") if explanation.evidence.part_began_seconds is None else None
-    more = f"restarts took {number_text(lost, 2)} s of them" if lost else "a longer run would say more"
-    return f"neither training nor evaluating: {share} of the run's {seconds} s pass between commands; {more}."
+    more = f"restarts took {number_text(lost, 2)} s of it" if lost else "a longer run would say more"
+    return f"idle and coordination: {share} of the run's {seconds} s is neither training nor evaluation; {more}."
 
 
 def _mixed(explanation: Explanation) -> str:

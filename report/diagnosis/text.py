@@ -139,7 +139,7 @@ def notes(explanation: Explanation) -> list[str]:
     sharing = evidence.summary["nodes_sharing_cores"] or 1
     if sharing > 1:
         parts = "--cores-per-node would give virtual nodes a part each, --threads says how many threads each task has"
-        found.append(f"{sharing} nodes share the same cores and fight for them; {parts}.")
+        found.append(f"{sharing} nodes share the same cores and compete for them; {parts}.")
     held_up = [text for text in (_held_up(explanation, view) for view in explanation.nodes) if text]
     if len(held_up) > MOST_NODES_SHOWN:
         held_up = [*held_up[:MOST_HELD_UP], f"So did {len(held_up) - MOST_HELD_UP:,} more of the {len(explanation.nodes):,} nodes."]

@@ -40,7 +40,7 @@ def decision(lines: Lines) -> Picture | None:
         panels.append(learnt)
     note = "A dot is a run, a tick the geometric mean, a bar its 95 % confidence interval. " if lines.repeated else "A dot is a run. "
     words = "; ".join(_said(lines, line, figure, comparable) for line in rows)
-    title = "Fastest on top, none recommended" if lines.set_ups.quality.undecided and figure is not TARGET else "Best on top"
+    title = "Fastest first, no recommendation" if lines.set_ups.quality.undecided and figure is not TARGET else "Best first"
     return Picture("decision", title, (note + lines.note).strip(), words, tuple(panels), place="first")
 
 
@@ -111,7 +111,7 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
         return None
     of = searched(info, lines.runs)
     title = f"Test {info.label}{of} over time" + (f", the best {len(curves)} configurations" if some else "")
-    return Panel(title, "run clock in seconds", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
+    return Panel(title, "wall-clock time (s)", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
 
 
 def _said(lines: Lines, line: Line, figure: Figure, comparable: Collection[int]) -> str:

@@ -100,7 +100,7 @@ def _range(run: Run, nodes: Sequence[NodeSeries]) -> tuple[float, float]:
 def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, alone: bool) -> Picture:
     first, last = _range(run, nodes)
     panels = tuple(
-        Panel(title, "run clock in seconds", y_title, curves, unit, from_zero=True, top=top)
+        Panel(title, "wall-clock time (s)", y_title, curves, unit, from_zero=True, top=top)
         for (title, y_title, unit, figure), top in zip(_MEASURES, tops, strict=True)
         if (curves := _curves(run, nodes, figure, first, last))
     )

@@ -22,7 +22,7 @@ from .lines import Line, Lines
 
 __all__ = ["course", "evaluations", "goal", "metrics_of_all", "training"]
 
-_STEPS, _SECONDS = "updates", "run clock in seconds"
+_STEPS, _SECONDS = "updates", "wall-clock time (s)"
 _SMOOTHED = "Averaged exponentially over a hundredth of the run's updates (at least 10)."
 _RAW = " Pale: each update."
 _MEDIAN_SHARE = 20

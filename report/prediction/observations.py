@@ -141,7 +141,7 @@ def observe(run: Run) -> Observed:
     summary, job, calibration, path = run.summary, run.job, run.calibration, run.path
     if (since := diverged(summary)) is not None:
         raise UsageError(
-            f"run: the loss of {str(path)!r} was not finite (NaN or infinite) {since}: its speed is that of no training, and nothing is "
+            f"run: the loss of {str(path)!r} was not finite (NaN or infinite) {since}: its speed is not that of training, and nothing is "
             "predicted from it. Take another run."
         )
     if calibration is None or summary.get("time_shares") is None:

@@ -19,7 +19,7 @@ _MOST_VALUES = 5
 
 _USUAL = frozenset(rule.key for rule in RULES if rule.independent)
 
-_SAME = "data, seeds, precision, threads, machine, releases, optimizer and schedule, augmentation, budget, evaluations and network"
+_SAME = "data, seeds, precision, threads, machine, software versions, optimizer and schedule, augmentation, budget, evaluations and network"
 
 
 _SAID_BY = {"workers": ("nodes",), "update_examples": ("global_batch_size", "batch_size")}
@@ -46,14 +46,14 @@ def _differences(comparison: Comparison) -> list[str]:
         lines.append(f"Differences without effect on the figures: {'; '.join(_named(one) for one in comparability.beside)}.")
     faults = comparability.faults
     if faults:
-        lines += ["Not alike:", *(f"  {_fault(fault, comparability)}" for fault in faults)]
+        lines += ["Confounding differences:", *(f"  {_fault(fault, comparability)}" for fault in faults)]
     elif not comparability.unrecorded:
         told = "" if any(one.key not in _USUAL for one in comparability.independent) else f": {_SAME} are the same"
         lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}{told}.")
     else:
         lines.append(f"No {'other ' if lines else ''}difference is known.")
     if comparability.unrecorded:
-        lines.append(f"Not recorded, so perhaps not alike: {_unrecorded(comparison)}.")
+        lines.append(f"Not recorded, so possibly different: {_unrecorded(comparison)}.")
     return lines
 
 
@@ -69,13 +69,13 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
         lines.append(
-            "Several runs of one job stand in one row (×N, or the column runs): mean ± half the 95 % confidence interval of the mean "
+            "Repeats are in one row (×N, or the column runs): mean ± half the 95 % confidence interval of the mean "
             "(trainer compare --no-fold keeps them apart). The conclusion has geometric means with their 95 % confidence intervals."
         )
     contended = [run.name for entry in folded if entry.counts for run in entry.runs if cpu_starvation(run.summary) is not None]
     if contended and not shown.isdisjoint(WORK):
         names = some_of(contended)
-        lines.append(f"(n=…): the mean is over so many runs; CPU contention from other programs voids the speed and the times of {names}.")
+        lines.append(f"(n=…): the mean is over n runs; CPU contention from other programs invalidates the speed and times of {names}.")
     unjudged = [run.name for run in comparison.runs if not contention_judged(run.summary)]
     if unjudged and not shown.isdisjoint(WORK):
         lines.append(f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}.")
@@ -84,12 +84,9 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
             lines.append(f"{entry.label}: the fastest and the slowest are excluded ({', '.join(entry.left_out)}).")
     if comparison.fits_neither and not columns:
         names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
-        lines.append(f"In no series of scaling, as no other number of nodes has the same global batch or batch per worker: {names}.")
+        lines.append(f"In no scaling series, as no other number of nodes has the same global batch or batch per worker: {names}.")
     if any(point.too_fast for series in comparison.scaling or () for point in series.points) and not columns:
-        lines.append(
-            f"{TOO_FAST} above 100 % by more than the scatter, which more nodes cannot do by themselves: one of the two was measured wrong "
-            "or had another advantage, so measure both again."
-        )
+        lines.append(f"{TOO_FAST} significantly above 100 %, so a measurement is wrong or another advantage helped; measure both again.")
     modes = {run.summary["mode"] for run in comparison.runs}
     if len(modes) > 1 and (STEPS in shown or any(one.key == "steps" for one in columns)):
         lines.append(ACROSS_MODES)

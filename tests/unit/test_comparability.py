@@ -334,15 +334,15 @@ def test_the_releases_of_every_package_that_a_backend_of_others_declares_are_com
     assert (alike.faults, alike.unrecorded) == ([], {})
     other = compare_settings([run("a", "0.9"), run("b", "0.8")])
     assert [difference.key for difference in other.faults] == ["framework"]
-    assert compare_settings([run("a", "0.9"), run("b", None)]).unrecorded == {"framework's release": ["b"]}
+    assert compare_settings([run("a", "0.9"), run("b", None)]).unrecorded == {"framework version": ["b"]}
 
 
 def test_what_was_not_recorded_is_told_and_taken_as_alike():
     found = compare_settings([made(), made("two", node={"kernel": None, "packages": None})])
-    assert found.unrecorded == {"kernel": ["two"], "framework's release": ["two"], "trainer's release": ["two"]}
+    assert found.unrecorded == {"kernel": ["two"], "framework version": ["two"], "trainer version": ["two"]}
     assert (found.faults, found.marks(1)) == ([], set())
     lines = above(compare_runs([made(), made("two", node={"kernel": None})]))
-    assert lines == ["No difference is known.", "Not recorded, so perhaps not alike: kernel of two."]
+    assert lines == ["No difference is known.", "Not recorded, so possibly different: kernel of two."]
 
 
 def test_equal_runs_are_said_to_be_equal():
@@ -354,10 +354,10 @@ def test_differences_are_told_in_sentences():
     assert above(compare_runs([made(), made("two", backend="tf", mode="async", seed=3, stall_timeout=60, node={"kernel": "7"})])) == [
         "Compared: backend torch, tf; mode sync, async.",
         "  mode: an update is of the global batch in sync, of one worker's batch in async.",
-        "Not alike:",
+        "Confounding differences:",
         "  seed (0, 3): loss, accuracy and time to target are not comparable; they differ by chance too, so compare means over several"
         " seeds (--repeats).",
         "  kernel (6.1.0, 7): speed, steps/s, run time, time to target and resources are not comparable; another kernel schedules and"
         " sends in another way.",
-        "  time limit of a stall (120, 60): it only decides when a run is given up.",
+        "  time limit of a stall (120, 60): it only decides when a run fails.",
     ]

@@ -9,6 +9,7 @@ from crosstrain.records.schema import EvalRecord
 from crosstrain.report.conclusion.conclusion import conclude
 from crosstrain.report.conclusion.sentences import told
 from crosstrain.report.conclusion.set_ups import SPEED_FIGURE, times_as_good
+from crosstrain.report.conclusion.text import as_text
 
 
 def repeated(name, speeds, *, times=None, until=None, reached=None, **job):
@@ -342,3 +343,25 @@ def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
     assert verdict().winner is not None
     assert verdict(torch=1, tf=2).winner is None
     assert "threads" in verdict(torch=1, tf=2).why_not
+
+
+@pytest.mark.parametrize("configurations", [2, 3, 4])
+@pytest.mark.parametrize("until", [None, "accuracy>=0.9"])
+def test_a_conclusion_fits_a_terminal_of_80_by_24(configurations, until):
+    """Up to four configurations of two frameworks in two modes, with repeats, and with a calibrated bottleneck each."""
+    kinds = [("tf", "async"), ("torch", "sync"), ("tf", "sync"), ("torch", "async")][:configurations]
+    runs = [
+        run
+        for place, (backend, mode) in enumerate(kinds)
+        for run in repeated(
+            f"{backend}-{mode}",
+            [speed / (1 + place) for speed in FAST],
+            times=[(8.0 + seed) * (1 + place) for seed in range(3)] if until else None,
+            until=until,
+            backend=backend,
+            mode=mode,
+        )
+    ]
+    lines = as_text(told(conclude(runs)), 80).rstrip().split("\n")
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80

@@ -174,7 +174,7 @@ def test_a_full_link_is_told_from_small_messages_and_from_copies(tmp_path):
     assert [found.network_cause for found in (full, messages, copies)] == ["link", "messages", "transfer"]
     assert {found.verdict for found in (full, messages, copies)} == {"network"}
     assert headline(full) == (
-        "network-bound: 80% of each step is all-reduce, beyond what computing hides, "
+        "network-bound: 80% of each step is all-reduce, not hidden by computation, "
         "and node 0's link runs at 96% of 100 Mbit/s while it trains."
     )
     assert "an exchange of a few bytes takes 88% as long" in headline(messages)
@@ -236,7 +236,7 @@ AWAY = {"event": "task_failed", "time_seconds": 6.0, "detail": {"task": "worker-
             {"restarts": 2, "restart_seconds_lost": 0.75, "worker_restarts": 1, "worker_absent_seconds": 0.5},
             [LOST, {"event": "run_restarted", "time_seconds": 5.0, "detail": {"step": 1200, "nodes": [0, 2]}}, AWAY],
             [
-                "The run was restarted (once, 0.75 s lost): updates since the checkpoint were made again, and its tasks started.",
+                "The run was restarted (once, 0.75 s lost): updates since the checkpoint were repeated, and its tasks restarted.",
                 "It went on at 5.00 s after update 1,200 on 2 nodes.",
                 "A worker was lost and replaced (once, 0.50 s in all): the others trained meanwhile, and no update was repeated.",
                 f"Cause: {one_line(LOST['detail']['cause'])}; worker-1 stood still.",

@@ -209,7 +209,7 @@ def test_the_translation_at_the_end_is_not_avoided_by_fewer_evaluations(tmp_path
     assert (found.verdict, found.run_fractions["translating"]) == ("translating", pytest.approx(0.6))
     assert [entry.option for entry in advise(found)] == ["--beam 1"]
     text = headline(found)
-    assert text.startswith("translating all test sentences at the end holds it back: it takes 60% of the run's time (0.6 s, and was not ")
+    assert text.startswith("the final translation is the bottleneck: it takes 60% of the run's time (0.6 s, and was not ")
     greedy = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=1, name="greedy")
     assert advise(explain(Run(greedy))) == []
 

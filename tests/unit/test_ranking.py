@@ -201,7 +201,7 @@ def test_a_run_that_lost_its_loss_is_marked_and_wins_nothing(lost, since):
     (best,) = conclude(runs).best
     assert (best.set_up.runs[0].name, best.worst.runs[0].name) == ("torch-seed=0", "tf-seed=0")
     assert found.marks[2] == set(GROUPS)
-    assert f"  loss NaN or infinite ({since}): all figures are not comparable; its speed is that of no training." in above(found)
+    assert f"  loss NaN or infinite ({since}): all figures are not comparable; its speed is not that of training." in above(found)
 
 
 def test_a_repeat_that_lost_its_loss_spoils_no_mean():

@@ -68,7 +68,7 @@ def test_a_reader_that_takes_one_line_is_no_error(out):
         assert (pipe.stderr.read(), pipe.wait()) == ("", 1)
 
 
-COPY = "standard output cannot be written ({}); the exit code tells of the work, which is not lost\n"
+COPY = "standard output cannot be written ({}); the exit code is that of the work, which is complete\n"
 
 
 @pytest.mark.parametrize("refusal", ["Bad file descriptor", "No space left on device", "Broken pipe"])

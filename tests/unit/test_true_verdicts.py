@@ -170,7 +170,7 @@ def test_a_configuration_that_diverged_is_named_and_never_the_fastest():
     found = conclude(runs)
     assert found.best == ()
     words = told(found)
-    assert words.best[0].startswith("learning rate 0.02 has the best test accuracy, 0.9500 (n = 3) (95 % CI ")
+    assert words.best[0].startswith("learning rate 0.02 has the best test accuracy, 0.9500 (95 % CI ")
     assert words.best[1] == (
         "Diverged, so not ranked: learning rate 0.1 "
         "(3 of 3 runs: test accuracy 0.1000 at the end, no better than guessing the most common class)."

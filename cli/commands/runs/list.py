@@ -64,9 +64,9 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 
 @click.group(cls=_ListingGroup)
 def runs() -> None:
-    """List runs, show one, delete some, or export their records as tables.
+    """List, show, delete and export runs.
 
-    `trainer runs` alone lists, and takes the options of `trainer runs list`. RUN is the path of a run directory, or the name of one in
+    `trainer runs` alone lists, with the options of `trainer runs list`. RUN is a run directory, or the name of one in
     the folder with the runs.
     """
 
@@ -100,10 +100,10 @@ def list_command(
     out: Path,
     **settings: Sequence[str],
 ) -> None:
-    """List the runs of a folder and of the folders in it, such as sweeps.
+    """List the runs of a folder and its subfolders, such as sweeps.
 
-    A figure is any that --json prints, or one of the table's: name, loss, a metric such as accuracy, batch, time_to_target, when. Of an
-    option that is given several times one value is enough, of --where all must hold. Failed, running and damaged runs are listed too.
+    A figure is any that --json prints, or one of the table: name, loss, a metric such as accuracy, batch, time_to_target, when. If an
+    option is repeated, one value has to match; of --where all have to. Failed, running and damaged runs are listed too.
     """
     earliest = parse_since(since, datetime.now().astimezone()) if since is not None else None
     _check_closed(settings)
@@ -178,7 +178,7 @@ def _made_since(row: Row, earliest: datetime) -> bool:
 @_as_json
 @_out
 def show_command(run: str, as_json: bool, out: Path) -> None:
-    """Show a run: its figures, where its files are, what it ran on, its checkpoints, and the command that does it again."""
+    """Show a run: figures, files, machine, checkpoints, and the command that repeats it."""
     from .show import as_text, shown
 
     found = shown(find_run(run, out))
@@ -190,10 +190,10 @@ def show_command(run: str, as_json: bool, out: Path) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_out
 def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
-    """Delete run directories, with their checkpoints, after showing what goes. A run at work is refused.
+    """Delete run directories with their checkpoints, after confirmation. Rejects a run in progress.
 
-    RUN may also be the folder of a sweep: all of its runs go, and then the folder, unless it holds other files. A run disappears in one
-    move; what a deletion that was killed left behind is removed by the next.
+    RUN may also be the folder of a sweep: all of its runs are deleted, then the folder, unless it holds other files. Each run is removed
+    atomically; the next deletion cleans up after an interrupted one.
     """
     from .delete import delete
 
@@ -211,9 +211,9 @@ def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @_out
 def export_command(names: Sequence[str], file_format: str, what: str | None, output: str | None, overwrite: bool, out: Path) -> None:
-    """Write the records of runs as long tables for other programs: a row an update, an evaluation, a node's sample, a run.
+    """Export the records of runs as tables for other programs: one row per update, evaluation, node sample or run.
 
-    RUN may also be a folder of runs, such as a sweep's. Units stand in the columns' names, the first column is the run.
+    RUN may also be a folder of runs, such as a sweep's. Column names have units; the first column is the run.
     """
     from .export import export
 
