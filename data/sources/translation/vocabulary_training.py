@@ -32,7 +32,7 @@ COVERAGE_WITH_BYTES = 0.9995
 
 MOST_MEMORY_BYTES = 16 << 30
 """Address space of the process. A million sentences of words take a few hundred megabytes; where words are as long as lines, as in
-languages without spaces, some 50 bytes for each character."""
+languages without spaces, some 86 bytes for each character."""
 
 _LENGTH_BYTES = 4
 _END = b"\xff" * _LENGTH_BYTES
