@@ -25,4 +25,4 @@ def diverged(summary: Mapping[str, Any]) -> str | None:
 def diverged_text(summary: Mapping[str, Any]) -> str | None:
     """Return what has to be said of such a run in a sentence, None of any other."""
     since = diverged(summary)
-    return None if since is None else f"The loss was not finite (NaN or infinite) {since}: speed and resources are those of no training."
+    return None if since is None else f"The loss was not finite (NaN or infinite) {since}: speed and resources are not those of training."

@@ -24,7 +24,7 @@ from .set_ups import SPEED_FIGURE, SetUp, SetUps, called, set_ups, shown
 
 __all__ = ["HEADER", "Change", "SeveralExplanations", "explain_several"]
 
-HEADER = ("run", "examples/s", "what holds it back")
+HEADER = ("run", "examples/s", "bottleneck")
 
 MOST_COMPONENTS = 2
 """Parts of a step whose change is told, the largest changes first."""

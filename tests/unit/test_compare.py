@@ -195,9 +195,9 @@ def test_figures_can_be_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("metric", "said", "unsaid"),
     [
-        ("accuracy", [": accuracy (seed).", "stand in one row"], ["steps/s", "resources", "A step is"]),
+        ("accuracy", [": accuracy (seed).", "Repeats are in one row"], ["steps/s", "resources", "A step is"]),
         ("steps_per_second", ["steps/s (mode, kernel).", "A step is one update"], ["accuracy (seed)"]),
-        ("steps", ["A step is one update"], ["not to be compared"]),
+        ("steps", ["A step is one update"], ["not comparable with"]),
         ("examples_per_second", ["speed (kernel)."], ["A step is"]),
         ("time_to_target", ["time to target (seed, kernel)."], ["A step is"]),
         ("accuracy,loss", ["loss, accuracy (seed)."], ["kernel)"]),
@@ -376,7 +376,7 @@ def test_a_loss_that_blew_up_is_shown(tmp_path):
 
 def test_a_loss_that_stayed_lost_is_said_under_the_table_of_the_run(tmp_path):
     summary = summary_of(sync_run(tmp_path))
-    said = "\nThe loss was not finite (NaN or infinite) from step 1,200 on: speed and resources are those of no training.\n"
+    said = "\nThe loss was not finite (NaN or infinite) from step 1,200 on: speed and resources are not those of training.\n"
     assert to_text(one_run({**summary, "non_finite_from_step": 1200})).endswith(said)
     assert to_text(one_run(summary)) == ONE_RUN
 

@@ -177,8 +177,8 @@ def test_a_full_link_is_told_from_small_messages_and_from_copies(tmp_path):
         "network-bound: 80% of each step is all-reduce, not hidden by computation, "
         "and node 0's link runs at 96% of 100 Mbit/s while it trains."
     )
-    assert "an exchange of a few bytes takes 88% as long" in headline(messages)
-    assert "moving and adding up 31.4 kB" in headline(copies)
+    assert "latency-bound, not bandwidth-bound: an exchange of a few bytes takes 88% as long" in headline(messages)
+    assert "moving and summing 31.4 kB per step" in headline(copies)
     assert [node.limit for node in full.nodes] == ["link", "link"]
 
 
@@ -237,7 +237,7 @@ AWAY = {"event": "task_failed", "time_seconds": 6.0, "detail": {"task": "worker-
             [LOST, {"event": "run_restarted", "time_seconds": 5.0, "detail": {"step": 1200, "nodes": [0, 2]}}, AWAY],
             [
                 "The run was restarted (once, 0.75 s lost): updates since the checkpoint were repeated, and its tasks restarted.",
-                "It went on at 5.00 s after update 1,200 on 2 nodes.",
+                "It resumed at 5.00 s after update 1,200 on 2 nodes.",
                 "A worker was lost and replaced (once, 0.50 s in all): the others trained meanwhile, and no update was repeated.",
                 f"Cause: {one_line(LOST['detail']['cause'])}; worker-1 stood still.",
             ],
@@ -259,7 +259,7 @@ def test_a_run_that_went_on_after_losses_says_so_and_what_it_cost(tmp_path, figu
     assert [text for text in texts if text not in " ".join(said)] == []
     assert len(said) == min(1, len(texts))
     assert {name: found.to_json()[name] for name in none} == {**none, **figures}
-    assert ("restarts took 0.75 s of them" in headline(found)) is ("restart_seconds_lost" in figures)
+    assert ("restarts took 0.75 s of it" in headline(found)) is ("restart_seconds_lost" in figures)
 
 
 def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
@@ -268,7 +268,7 @@ def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
     assert (found.verdict, found.run_fractions["idle"]) == ("idle", pytest.approx(0.8))
     assert found.run_fractions["other"] == pytest.approx(0.0)
     assert headline(found).startswith(
-        "nothing to do: workers wait for their next steps, or for the run's end, for 80% of the run's 1.00 s; they get 4 at a time."
+        "idle workers: workers wait for their next steps, or for the run's end, for 80% of the run's 1.00 s; they get 4 steps at a time."
     )
 
 
@@ -330,7 +330,7 @@ def test_a_run_that_has_recorded_nothing_is_refused(tmp_path):
 
 def test_nodes_that_share_cores_are_named(tmp_path):
     found = judged(tmp_path, steps(compute=9), figures={"nodes_sharing_cores": 2})
-    assert "2 nodes share the same cores and fight for them" in to_text(page(found, []))
+    assert "2 nodes share the same cores and compete for them" in to_text(page(found, []))
 
 
 def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
@@ -371,7 +371,7 @@ def test_a_run_whose_cores_others_had_is_starved_and_nothing_is_advised(tmp_path
         return
     assert (found.verdict, found.candidates, found.starved.node) == ("starved", (), starved)
     assert advise(found) == []
-    assert f"had 1.20 of the 2.00 cores that node {starved} may use, and so {fractions[starved]:.0%} of the" in headline(found)
+    assert f"used 1.20 of the 2.00 cores that node {starved} may use, {fractions[starved]:.0%} of the CPU time" in headline(found)
     assert notes(found) == []
     assert found.to_json()["starved"]["fraction"] == fractions[starved]
 
@@ -394,7 +394,7 @@ def test_a_starved_run_without_calibration_is_starved_too(tmp_path):
 
 
 PAGE = """\
-held back by a slow node: for 73% of each step others wait for node 1, whose own work takes 5.0 times as long as that of an ordinary one \
+straggler: for 73% of each step others wait for node 1, whose own work takes 5.0 times as long as that of an ordinary one \
 (it may use 0.20 cores).
 
 of the run's time: training 100%, evaluation 0%, saving checkpoints 0%, idle and coordination 0%

@@ -46,7 +46,7 @@ def test_nothing_is_advised_from_a_run_that_lost_its_loss(tmp_path):
     path = explained_run(tmp_path, steps(compute=2, network=8), figures={"non_finite_from_step": 3})
     found = explain(Run(path))
     assert advise(found) == []
-    assert notes(found)[0] == "The loss was not finite (NaN or infinite) from step 3 on: speed and resources are those of no training."
+    assert notes(found)[0] == "The loss was not finite (NaN or infinite) from step 3 on: speed and resources are not those of training."
 
 
 def test_a_batch_that_was_given_for_all_workers_is_doubled_for_all(tmp_path):

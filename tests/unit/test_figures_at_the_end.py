@@ -163,7 +163,7 @@ def test_another_beam_makes_the_figures_at_the_end_incomparable_and_no_others():
 
 def test_a_difference_of_figures_that_no_run_has_marks_nothing():
     found = compare_runs([translating(bleu=None, beam=4), translating("two", bleu=None, beam=1)])
-    assert not any("not to be compared" in line for line in below(found))
+    assert not any("not comparable with" in line for line in below(found))
     (told,) = (line for line in above(found) if "at the end" in line)
     assert "not comparable" not in told
 

@@ -30,10 +30,10 @@ LOSSES = np.linspace(2.3, 0.2, 50, dtype=np.float32).tolist()
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({}, "b and a: identical to the bit over 50 updates."),
-        ({7: 1.00003}, "b and a: equal within 0.01% over 50 updates (largest difference 3.0e-05)."),
-        ({7: 1.00003, 9: 1.01}, "b and a: equal within 0.01% until they part at update 10 of 50 (1.933429 and 1.914286)."),
-        ({3: float("nan")}, "b and a: equal within 0.01% until they part at update 4 of 50 (NaN and 2.171429)."),
+        ({}, "b and a: bitwise identical over 50 updates."),
+        ({7: 1.00003}, "b and a agree within 0.01% over 50 updates (largest difference 3.0e-05)."),
+        ({7: 1.00003, 9: 1.01}, "b and a agree within 0.01% until they diverge at update 10 of 50 (1.933429 and 1.914286)."),
+        ({3: float("nan")}, "b and a agree within 0.01% until they diverge at update 4 of 50 (NaN and 2.171429)."),
     ],
     ids=["identical", "equal", "part", "nan"],
 )

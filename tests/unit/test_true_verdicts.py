@@ -81,7 +81,7 @@ def test_contention_takes_speed_and_times_of_a_run_and_nothing_that_it_has_learn
     assert "eval_accuracy" not in base.counts
     text = as_text(compare_runs(runs), layout="rows")
     assert "1,010 (n=1)" in text
-    assert "CPU contention from other programs voids the speed and the times of base-0, base-2." in " ".join(text.split())
+    assert "CPU contention from other programs invalidates the speed and times of base-0, base-2." in " ".join(text.split())
     assert re.search(r"examples_per_second_n.*\n.*,1,", as_csv(compare_runs(runs)))
     latex = as_latex(runs)
     assert "0.9500" in latex
