@@ -48,7 +48,7 @@ def test_more_than_the_ideal_is_marked():
     found = compare_runs([on(1, 1000.0, global_batch_size=60), on(2, 2300.0, global_batch_size=60)], by=["nodes"])
     assert [point.too_fast for point in found.scaling[0].points] == [False, True]
     assert default_tables(found)[-1].rows[-1][-1] == "115%‡"
-    assert any(line.startswith("‡ above 100 %") for line in below(found))
+    assert any(line.startswith("‡ significantly above 100 %") for line in below(found))
     found = compare_runs([on(1, 1000.0, global_batch_size=60), on(2, 2050.0, global_batch_size=60)], by=["nodes"])
     assert not any(point.too_fast for point in found.scaling[0].points)
     repeats = [
