@@ -112,7 +112,7 @@ def test_a_node_with_fewer_than_its_workers_is_named_before_anything_starts(with
     assert re.search(r"--device: got 'gpu', .*\n  node 1 \(.*\): 2 workers, 1 GPU\n  → --device cpu", told), told
     codes, told = together("auto")
     assert codes == (2, 2)
-    assert re.search(r"--device: got 'auto', .* compared with anything:\n  node 1 \(.*\): 2 workers, no GPU\n", told), told
+    assert re.search(r"--device: got 'auto', .* not comparable:\n  node 1 \(.*\): 2 workers, no GPU\n", told), told
 
 
 def test_a_framework_that_finds_no_gpu_is_told(with_gpus, tmp_path):

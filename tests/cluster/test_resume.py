@@ -434,7 +434,7 @@ class TestRefusals:
     def test_an_older_checkpoint_can_be_chosen(self, copy):
         done = trainer("run", "--quiet", "--resume", str(copy / "checkpoints/step-000000020"), "--steps", "30")
         assert done.returncode == 0, done.stderr
-        assert "its records and step-000000040, step-000000060 are removed" in done.stderr
+        assert "their records and step-000000040, step-000000060 are removed" in done.stderr
         assert [path.name for path in list_checkpoints(copy)] == ["step-000000030", "step-000000020"]
         without_gap_or_double(read_run(copy).steps, 30)
 
