@@ -58,7 +58,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "evaluate": LazyCommand("evaluate:evaluate", "Evaluate a trained model on a dataset, on any backend."),
     "translate": LazyCommand("translate:translate", "Translate lines of text with a trained model, on any backend."),
     "data": LazyCommand("data:data", "List, prepare and verify datasets."),
-    "backends": LazyCommand("backends:backends", "Show frameworks with versions and devices, or how to install them."),
+    "backends": LazyCommand("backends:backends", "List frameworks with versions and devices."),
     "models": LazyCommand("models:models", "Show the models and the backends they run on."),
     "configs": LazyCommand("configs:configs", "List or show the shipped experiments."),
     "doctor": LazyCommand("doctor:doctor", "Check this machine and suggest fixes for problems."),

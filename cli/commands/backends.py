@@ -13,7 +13,7 @@ from ...launch.preflight.kept_probes import probe_kept
 __all__ = ["backends", "describe"]
 
 
-@click.command("backends", short_help="Show frameworks with versions and devices, or how to install them.")
+@click.command("backends", short_help="List frameworks with versions and devices.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @click.option("--fresh", is_flag=True, help="Ignore cached probe results.")
 def backends(as_json: bool, fresh: bool) -> None:

@@ -21,6 +21,8 @@ from typing import Any, Literal
 import click
 from click.shell_completion import CompletionItem
 
+from ...core.untrusted.console import json_text
+
 __all__ = ["Described", "completing_command"]
 
 Described = dict[str, Any]
@@ -59,7 +61,7 @@ def _keep(place: Path, document: Mapping[str, Any]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(document), encoding="utf-8")
+        draft.write_text(json_text(document), encoding="utf-8")
         os.replace(draft, place)
     finally:
         draft.unlink(missing_ok=True)
@@ -70,7 +72,7 @@ def _kept(place: Path, state: list[Any]) -> dict[str, Described]:
     try:
         document = json.loads(place.read_bytes())
         return dict(document["commands"]) if document["state"] == state else {}
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
 
 

@@ -155,4 +155,4 @@ def test_what_is_not_alike_stands_below_its_heading(tmp_path):
     items = Items()
     items.feed(render(started_runs(map(Run, [make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, lr=0.2)]))))
     depths = {text: depth for depth, text in reversed(items.found)}
-    assert (depths["Not alike"], depths["learning rate"]) == (1, 2)
+    assert (depths["Confounding differences"], depths["learning rate"]) == (1, 2)

@@ -25,6 +25,7 @@ from crosstrain.core.untrusted.bounded_json import (
 
 OTHER_TEXTS = {
     "backends/tf/__init__.py": "a program that is shown to the reader of an export",
+    "cli/completion/kept_commands.py": "a cache of its own, read at each key without what the reader imports",
     "cli/commands/run_repeats.py": "what a trainer of its own printed",
     "conformance/suite.py": "what a trainer of its own printed",
     "conformance/runs.py": "what a trainer of its own printed",

@@ -165,7 +165,7 @@ def test_a_difference_of_figures_that_no_run_has_marks_nothing():
     found = compare_runs([translating(bleu=None, beam=4), translating("two", bleu=None, beam=1)])
     assert not any("not comparable with" in line for line in below(found))
     (told,) = (line for line in above(found) if "at the end" in line)
-    assert "not comparable" not in told
+    assert "not comparable;" not in told
 
 
 WHOLE = "Over the whole test split, every example once."

@@ -108,9 +108,7 @@ def test_too_few_are_refused_with_the_nodes(hosts, job, lines):
 
 def test_auto_takes_what_all_machines_have():
     assert set(shown(assigned([host("a", 0), host("b", 0)])).values()) == {"0"}
-    with pytest.raises(
-        UsageError, match=r"^device: got 'auto', and these nodes .* cannot be compared with anything:\n  node 1: 1 worker, no GPU\n"
-    ):
+    with pytest.raises(UsageError, match=r"^device: got 'auto', and these nodes .* are not comparable:\n  node 1: 1 worker, no GPU\n"):
         assigned([host("a", 0), host("b")])
     few = assigned([host("a", 0), host("b", 0)], procs_per_node=2)
     assert set(shown(few).values()) == {"-1"}

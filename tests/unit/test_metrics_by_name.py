@@ -166,6 +166,8 @@ ALLOWED = {
     "report/catalog/query.py": "a short name for eval_accuracy, and an example of a condition",
     "report/tables/columns.py": "the column and the short name of eval_accuracy",
     "report/tables/runs_list.py": "the column of eval_accuracy, where a run has one",
+    "records/loggers/mllog.py": "eval_accuracy is MLPerf's key",
+    "records/loggers/tensorboard_hparams.py": "the metrics of all models, of which HParams needs a list",
     "core/job.py": "examples of values in help texts",
     "core/units.py": "an example of a value in a message",
     "core/suggestions.py": "what other tools call --until",

@@ -145,7 +145,7 @@ def test_a_metric_that_cannot_be_computed_is_refused_by_name(value, said):
     [
         ({SENTENCES: 1.0}, f"returned no right: sums {SENTENCES}, instead of right, {SENTENCES}"),
         ({}, f"returned no {SENTENCES} and no right: sums of no name, instead of right, {SENTENCES}"),
-        ({SENTENCES: 1.0, "right": 1.0, "wrong": 0.0}, f"returned the sums wrong beside right, {SENTENCES}"),
+        ({SENTENCES: 1.0, "right": 1.0, "wrong": 0.0}, f"returned the sums wrong in addition to right, {SENTENCES}"),
         ({SENTENCES: 1.0, "right": math.nan}, "returned nan right"),
         ({SENTENCES: 2.0, "right": 1.0}, "returned 2 sentences, where 1 were"),
         (np.zeros(2), "fails: AttributeError"),

@@ -267,7 +267,7 @@ def test_nodes_that_differ_much_have_no_mean(tmp_path):
             paths.append(make_run(tmp_path / str(factor), f"b{size}", steps=40, batch_size=size, until=None))
             summary = json.loads((paths[-1] / "summary.json").read_text())
             for node, sent in enumerate((1e5, factor * 1e5)):
-                summary["per_node"][node]["network_sent_bytes_per_second"] = sent
+                summary["per_node"][node]["network_sent_bytes_per_train_second"] = sent
             (paths[-1] / "summary.json").write_text(json.dumps(summary))
         over = shown_as("over-global_batch_size", paths)
         sent = next(panel for panel in over.panels if panel.title.startswith("Sent"))

@@ -223,12 +223,15 @@ def test_what_is_shown_is_what_is_submitted_also_where_a_name_is_no_text(submitt
     names = [b"d\x80", "é".encode(), b"\x1b[31mred", b"two\nlines\x7f", "\u202e".encode(), b"it's"]
     for name in names:
         (tmp_path / os.fsdecode(name)).write_bytes(b"batch_size = 7\n")
-        asked = ("--out", "runs", "--data-dir", name, "--python", name)
+        readable = name.decode(errors="replace").encode() == name  # settings are text in UTF-8, which a run's records have again
+        asked = ("--out", "runs", "--python", name, *(("--data-dir", name) if readable else ()))
         dry, done = submitted(*asked, "--dry-run"), submitted(*asked)
         assert (dry.returncode, done.returncode) == (0, 0), done.stderr
         assert dry.stdout == (tmp_path / "taken").read_bytes()
-        line = dry.stdout[dry.stdout.index(b" --data-dir ") :].partition(b" --checkpoint-every")[0]
-        assert subprocess.run([b"bash", b"-c", b"printf '%s\\0'" + line], capture_output=True).stdout == b"--data-dir\0" + name + b"\0"
+        if readable:
+            line = dry.stdout[dry.stdout.index(b" --data-dir ") :].partition(b" --checkpoint-every")[0]
+            assert subprocess.run([b"bash", b"-c", b"printf '%s\\0'" + line], capture_output=True).stdout == b"--data-dir\0" + name + b"\0"
+    assert submitted("--out", "runs", "--data-dir", names[0]).returncode == 2
     refused = submitted("--out", b"r\x80")
     assert refused.returncode == 2
     assert b"which cannot stand in a script for sbatch" in refused.stderr
