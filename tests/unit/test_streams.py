@@ -111,7 +111,7 @@ def test_messages_that_cannot_be_written_keep_the_exit_code_and_are_told_by_it(o
     with open("/dev/full", "wb") as full:
         codes = [
             subprocess.run([*TRAINER, *command], stdout=subprocess.DEVNULL, stderr=full, cwd=out).returncode
-            for command in (["compare", "nothing"], ["runs", "--out", ".", "--where", "accuracy>2"], ["runs", "--out", "."])
+            for command in (["compare", "nothing"], ["runs", "--out", ".", "--where", "accuracy>2"], ["runs", "--out", ".", "--wide"])
         ]
     assert codes == [2, 1, 0]
 
