@@ -205,7 +205,9 @@ def test_a_reader_that_goes_away_ends_the_command_quietly():
 
 
 def test_ctrl_c_ends_a_command_with_130_and_one_line():
-    command = subprocess.Popen([*TRAINER, "backends"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = subprocess.Popen(
+        [*TRAINER, "backends", "--fresh"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     while not psutil.Process(command.pid).children():
         assert command.poll() is None
         time.sleep(0.01)
