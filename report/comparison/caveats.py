@@ -118,7 +118,7 @@ def _lacked_workers_how(run: Run) -> str | None:
     return times if absent is None else f"{times}, {duration_text(absent)} in all"
 
 
-MOST_RESTARTS = 3
+MAX_NAMED_RESTARTS = 3
 """Restarts that are named one by one; of more the last ones."""
 
 
@@ -126,13 +126,13 @@ def restarts_text(run: Run) -> str | None:
     """Return how often a run went on by itself after losses, and what that cost; None of a run that lost nothing."""
     found = []
     if how := _restarted_how(run):
-        places = [_restart_place(event) for event in run.events if event.event == "run_restarted"][-MOST_RESTARTS:]
+        places = [_restart_place(event) for event in run.events if event.event == "run_restarted"][-MAX_NAMED_RESTARTS:]
         where = f" It resumed {', '.join(places)}." if places else ""
         found.append(f"The run was restarted ({how}): updates since the checkpoint were repeated, and its tasks restarted.{where}")
     if how := _lacked_workers_how(run):
         found.append(f"A worker was lost and replaced ({how}): the others trained meanwhile, and no update was repeated.")
     causes = [event.detail.get("cause") for event in run.events if event.event in ("attempt_failed", "task_failed")]
-    known = list(dict.fromkeys(one_line(str(cause)) for cause in causes if cause))[-MOST_RESTARTS:]
+    known = list(dict.fromkeys(one_line(str(cause)) for cause in causes if cause))[-MAX_NAMED_RESTARTS:]
     return " ".join([*found, *([f"Cause: {'; '.join(known)}."] if known else [])]) if found else None
 
 

@@ -70,12 +70,13 @@ def _picture(lines: Lines, found: SetUps, axis: Factor) -> Picture:
     rows = _rows(lines, found, axis)
     logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
     measures = _measures(metrics_of_all(lines), lines.runs)
-    panels = [_panel(axis, measure, rows, logarithmic) for measure in measures]
+    uneven = {measure.title for measure in measures if _uneven(measure, rows)}
+    panels = [_panel(axis, measure, rows, logarithmic, uneven=measure.title in uneven) for measure in measures]
     words = "; ".join(_said(axis, row) for row in rows)
     note = lines.note
-    uneven = [measure.title for measure in measures if _uneven(measure, rows)]
     if uneven:
-        note = f"{note} {', '.join(uneven)}: {UNEVEN_NOTE}, so that there is a line for the lowest and one for the highest node.".strip()
+        named = ", ".join(measure.title for measure in measures if measure.title in uneven)
+        note = f"{note} {named}: {UNEVEN_NOTE}, so that there is a line for the lowest and one for the highest node.".strip()
     if axis.key == "nodes":
         panels += _scaling(axis, rows)
         note = f"{note} Speed-up and efficiency are against the fewest nodes of a line, which count as ideal; dotted: the ideal.".strip()
@@ -203,10 +204,9 @@ def _points(
     return x, mean, low, high
 
 
-def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: bool) -> Panel:
+def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: bool, *, uneven: bool) -> Panel:
     curves: list[Curve] = []
     bands: list[Band] = []
-    uneven = _uneven(measure, rows)
     for row in rows:
         own = [_points(axis, row, measure.values, of, timed=measure.timed) for of in ((_least, _most) if uneven else (_mean,))]
         x, (_, _, low, _), (_, _, _, high) = own[0][0], own[0], own[-1]
