@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import secrets
 import signal
@@ -10,6 +11,7 @@ import sys
 import sysconfig
 import tempfile
 import venv
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -40,6 +42,12 @@ OF_LIBRARIES = ("PYTEST_", "KMP_")
 TOGETHER = "test_*.py"
 """Files whose tests share processes. Others (``*_checks.py``) have one to themselves, into which they import a framework."""
 
+DURATIONS = Path(__file__).with_name("durations.json")
+"""Seconds that the tests of each scope took when `--record-durations` last measured them; see `_scope`."""
+
+UNMEASURED_SECONDS = 60.0
+"""What a scope that has not been measured yet is taken to need, so that it starts early."""
+
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that processes ignore where the one that starts them does."""
 
@@ -51,6 +59,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="repeat what a test that draws its cases printed under this seed")
+    parser.addoption("--record-durations", action="store_true", help=f"write the seconds of each file and class to {DURATIONS.name}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -60,18 +69,42 @@ def pytest_configure(config: pytest.Config) -> None:
         pool = ForkServerPool()
         os.environ[LENT_SERVERS_VARIABLE] = pool.name
         config.add_cleanup(pool.close)
+    if config.getoption("record_durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationRecorder())
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files and classes with tests marked `alone` last, so that no process waits for another's long test before each of them."""
-    scopes = {_scope(item) for item in items if item.get_closest_marker("alone")}
-    items.sort(key=lambda item: _scope(item) in scopes)
+    """Start the longest files and classes first, and put those with tests marked `alone` last.
+
+    So no process is left with a long file at the end, and none waits for another's long test before each test that is `alone`.
+    """
+    alone = {_scope(item.nodeid) for item in items if item.get_closest_marker("alone")}
+    seconds = json.loads(DURATIONS.read_bytes())
+    items.sort(key=lambda item: (_scope(item.nodeid) in alone, -seconds.get(_scope(item.nodeid), UNMEASURED_SECONDS), _scope(item.nodeid)))
 
 
-def _scope(item: pytest.Item) -> str:
+class DurationRecorder:
+    """Writes `DURATIONS` when a session ends; scopes of which no test ran keep what they had."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add the time of a test's set-up, call or tear-down."""
+        self.seconds[_scope(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Write one line a scope, those of removed files left out."""
+        before = json.loads(DURATIONS.read_bytes()) if DURATIONS.exists() else {}
+        root = DURATIONS.parents[1]
+        now = {scope: round(seconds, 1) for scope, seconds in (before | self.seconds).items() if (root / scope.split("::")[0]).exists()}
+        DURATIONS.write_text(json.dumps(now, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _scope(nodeid: str) -> str:
     """What one process tests as a whole (``--dist loadscope``): a class, or the functions of a file."""
-    return item.nodeid.rsplit("::", 1)[0]
+    return nodeid.rsplit("::", 1)[0]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
