@@ -116,7 +116,7 @@ def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout
 
 
 def _line(check: Check) -> str:
-    mark = "ok  " if check.state == "ok" else "LACK"
+    mark = "ok  " if check.state == "ok" else "FAIL"
     remedy = f"\n      {'':<18}→ {check.remedy}" if check.remedy else ""
     return f"{mark}  {check.name:<18}{check.found}{remedy}"
 
@@ -124,5 +124,5 @@ def _line(check: Check) -> str:
 def _verdict(checks: list[Check], can_train: bool) -> str:
     if not can_train:
         return "No backend can train here; see the remedies above."
-    lacks = sum(check.state == "lack" for check in checks)
-    return "Ready to train." if not lacks else f"Ready to train; {lacks} thing{'s' if lacks > 1 else ''} could be better."
+    failed = sum(check.state == "lack" for check in checks)
+    return "Ready to train." if not failed else f"Ready to train, but {failed} check{'s' if failed > 1 else ''} failed."

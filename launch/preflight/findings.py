@@ -103,7 +103,7 @@ def table(found: Sequence[Finding]) -> str:
     what = max((len(one.what) for one in found), default=0)
     lines = []
     for one in found:
-        mark = {"ok": "ok  ", "odd": "note", "bad": "LACK"}[one.state]
+        mark = {"ok": "ok  ", "odd": "note", "bad": "FAIL"}[one.state]
         lines.append(f"{mark}  {one.host:<{width}}  {one.what:<{what}}  {one.found}")
         if one.remedy:
             lines.append(f"{'':<{width + what + 10}}→ {one.remedy}")

@@ -145,7 +145,7 @@ def test_hosts_are_asked_for_their_gpus(library, with_gpus, tmp_path):
         job = [*BRIEF, "--device", "gpu", "--out", str(tmp_path), *python, "--hosts"]
         with MarkedRun([*job, "node0:2,node1:1"], tmp_path, variables, before=hosts.before) as refused:
             assert refused.wait(60) == 2, refused.stderr()
-        assert re.search(r"1 of 2 hosts .*\nLACK  node0  GPUs  2 workers, 1 GPU \(1 × NVIDIA H100", refused.stderr()), refused.stderr()
+        assert re.search(r"1 of 2 hosts .*\nFAIL  node0  GPUs  2 workers, 1 GPU \(1 × NVIDIA H100", refused.stderr()), refused.stderr()
         with MarkedRun([*job, "node0:1,node1:2"], tmp_path, variables, before=hosts.before) as run:
             assert run.wait(60) == 0, run.stderr()
         given = json.loads((tmp_path / "run/job.json").read_text())["gpu_of_task"]

@@ -89,10 +89,10 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
             ["--nodes", "4", "--start-timeout", "5"],
             r"Ray has not given the nodes .*: 4 nodes with 1 CPU each; the cluster has 3 nodes, 3 of",
         ),
-        (["--python", "/no/such/python"], r"3 of 3 hosts .*\nLACK  node 0  Ray  could not be started: there is no /no/such/python: "),
+        (["--python", "/no/such/python"], r"3 of 3 hosts .*\nFAIL  node 0  Ray  could not be started: there is no /no/such/python: "),
         (
             ["--python", "/usr/bin/python3"],
-            r"LACK  node 2  Ray  ended with exit code 1, as crosstrain is not installed for /usr/bin/python3: .*; type `/usr/bin/python3 -",
+            r"FAIL  node 2  Ray  ended with exit code 1, as crosstrain is not installed for /usr/bin/python3: .*; type `/usr/bin/python3 -",
         ),
     ],
     ids=["nobody-there", "too-much", "too-many", "no-interpreter", "no-crosstrain"],

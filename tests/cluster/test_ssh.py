@@ -62,18 +62,18 @@ def test_the_same_result_as_here(hosts, tmp_path):
     [
         (
             ["--hosts", "node0,nowhere"],
-            r"1 of 2 hosts .*\nLACK  nowhere  ssh  is out of reach.*resolve hostname nowhere.*`ssh nowhere true`",
+            r"1 of 2 hosts .*\nFAIL  nowhere  ssh  is out of reach.*resolve hostname nowhere.*`ssh nowhere true`",
         ),
         (
             ["--python", "/no/such/python"],
-            r"3 of 3 .*\nLACK  node0  ssh  could not be started: there is no /no/such/python: .*; --python PATH names",
+            r"3 of 3 .*\nFAIL  node0  ssh  could not be started: there is no /no/such/python: .*; --python PATH names",
         ),
         (
             ["--python", "/usr/bin/python3"],
             r"ended with exit code 1, as crosstrain is not installed for /usr/bin/python3: .*ModuleNotFoundError.*; type "
             r"`/usr/bin/python3 -m pip install crosstrain==\S+` there, or name another interpreter by --python PATH",
         ),
-        (["--hosts", "node1,stranger"], r"1 of 2 hosts .*\nLACK  stranger  ssh  is out of reach: .*Permission denied \(publickey\)\."),
+        (["--hosts", "node1,stranger"], r"1 of 2 hosts .*\nFAIL  stranger  ssh  is out of reach: .*Permission denied \(publickey\)\."),
     ],
     ids=["unknown", "no-interpreter", "no-crosstrain", "not-let-in"],
 )
@@ -127,14 +127,14 @@ def test_data_and_models_of_ones_own(hosts, tmp_path):
     (tmp_path / "cache").mkdir()
     with hosts.without(1, texts), run(hosts, tmp_path, *job, environment=own_data) as refused:
         assert refused.wait(100) == 2
-    wanted = rf"1 of 3 hosts .*\nLACK  node1  data .*{texts}.*\n *→ rsync -a --mkpath {texts}/ node1:{texts}/"
+    wanted = rf"1 of 3 hosts .*\nFAIL  node1  data .*{texts}.*\n *→ rsync -a --mkpath {texts}/ node1:{texts}/"
     assert re.search(wanted, refused.stderr()), refused.stderr()
     shutil.copytree(Path(__file__).parents[1] / "small_networks", models / "my_networks")
     job = ["--model", "my_networks.normalised", "--steps", "2", "--backend", "torch"]
     environment = {"PYTHONPATH": str(models)}
     with hosts.without(2, models), run(hosts, tmp_path, *job, environment=environment) as refused:
         assert refused.wait(60) == 2
-    assert re.search(r"1 of 3 hosts .*\nLACK  node2  model .*my_networks", refused.stderr()), refused.stderr()
+    assert re.search(r"1 of 3 hosts .*\nFAIL  node2  model .*my_networks", refused.stderr()), refused.stderr()
     with run(hosts, tmp_path, *job, environment=environment) as there:
         assert there.wait(60) == 0, there.stderr()
 

@@ -86,7 +86,7 @@ def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
     assert found == {(host, what): state for host in {"node1"} | shared}
     if state == "bad":
         with pytest.raises(
-            RunFailedError if "problem" in changes else UsageError, match=r"^1 of 3 hosts cannot take part in this run:\nLACK  node1  "
+            RunFailedError if "problem" in changes else UsageError, match=r"^1 of 3 hosts cannot take part in this run:\nFAIL  node1  "
         ):
             refuse(findings(reports, HERE, "torch", started_by="srun"))
 
