@@ -10,13 +10,21 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
+import numpy as np
 import pytest
 from documents import DOCUMENTS, blocks, entry_points, mentioned_commands, shown_commands, write_package
 from run_samples import async_run, sync_run
+from safetensors.numpy import save_file
 
+from crosstrain.backends.torch import EXPORT_FORMATS
 from crosstrain.cli.commands.run import run
 from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
@@ -24,6 +32,7 @@ from crosstrain.core import plugins
 from crosstrain.core.job import Job
 from crosstrain.core.settings.reserved_variables import RESERVED_VARIABLES
 from crosstrain.core.settings.sources import ResumedRun, resolve
+from crosstrain.data import base
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.data.store.location import originals_fingerprint
@@ -205,7 +214,87 @@ def test_the_code_of_the_run_directory_page_runs(repository, tmp_path, monkeypat
     assert len(names["losses"]) == summary["steps"]
 
 
+UNNAMED_BLOCKS = {
+    ("docs/adding-a-backend.md", "# test_conformance.py"),
+    ("docs/adding-a-backend.md", "# conftest.py"),
+    ("docs/adding-a-dataset.md", "    def load(self, data_dir: Path | None) -> PreparedBlocks:"),
+    ("docs/adding-a-dataset.md", "    # from functools import partial"),
+    ("docs/adding-a-dataset.md", "    def originals(self, data_dir: Path) -> list[Path]:"),
+    ("docs/adding-a-launcher.md", "# test_netns.py"),
+    ("docs/adding-a-model.md", "from crosstrain.metrics import Metric"),
+    ("docs/adding-a-model.md", "def example_sums(logits_bk, y_b, context):  # on torch; TensorFlow's has the same form"),
+    ("docs/checkpoints.md", "from safetensors.numpy import load_file"),
+    ("docs/report.md", "from pathlib import Path"),
+    ("docs/run-directory.md", "from crosstrain.records.store.run_directory import RunReader"),
+    ("docs/translation.md", "import sentencepiece"),
+}
+"""Python blocks that are no file of a package, by page and first line; a test below or in tests/cluster executes each."""
+
+PACKAGE_BLOCKS = {
+    "docs/adding-a-backend.md": {"crosstrain_toy"},
+    "docs/adding-a-dataset.md": {"my_package"},
+    "docs/adding-a-launcher.md": {"crosstrain_netns"},
+    "docs/adding-a-model.md": {"my_models"},
+}
+"""Packages of the pages, whose files are executed as they are: below, and in tests/cluster/test_documented_*.py."""
+
+
+def test_every_python_block_compiles_and_is_executed(repository):
+    unnamed, packages = set(), {}
+    for document in DOCUMENTS:
+        for body in blocks(repository / document, "python"):
+            compile(textwrap.dedent(body), document, "exec")
+            first = body.partition("\n")[0]
+            if (file := re.fullmatch(r"# (\w+)/[\w/]+\.py", first)) is not None:
+                packages.setdefault(document, set()).add(file[1])
+            else:
+                unnamed.add((document, first))
+    assert (unnamed, packages) == (UNNAMED_BLOCKS, PACKAGE_BLOCKS)
+
+
+def test_the_code_of_the_checkpoints_page_reads_weights(repository, tmp_path, monkeypatch):
+    (code,) = blocks(repository / "docs/checkpoints.md", "python")
+    (path,) = re.findall(r'"(runs/[^"]+)"', code)
+    monkeypatch.chdir(tmp_path)
+    Path(path).parent.mkdir(parents=True)
+    save_file({"dense.bias": np.arange(3.0)}, path)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["weights"]["dense.bias"].tolist() == [0, 1, 2]  # type: ignore[index]
+
+
+def test_the_code_of_the_report_page_reads_curves(repository, tmp_path, monkeypatch, capsys):
+    (code,) = blocks(repository / "docs/report.md", "python")
+    (path,) = re.findall(r'"(runs/[^"]+)"', code)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    async_run(tmp_path).rename(tmp_path / path)
+    exec(code, {})
+    assert capsys.readouterr().out.startswith(f"{RunReader(tmp_path / path).summary()['steps']} ")
+
+
+def test_the_code_of_the_translation_page_is_that_of_an_export(repository):
+    """tests/cluster/test_text_export.py executes the code of an export's README."""
+    (code,) = blocks(repository / "docs/translation.md", "python")
+    assert code.splitlines() == EXPORT_FORMATS["torch"].text_usage.splitlines()
+
+
 class TestAddingADataset:
+    def test_blocks_and_columns_are_read_part_by_part(self, repository):
+        shown = blocks(repository / "docs/adding-a-dataset.md", "python")
+        images, columns = (body for body in shown if "    def load(self, data_dir: Path | None) -> Prepared" in body and body[0] == " ")
+        part = np.zeros((2, 3, 64, 64), np.uint8), np.zeros(2, np.int64)
+        sentences = np.array([5, 6, 7], np.uint16), np.array([1, 2, 3], np.uint8), np.array([1, 2])
+        names = {**vars(base), "Path": Path, "Iterator": Iterator, "Mapping": Mapping, "np": np, "partial": partial}
+        names |= {"read_part": lambda folder, split, number: part, "read_sentences": lambda folder, split: [sentences]}
+        exec(f"class Images:\n{images}", names)
+        exec("class Sentences:\n" + columns.replace("    # from", "    from"), names)
+        exec("from crosstrain.data.columns import Column, ColumnSpec", names)
+        found = names["Images"]().load(None)
+        assert (len(list(found.blocks["train"]())), found.input_shape) == (100, (3, 64, 64))
+        (block,) = names["Sentences"]().load(None).blocks["test"]()
+        assert (block["tokens"].values.tolist(), block["tags"].offsets.tolist()) == ([5, 6, 7], [0, 1, 3])
+
     @pytest.mark.long
     def test_the_source_can_be_prepared_and_verified(self, repository, installed, tmp_path):
         assert write_package(repository / "docs/adding-a-dataset.md", installed)
@@ -300,6 +389,18 @@ class TestAddingAModel:
         with pytest.raises(plugins.UsageError, match="'pairs' has no column 'tokens'; it has source, tags"):
             build_model("my_models.tagger", data)
 
+    @pytest.mark.long
+    def test_its_other_metric_is_computed_from_sums(self, repository):
+        objective, sums = (body for body in blocks(repository / "docs/adding-a-model.md", "python") if "correct_in_5" in body)
+        check = (
+            "import torch\n"
+            "found = example_sums(torch.arange(10.0).repeat(3, 1), torch.tensor([9, 5, 4]), None)\n"
+            "assert found['correct_in_5'].tolist() == [True, True, False]\n"
+            "assert RANKING.metrics[0].value({'correct_in_5': 2, 'examples': 4}) == 0.5\n"
+        )
+        done = subprocess.run([sys.executable, "-c", objective + sums + check], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
     def test_a_model_for_one_backend_says_which(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         (installed / "my_models/perceptron/tf.py").unlink()
@@ -329,3 +430,15 @@ class TestAddingABackend:
         _, test_case = suite.split("\n\n\n")
         assert test_case.startswith("class ")
         assert test_case in (repository / "tests/cluster/test_toy_backend.py").read_text(encoding="utf-8")
+
+    def test_its_conftest_lends_a_pool_of_processes(self, repository, monkeypatch):
+        (code,) = (body for body in blocks(repository / "docs/adding-a-backend.md", "python") if body.startswith("# conftest.py"))
+        names: dict[str, Any] = {}
+        exec(code, names)
+        variable, closing = names["LENT_SERVERS_VARIABLE"], []
+        monkeypatch.setenv(variable, "")  # so that it is restored in any case
+        monkeypatch.delenv(variable)
+        names["pytest_configure"](SimpleNamespace(add_cleanup=closing.append))
+        (close,) = closing
+        assert os.environ[variable]
+        close()

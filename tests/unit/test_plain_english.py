@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import pairwise
 
 import pytest
 from documents import DOCUMENTS, ROOT
@@ -66,6 +67,15 @@ def test_lines_and_sentences_are_short(document):
     assert [number for number, line in lines_of_prose(path) if len(line) > MAX_LINE_CHARACTERS] == []
     found = [sentence for paragraph in paragraphs(path) for sentence in sentences(paragraph)]
     assert [sentence for sentence in found if len(words(sentence)) > MAX_SENTENCE_WORDS] == []
+
+
+@pytest.mark.parametrize("document", PROSE)
+def test_no_line_within_a_paragraph_renders_as_a_list(document):
+    """A wrapped sentence whose line begins with a number and a full stop, such as "… from\\n0. Then …"."""
+    lines = [line for _, line in lines_of_prose(ROOT / document)]
+    item = r"\s*(\d+\.|[-*+]) "
+    pairs = [(before, line) for before, line in pairwise(lines) if re.match(item, line)]
+    assert [line for before, line in pairs if before and not re.match(rf"{item}|\s{{2,}}\S", before) and not before.endswith(":")] == []
 
 
 def test_the_documentation_is_short():
