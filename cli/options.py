@@ -65,7 +65,10 @@ class NumberRange(click.FloatRange):
 
 
 class IntegerRange(click.IntRange):
-    """A range of integers, in decimal digits. Click's takes 1_0 for 10, too."""
+    """A range of integers, in decimal digits. Click's takes 1_0 for 10, too, and describes one without bounds as ``x<=None``."""
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the integer; what is none, or outside, ends the command."""
@@ -104,13 +107,14 @@ def job_options_without(left_out: Collection[str]) -> Callable[[Function], Funct
     return add
 
 
-def trust_option(takes: str) -> Callable[[Function], Function]:
-    """Return what adds ``--trust-run`` to a command; `takes` begins its help text."""
+def trust_option(begins: str) -> Callable[[Function], Function]:
+    """Return what adds ``--trust-run`` to a command; `begins` are the first words of its help text."""
     return topic_option(
         Topic.CHECKPOINTS,
         "--trust-run",
         is_flag=True,
-        help=f"{takes} also code, addresses and paths outside the run from its files: a model's module, data and its folder, MLflow's URI.",
+        help=f"{begins} the run's files: also use the code, addresses and external paths that they name (a model's module, a data folder, "
+        "MLflow's URI).",
     )
 
 

@@ -128,7 +128,8 @@ class Job(BaseModel):
     batch_size: Positive | None = setting(
         Topic.COMMON,
         None,
-        f"Examples per worker and pass; an update has batch size * accumulate * workers (default {DEFAULT_BATCH_SIZE}).",
+        "Examples per worker and micro-batch. A sync update uses batch size * accumulate * workers examples, an async update "
+        f"batch size * accumulate (default {DEFAULT_BATCH_SIZE}).",
     )
     global_batch_size: Positive | None = setting(
         Topic.OPTIMISER, None, "Examples per update of all workers, instead of --batch-size; need not divide evenly."
@@ -141,7 +142,7 @@ class Job(BaseModel):
     batch_tokens: Positive | None = setting(
         Topic.OPTIMISER,
         None,
-        "Text: tokens per worker and pass, padding included, in batches of similar sentence length, instead of --batch-size.",
+        "Text: tokens per worker and micro-batch, padding included, in batches of similar sentence length, instead of --batch-size.",
     )
     epochs: Positive | None = setting(Topic.COMMON, None, f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = setting(Topic.EVALUATION, None, "Stop after this many updates, instead of --epochs.")
@@ -164,7 +165,7 @@ class Job(BaseModel):
         Topic.OPTIMISER,
         "constant",
         "Learning-rate schedule: step and cosine are per epoch; noam is per update, "
-        "coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
+        "lr * coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
     )
     schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = setting(
         Topic.OPTIMISER, 1.0, "Schedule step: epochs between two decays."
@@ -202,7 +203,10 @@ class Job(BaseModel):
     )
     device: Literal["auto", "cpu", "gpu"] = setting(Topic.SPEED, "auto", "Device; auto uses a GPU if the framework finds one.")
     threads: UpToMostNodes | None = setting(
-        Topic.SPEED, None, "Compute threads per task (default: cores of the node divided by its tasks, at least 1; 1 for very small steps)."
+        Topic.SPEED,
+        None,
+        "Compute threads of each task, a worker or parameter-server process (default: cores of the node divided by its tasks, at least 1; "
+        "1 for very small steps).",
     )
     steps_per_call: Positive | None = setting(
         Topic.SPEED, None, "Maximum number of steps per framework call (default: the backend's choice); 1 disables fusing."
@@ -210,7 +214,12 @@ class Job(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = setting(Topic.DATA, 0, "Seeds initial weights, data order and dropout.")
     deterministic: bool = setting(Topic.SPEED, False, "Use bitwise reproducible kernels (sync only).")
 
-    eval_every: str = setting(Topic.EVALUATION, "1epoch", "How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
+    eval_every: str = setting(
+        Topic.EVALUATION,
+        "1epoch",
+        "How often to evaluate on the test split: 1epoch, 500steps, 30s, or end. There is no validation split, so --until, --patience "
+        "and --keep-best use the test split too.",
+    )
     eval_sentences: Positive = setting(Topic.EVALUATION, 500, "Translation: maximum number of sentences per evaluation, decoded greedily.")
     beam: Annotated[int, Field(ge=1, le=64), TYPED] = setting(
         Topic.EVALUATION, 4, "Translation: beam size at the end of the run; 1 is greedy."
@@ -252,7 +261,7 @@ class Job(BaseModel):
         Topic.CLUSTER,
         "auto",
         "How to start the nodes: local (virtual nodes), ssh (on --hosts), slurm (in an allocation), ray (in a cluster) or a launcher "
-        "plugin; auto picks the first available of these four, and also follows torchrun, TF_CONFIG, the pods of a Job and --rendezvous.",
+        "plugin; auto picks the first available of these four, and also detects torchrun, TF_CONFIG, the pods of a Job and --rendezvous.",
     )
     network: Literal["auto", "isolated", "host"] = setting(
         Topic.CLUSTER, "auto", "isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
@@ -349,7 +358,7 @@ class Job(BaseModel):
     @classmethod
     def _absolute(cls, value: object) -> object:
         if isinstance(value, str) and value.strip().startswith("+"):
-            raise ValueError("a whole number of at least 1; one with + counts from where a run stands, and belongs to --resume")
+            raise ValueError("a whole number of at least 1; one with + adds to what a run has done, and needs --resume")
         return value
 
     @field_validator("until")

@@ -35,7 +35,7 @@ _RANKED_FOR = {SPEED_FIGURE: {SPEED, STEPS, TIME}, TARGET_FIGURE: {TARGET}}
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…")
 @click.option("--by", metavar="SETTING[,…]", help="One row per value of a setting: nodes, batch_size, mode, backend, lr, ….")
-@click.option("--metric", metavar="FIGURE[,…]", help="Only these figures: examples_per_second, loss, a metric such as accuracy, memory, ….")
+@click.option("--metric", metavar="METRIC[,…]", help="Only these figures: examples_per_second, loss, a metric such as accuracy, memory, ….")
 @click.option(
     "--fold/--no-fold", default=True, help="Runs that differ by seed alone in one row: mean ± half its 95 % interval. [default: fold]"
 )
@@ -46,7 +46,12 @@ _RANKED_FOR = {SPEED_FIGURE: {SPEED, STEPS, TIME}, TARGET_FIGURE: {TARGET}}
     help="Instead of a table: loss, a metric such as accuracy, steps_per_second or examples_per_second, on a grid.",
 )
 @click.option("--over", metavar="AXIS", help="Curves: over steps, examples or seconds. [default: steps]")
-@click.option("--smooth", type=NumberRange(0, 1, max_open=True), metavar="X", help="Curves: share of the past in a moving average.")
+@click.option(
+    "--smooth",
+    type=NumberRange(0, 1, max_open=True),
+    metavar="X",
+    help="Curves: smoothing factor of an exponential moving average (0: none).",
+)
 @click.option("--points", type=IntegerRange(min=2), metavar="N", help="Curves: points of the grid. [default: 200]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with unrounded figures.")
 @click.option("--csv", "csv_too", is_flag=True, help="Print comma-separated values, with unrounded figures.")
@@ -76,7 +81,7 @@ def compare(
     """Compare finished runs: which configuration is better, its significance, confounding differences, and tables.
 
     RUN is a run directory, the name of one in the folder with the runs, or a folder of runs. Ratios are relative to the first run; † marks
-    figures that are not comparable with its.
+    figures that are not comparable with the first run's.
     """
     forms = [name for name, given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if given]
     if len(forms) > 1:

@@ -48,7 +48,7 @@ SPLITS = ("test", "train")
 @click.option("--split", default="test", metavar="|".join(SPLITS), help="Split of the dataset. [default: test]")
 @click.option("--predictions", type=GivenPath(), help="Write logits and labels into this new .npz file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@trust_option("Take")
+@trust_option("Trust")
 def evaluate(
     source: Path,
     selection: Selection,

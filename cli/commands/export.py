@@ -53,7 +53,7 @@ class Choice:
 @click.option("--output", "-o", type=GivenPath(), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
 @click.option("--describe", is_flag=True, help="List the files with purpose and size.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@trust_option("Take")
+@trust_option("Trust")
 def export(
     source: Path,
     selection: Selection,

@@ -39,7 +39,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 @click.option(
     "--nodes",
     metavar="N[,N…]",
-    help="Numbers of nodes to predict [default: 1,2,4,8,64,512 and those of the runs, of them those with room for --ps].",
+    help="Numbers of nodes to predict [default: 1,2,4,8,64,512 and the runs' own numbers of nodes, without those too small for --ps].",
 )
 @click.option("--bandwidth", metavar="RATE", help="Speed of each node's link in each direction, such as 10gbit [default: the first run's].")
 @click.option(
@@ -80,9 +80,9 @@ def predict(
 ) -> None:
     """Predict how the job of finished runs would scale, from the measured cost of a step.
 
-    One or two short runs on two nodes suffice, each node with its own cores (--cores-per-node); with two runs, use different --bandwidth.
-    The first run defines the job: model, batch, workers per node. After a run with native all-reduce the direct one is measured too, so
-    --exchange direct can be predicted.
+    Requires one finished run with calibration; a short one on two nodes, each with its own cores (--cores-per-node), is enough. A second
+    run with another --bandwidth shows better how much communication overlaps with computation. The first run defines the job: model, batch,
+    workers per node. The calibration after a run with native all-reduce also times the direct one, so --exchange direct can be predicted.
     """
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):

@@ -87,8 +87,8 @@ AUTO = Path("auto")
     type=GivenPath(),
     metavar="RUN|CHECKPOINT|auto",
     help="Resume a run from its newest valid checkpoint, or from the given one. Settings given here override the run's; "
-    "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in. auto: begin the run of this "
-    "--name, or go on with it.",
+    "--steps +500 adds 500 updates to those done; --epochs +1 finishes the current epoch and adds one. auto: resume the run called "
+    "--name if it exists, else start it.",
 )
 @topic_option(
     Topic.CHECKPOINTS,
@@ -99,7 +99,7 @@ AUTO = Path("auto")
 @topic_option(
     Topic.CHECKPOINTS, "--force", is_flag=True, help="With --resume: resume even if model, data or seed differ from the checkpoint."
 )
-@trust_option("With --resume or --like: take")
+@trust_option("With --resume or --like: trust")
 @topic_option(
     Topic.RECORDS,
     "--repeats",

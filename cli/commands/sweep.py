@@ -50,7 +50,7 @@ __all__ = ["make_grid", "sweep"]
     multiple=True,
     metavar="FIELD=VALUE,…",
     help="Values of a setting to sweep; several of these give all combinations. Replaces the axis of that name in the file. "
-    "Values that hold commas stand between semicolons: 'cores_per_node=1,1;1,0.5'.",
+    "Separate values that contain commas by semicolons: 'cores_per_node=1,1;1,0.5'.",
 )
 @topic_option(
     Topic.COMMON, "--repeats", type=IntegerRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on."
@@ -62,7 +62,7 @@ __all__ = ["make_grid", "sweep"]
     metavar="FOLDER|NAME",
     help="Resume the sweep in this folder, or of this name below runs, with its settings.",
 )
-@trust_option("With --resume: take")
+@trust_option("With --resume: trust")
 @topic_option(Topic.OUTPUT, "--dry-run", is_flag=True, help="Show the points and their commands, and exit.")
 @topic_option(Topic.OUTPUT, "--tables", is_flag=True, help="Print the tables of all points at the end as well, not the conclusion alone.")
 @topic_option(Topic.OUTPUT, "--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")

@@ -63,7 +63,7 @@ class _Line:
     help="Print the N best translations of each line: number, score and text, separated by tabs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
-@trust_option("Take")
+@trust_option("Trust")
 def translate(
     source: Path,
     selection: Selection,

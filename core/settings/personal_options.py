@@ -61,14 +61,14 @@ PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
         PersonalOption(
             "hosts",
             "HOST,HOST",
-            "The nodes' hosts, reached by ssh unless --launcher says else, in this order; also node[01-03]. node0:2 for two processes "
-            "there; ports belong into your ssh configuration.",
+            "The nodes' hosts, reached by ssh unless --launcher says otherwise, in this order; also node[01-03]. node0:2 for two processes "
+            "there; set ports in your ssh configuration.",
             Topic.CLUSTER,
         ),
         PersonalOption(
             "hostfile",
             "PATH",
-            "The same from a file: a host a line, as MPI has them; a host in several lines has as many processes.",
+            "The same from a file: one host per line, as in an MPI hostfile; a host listed n times runs n processes.",
             Topic.CLUSTER,
             is_path=True,
         ),

@@ -116,7 +116,7 @@ class Point:
 
 
 def read_axis(text: str) -> tuple[str, list[str]]:
-    """Read ``batch_size=5,10``. Values that hold commas stand between semicolons: ``cores_per_node=1,1;1,0.5``.
+    """Read ``batch_size=5,10``. Semicolons separate values that contain commas: ``cores_per_node=1,1;1,0.5``.
 
     Raises UsageError with what is allowed.
     """
@@ -125,7 +125,7 @@ def read_axis(text: str) -> tuple[str, list[str]]:
     separator = ";" if ";" in given or (name in Job.model_fields and schema(name).get("type") == "array") else ","
     values = [value.strip() for value in given.split(separator)]
     if not sign or not name or not all(values):
-        raise UsageError.of("--grid", text, "FIELD=VALUE,VALUE such as batch_size=5,10,20; with ; between values that hold commas")
+        raise UsageError.of("--grid", text, "FIELD=VALUE,VALUE such as batch_size=5,10,20; with ; between values that contain commas")
     _known("--grid", name)
     return name, values
 

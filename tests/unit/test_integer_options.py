@@ -33,3 +33,8 @@ def test_it_is_an_integer_in_decimal_digits(kind):
             kind.convert(text, None, None)
     within = 1 if kind.min is None else kind.min
     assert kind.convert(f"+{within}", None, None) == within
+
+
+@pytest.mark.parametrize(("path", "command"), list(commands(trainer)))
+def test_help_shows_no_range_without_bounds(path, command):
+    assert "None]" not in command.get_help(click.Context(command, info_name=" ".join(path)))
