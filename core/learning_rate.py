@@ -36,7 +36,7 @@ def explained_schedule(job: Job, total_steps: int | None) -> str:
     rest = course.words(job, base, total_steps)
     if not job.warmup_steps or course.warms_up_itself:
         return rest
-    return f"warm-up (--warmup-steps) raises it evenly over the first {job.warmup_steps:,} updates; {rest}"
+    return f"linear warm-up over the first {job.warmup_steps:,} updates (--warmup-steps); {rest}"
 
 
 def warms_up_itself(schedule: str) -> bool:
@@ -45,23 +45,23 @@ def warms_up_itself(schedule: str) -> bool:
 
 
 def _constant_course(_job: Job, base: str, _total_steps: int | None) -> str:
-    return f"constant at {base}"
+    return f"constant {base}"
 
 
 def _step_course(job: Job, base: str, _total_steps: int | None) -> str:
     every = "epoch" if job.schedule_step_epochs == 1 else f"{job.schedule_step_epochs:g} epochs"
-    return f"steps down (--schedule step) from {base}, times {job.schedule_gamma:g} every {every}"
+    return f"step decay (--schedule step) from {base}, times {job.schedule_gamma:g} every {every}"
 
 
 def _cosine_course(_job: Job, base: str, total_steps: int | None) -> str:
     until = "the planned last update" if total_steps is None else f"the planned last update, {total_steps:,}"
-    return f"half a cosine (--schedule cosine) from {base} down to 0 at {until}"
+    return f"cosine decay (--schedule cosine) from {base} to 0 at {until}"
 
 
 def _noam_course(job: Job, base: str, _total_steps: int | None) -> str:
     return (
-        f"rises evenly over the first {job.warmup_steps:,} updates (--schedule noam, --warmup-steps), then falls with the root of their "
-        f"number; {base} is multiplied by {job.schedule_coefficient:g} and divided by the root of the model's width"
+        f"linear warm-up over the first {job.warmup_steps:,} updates (--schedule noam, --warmup-steps), then inverse-square-root decay; "
+        f"{base} is multiplied by {job.schedule_coefficient:g} and divided by the square root of the model's width"
     )
 
 

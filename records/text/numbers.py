@@ -9,12 +9,12 @@ from typing import Any
 from ...metrics.base import PERCENTAGES
 
 __all__ = [
-    "MEMORY_BASIS",
     "UNKNOWN",
     "bytes_text",
     "count_text",
     "duration_text",
     "figure_text",
+    "memory_basis",
     "number_text",
     "rate_text",
     "saving_text",
@@ -23,9 +23,6 @@ __all__ = [
 
 UNKNOWN = "-"
 """Stands for what was not observed."""
-
-MEMORY_BASIS = "RSS counts shared memory in every process; PSS divides it among them, and is sampled rarely, so it is no peak."
-"""What the two figures of a node's memory are."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
@@ -95,10 +92,16 @@ def seconds_text(seconds: float | None) -> str:
 def saving_text(checkpoints: Mapping[str, Any]) -> str:
     """Return what the ``checkpoints`` of a summary cost on average: training's pause and the time of writing, as far as they are known."""
     stall, write = ((checkpoints.get(name) or {}).get("mean") for name in ("stall_seconds", "write_seconds"))
-    stalled = "" if stall is None else f"; training stalled {seconds_text(stall)} for each"
+    stalled = "" if stall is None else f"; each paused training for {seconds_text(stall)}"
     written = "" if write is None else f"; writing one took {seconds_text(write)}, in the background or after training"
     failed = f", {checkpoints['failed']:,} FAILED" if checkpoints.get("failed") else ""
     return f"{checkpoints['saved']:,} saved{failed}{stalled}{written}"
+
+
+def memory_basis(pss: bool) -> str:
+    """Return what the figures of a node's memory are; `pss`: there is one of PSS, which short runs have no sample of."""
+    divided = "; PSS divides it among them, and is sampled rarely, so it is no peak" if pss else ""
+    return f"RSS counts shared memory in every process{divided}."
 
 
 def duration_text(seconds: float | None) -> str:

@@ -41,9 +41,9 @@ class TrainingState:
     def line(self) -> str:
         """Return the state in one line."""
         total = f"/{self.total_steps:,}" if self.total_steps is not None else ""
-        left = f"  {duration_text(self.time_left_seconds)} left" if self.time_left_seconds is not None else ""
+        left = f"  {duration_text(self.time_left_seconds)} left" if self.time_left_seconds else ""
         speed = f"  {_steps(self.steps_per_second)}" if self.steps_per_second is not None else ""
-        return f"step {self.step:,}{total}  epoch {int(self.epoch) + 1}  loss {number_text(self.loss)}{speed}{left}"
+        return f"step {self.step:,}{total}  epoch {int(self.epoch) + 1}  last loss {number_text(self.loss)}{speed}{left}"
 
 
 def _steps(per_second: float | None) -> str:

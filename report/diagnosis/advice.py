@@ -46,8 +46,8 @@ def _compute(explanation: Explanation) -> Iterator[Advice]:
     evidence = explanation.evidence
     if evidence.summary["precision"] == "fp32":
         share = evidence.shares.step["compute"] if evidence.shares else 0.0
-        reason = f"touches computing alone, {share:.0%} of each step; {_bf16_needs(explanation)}"
-        yield Advice("--precision bf16", reason, None, None, "convolutions and products are then rounded to 8 bits")
+        reason = f"speeds up computation only ({share:.0%} of a worker's step); {_bf16_needs(explanation)}"
+        yield Advice("--precision bf16", reason, None, None, "convolutions and matrix products then have 8 significant bits")
 
 
 _BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
@@ -58,19 +58,14 @@ def _bf16_needs(explanation: Explanation) -> str:
     """Say what the effect of bf16 depends on: the GPU, or whether all processors have instructions for it, where that is recorded."""
     evidence = explanation.evidence
     if evidence.summary["device_used"] == "gpu":
-        return "by how much, depends on the GPU"
+        return "by how much depends on the GPU"
     recorded = [frozenset(node.get("cpu_flags") or ()) for node in evidence.env]
     if recorded and all(recorded):
         known = [flag for flag in _BF16_FLAGS if all(flag in flags for flags in recorded)]
-        return (
-            f"the processors have instructions for it ({', '.join(known)})" if known else "without instructions for it it would be slower"
-        )
+        return f"the CPUs have bf16 instructions ({', '.join(known)})" if known else "slower here: the CPUs have no bf16 instructions"
     models = sorted({str(node["cpu_model"]) for node in evidence.env if node.get("cpu_model")})
     named = f" of {' and '.join(models)}" if models else ""
-    return (
-        f"quicker only on a processor with instructions for it ({' or '.join(_BF16_FLAGS)} in /proc/cpuinfo); "
-        f"the run's records do not tell those{named}"
-    )
+    return f"slower on CPUs without bf16 instructions ({' or '.join(_BF16_FLAGS)} in /proc/cpuinfo); the run did not record those{named}"
 
 
 def _data(explanation: Explanation) -> Iterator[Advice]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...records.text.numbers import number_text, rate_text, seconds_text
 from .evidence import Evidence
+from .words import percent
 
 __all__ = ["BAND", "ExchangeCosts", "exchange_costs", "exchange_text"]
 
@@ -39,6 +40,11 @@ class ExchangeCosts:
     direct_exchange_steps_per_second_high: float | None = None
     direct_exchange_speedup_estimate: float | None = None
     no_estimate: str | None = None
+
+    @property
+    def mostly_overhead(self) -> bool:
+        """Whether the all-reduce by itself is less than half of the communication."""
+        return self.around_seconds_per_step > self.messages_seconds_per_step + self.bytes_seconds_per_step
 
 
 def exchange_costs(evidence: Evidence, *, starved: bool) -> ExchangeCosts | None:
@@ -71,7 +77,7 @@ def _with_estimate(costs: ExchangeCosts, calibration: Mapping[str, Any], *, star
     tried = [entry["direct_step_seconds"] for entry in calibration["workers"] if entry.get("direct_step_seconds")]
     given = {name: getattr(costs, name) for name in costs.__slots__}
     if starved or not tried:
-        untried = calibration.get("direct_untried") or "it was made by a release that did not try"
+        untried = calibration.get("direct_untried") or "the version that made this run did not measure it"
         return ExchangeCosts(**{**given, "no_estimate": "other programs had the cores" if starved else untried})
     step = _mean(tried)
     spread = max(entry.get("direct_spread") or 0.0 for entry in calibration["workers"])
@@ -91,18 +97,18 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def exchange_text(costs: ExchangeCosts) -> str:
-    """Return in words what the exchange costs, and what the direct one would make of it."""
-    parts = [
-        f"the exchange's messages cost {seconds_text(costs.messages_seconds_per_step)} ({costs.messages_fraction:.0%})",
-        f"their bytes {seconds_text(costs.bytes_seconds_per_step)}",
-    ]
-    if costs.around_seconds_per_step:
-        parts.append(f"what is around them {seconds_text(costs.around_seconds_per_step)}")
-    spent = f"of each step's {seconds_text(costs.step_seconds)} {', '.join(parts[:-1])} and {parts[-1]}"
+    """Return in words what communication costs, and the estimate for the direct all-reduce."""
+    parts = {
+        "latency": costs.messages_seconds_per_step,
+        "transfer of the bytes": costs.bytes_seconds_per_step,
+        "framework overhead and waiting around the all-reduce": costs.around_seconds_per_step,
+    }
+    shown = ", ".join(f"{name} {seconds_text(cost)} ({percent(cost / costs.step_seconds)})" for name, cost in parts.items() if cost)
+    spent = f"communication in a step of {seconds_text(costs.step_seconds)} (mean without the first updates): {shown}"
     if costs.exchange != "native":
         return f"{spent}, with --exchange {costs.exchange}"
     if costs.direct_exchange_steps_per_second_estimate is None:
-        return f"{spent}; what --exchange direct would gain is not known: {costs.no_estimate}"
+        return f"{spent}; the gain of --exchange direct is unknown: {costs.no_estimate}"
     low, rate, high = (
         rate_text(value)
         for value in (
@@ -112,6 +118,6 @@ def exchange_text(costs: ExchangeCosts) -> str:
         )
     )
     return (
-        f"{spent}; with --exchange direct it would make about {rate[:-2]} steps/s ({low[:-2]} to {high[:-2]}), "
-        f"{number_text(costs.direct_exchange_speedup_estimate, 2)} times as many"
+        f"{spent}; estimated with --exchange direct: {rate[:-2]} steps/s ({low[:-2]} to {high[:-2]}), "
+        f"{number_text(costs.direct_exchange_speedup_estimate, 2)}x as many"
     )

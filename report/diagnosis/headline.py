@@ -43,20 +43,22 @@ def _starved(explanation: Explanation) -> str:
 
 
 def _exchange(explanation: Explanation) -> str:
-    return "all-reduce" if explanation.evidence.summary["mode"] == "sync" else "exchange with the parameter server"
+    return "an all-reduce" if explanation.evidence.summary["mode"] == "sync" else "a push and pull"
 
 
 def _network(explanation: Explanation) -> str:
-    hidden = ", not hidden by computation" if explanation.evidence.summary["mode"] == "sync" else ""
-    share = f"network-bound: {percent(explanation.step_fractions['network'])} of each step is {_exchange(explanation)}{hidden}"
+    kind = "that computation does not hide" if explanation.evidence.summary["mode"] == "sync" else "with the parameter server"
+    share = f"communication-bound: {percent(explanation.step_fractions['network'])} of a worker's step is communication {kind}"
     link = busiest(explanation.evidence.links)
     full = f"node {link.node}'s link runs at {percent(link.fraction)} of {_speed(link)} while it trains" if link is not None else None
     if explanation.network_cause == "link":
         return f"{share}, and {full}."
-    though = f" at a link that is not full ({full})" if full else ""
+    though = f"; no link is full ({full})" if full else ""
     if explanation.network_cause == "messages":
-        few = percent(explanation.message_fraction)
-        return f"{share}; latency-bound, not bandwidth-bound{though}: an exchange of a few bytes takes {few} as long."
+        few = f"{_exchange(explanation)} of a few bytes takes {percent(explanation.message_fraction)} of the time of the full one"
+        return f"{share}: latency and overhead, not bandwidth{though}; {few}."
+    if explanation.exchange_costs is not None and explanation.exchange_costs.mostly_overhead:
+        return f"{share}, mostly framework overhead and waiting around the all-reduce{though}."
     return f"{share}, for moving and summing {_payload(explanation)} per step{though}."
 
 
@@ -70,7 +72,7 @@ def _payload(explanation: Explanation) -> str:
 
 
 def _compute(explanation: Explanation) -> str:
-    text = f"compute-bound: {percent(explanation.step_fractions['compute'])} of each step is forward, backward and update"
+    text = f"compute-bound: {percent(explanation.step_fractions['compute'])} of a worker's step is forward, backward and update"
     busy = [view for view in explanation.nodes if view.gpu_utilization is not None and view.limit == "GPU"]
     if busy:
         return f"{text}; GPUs are busy for {percent(max(view.gpu_utilization or 0.0 for view in busy))} of the time."
@@ -86,20 +88,22 @@ def _cores(view: NodeView) -> str:
 
 
 def _data(explanation: Explanation) -> str:
-    return f"data-bound: {percent(explanation.step_fractions['data'])} of each step is gathering, augmenting and normalising the batch."
+    return (
+        f"data-bound: {percent(explanation.step_fractions['data'])} of a worker's step is gathering, augmenting and normalising the batch."
+    )
 
 
 def _peers(explanation: Explanation) -> str:
-    times = f"{number_text(explanation.slowness, 1)} times as long as that of an ordinary one"
+    times = f"takes {number_text(explanation.slowness, 1)} times as long as the median worker's"
     slow = f"node {explanation.slow_node}"
     limit = next(view for view in explanation.nodes if view.node == explanation.slow_node).cores_available
-    cores = "" if limit is None else f" (it may use {number_text(limit, 2)} cores)"
+    cores = "" if limit is None else f" (it has {number_text(limit, 2)} cores)"
     if explanation.evidence.summary["mode"] == "sync":
         waits = percent(explanation.step_fractions["peers"])
-        text = f"straggler: for {waits} of each step others wait for {slow}, whose own work takes {times}{cores}"
+        text = f"straggler: workers wait for {slow} for {waits} of a step; its own work {times}{cores}"
         return f"{text}{_exchange_of_the_slow(explanation)}."
     share = percent(next(view for view in explanation.nodes if view.node == explanation.slow_node).updates_fraction)
-    return f"straggler: the own work of {slow} takes {times}{cores}. It makes {share} of the updates; nobody waits for it."
+    return f"straggler: the work of {slow} {times}{cores}. It makes {share} of the updates; no worker waits for it."
 
 
 def _exchange_of_the_slow(explanation: Explanation) -> str:
@@ -109,14 +113,14 @@ def _exchange_of_the_slow(explanation: Explanation) -> str:
     if share < NOTABLE or explanation.network_cause == "link" or (view.cpu_fraction or 0.0) < NEARLY_ALL:
         return ""
     used = percent(view.cpu_fraction)
-    return f"; the {_exchange(explanation)}, {percent(share)} of the step, waits for it too, as it uses {used} of what it may"
+    return f"; communication, {percent(share)} of the step, waits for it too, as it uses {used} of its cores"
 
 
 def _evaluating(explanation: Explanation) -> str:
     evidence = explanation.evidence
     each = evidence.summary["eval_seconds"] / max(1, evidence.evaluations)
     how = f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''} of {number_text(each, 3)} s"
-    return f"evaluation is the bottleneck: it takes {percent(explanation.run_fractions['evaluating'])} of the run's time ({how})."
+    return f"evaluation is the bottleneck: it takes {percent(explanation.run_fractions['evaluating'])} of the run time ({how})."
 
 
 def _translating(explanation: Explanation) -> str:
@@ -124,7 +128,7 @@ def _translating(explanation: Explanation) -> str:
     share, seconds = percent(explanation.run_fractions["translating"]), number_text(evidence.summary["translate_seconds"], 1)
     finished = "" if evidence.summary["translated"] else ", and was not finished"
     return (
-        f"the final translation is the bottleneck: it takes {share} of the run's time ({seconds} s{finished}). "
+        f"the final translation is the bottleneck: it takes {share} of the run time ({seconds} s{finished}). "
         "It happens once, so its share falls in longer runs."
     )
 
@@ -133,15 +137,14 @@ def _saving(explanation: Explanation) -> str:
     share = percent(explanation.run_fractions["saving"])
     saved = explanation.evidence.saved
     return (
-        f"checkpoints are the bottleneck: they pause training for {share} of the run's time ({saved} saved), not counting "
-        "background writing."
+        f"checkpoints are the bottleneck: they pause training for {share} of the run time ({saved} saved), not counting background writing."
     )
 
 
 def _profiling(explanation: Explanation) -> str:
     summary = explanation.evidence.summary
     share, seconds = percent(explanation.run_fractions["profiling"]), number_text(summary["profile_seconds"], 1)
-    return f"profiling is the bottleneck: it takes {share} of the run's time ({seconds} s). Run without --profile."
+    return f"profiling is the bottleneck: it takes {share} of the run time ({seconds} s). Run without --profile."
 
 
 def _idle(explanation: Explanation) -> str:
@@ -161,23 +164,25 @@ def _other(explanation: Explanation) -> str:
 
 
 def _mixed(explanation: Explanation) -> str:
-    return f"nothing dominates: {_list(explanation, ' and ')} of the run's time."
+    return f"nothing dominates: {_list(explanation, ' and ')}."
 
 
 def _unclear(explanation: Explanation) -> str:
-    return f"not clear: {_list(explanation, ' or ')} of the run's time; they differ by too little for what is known of them."
+    return f"unclear: {_list(explanation, ' or ')}; the difference is too small to decide."
 
 
 def _list(explanation: Explanation, joint: str) -> str:
-    words = []
+    words, uncertain = [], False
     for component in explanation.candidates:
         name, fraction = NAMES[component], explanation.run_fractions[component]
         if component == "peers" and explanation.evidence.summary["mode"] == "async":  # nobody waits: a slow node shows in its own work
             name, fraction = "the work of a slow node", sum(explanation.run_fractions[own] for own in ("compute", "data"))
         spread = explanation.run_uncertainty.get(component, 0.0)
+        uncertain |= spread >= 0.01
         more = f" ± {percent(spread)}" if spread >= 0.01 else ""
         words.append(f"{name} {percent(fraction)}{more}")
-    return joint.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    listed = joint.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"{listed} of the run time{' (±: spread of the calibration)' if uncertain else ''}"
 
 
 def _unknown(explanation: Explanation) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ...records.text.many_nodes import MOST_NODES_SHOWN, ends_of
-from ...records.text.numbers import MEMORY_BASIS, UNKNOWN, bytes_text, number_text
+from ...records.text.numbers import UNKNOWN, bytes_text, memory_basis, number_text
 from ..catalog.divergence import diverged_text
 from .batch_size_advice import Advice
 from .exchange_costs import exchange_text
@@ -23,28 +23,30 @@ from .words import NAMES, percent
 __all__ = ["notes", "page"]
 
 NOT_CALIBRATED = (
-    "This run has no calibration (--no-calibrate, or it did not come to its end), so the parts of a step are not known. "
-    "Only what was counted during the run is shown."
+    "This run has no calibration (--no-calibrate, or it did not complete), so the components of its steps are unknown. "
+    "Only figures that were recorded during the run are shown."
 )
 
 
 MIXED = (
-    "An older release of this program added up its steps over all parts, so those of the part that was calibrated are not known. "
-    "Only what was counted during the run is shown."
+    "An older version of this program recorded step times over all parts of the run, so those of the calibrated part are unknown. "
+    "Only figures that were recorded during the run are shown."
 )
 
 
 def _basis(explanation: Explanation) -> str:
     over = "the whole run" if explanation.evidence.part_began_seconds is None else "the run since it was resumed"
     again = ", with what restarts had done again" if explanation.evidence.summary.get("restart_seconds_lost") else ""
-    return f"CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
+    shares = "bottleneck and shares: of the node's steps; " if explanation.calibrated else ""
+    return f"{shares}CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
 
 
 def _memory(explanation: Explanation) -> list[str]:
     nodes = explanation.evidence.summary["per_node"]
     figures = [[(node.get(f"memory_{kind}_bytes") or {}).get("max") or 0 for node in nodes] for kind in ("rss", "pss")]
     rss, pss = (bytes_text(max(found, default=0) or None) for found in figures)
-    return [] if rss == UNKNOWN else [f"memory of a node: peak RSS {rss}, largest sampled PSS {pss}. {MEMORY_BASIS}"]
+    sampled = "" if pss == UNKNOWN else f", sampled PSS {pss}"
+    return [] if rss == UNKNOWN else [f"largest memory of a node: peak RSS {rss}{sampled}. {memory_basis(bool(sampled))}"]
 
 
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
@@ -60,14 +62,14 @@ def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
 
 def _run_line(explanation: Explanation) -> str:
     run, began = explanation.run_fractions, explanation.evidence.part_began_seconds
-    of = "of the run's time" if began is None else f"of the time since the run was resumed at {number_text(began, 2)} s"
-    idle = f" ({NAMES['idle']} {percent(run['idle'])})" if run.get("idle") else ""
+    of = "of the run time" if began is None else f"of the time since the run was resumed at {number_text(began, 2)} s"
+    idle = f" ({NAMES['idle']} {percent(run['idle'])}: async, no updates to compute)" if run.get("idle") else ""
     training = f"{of}: training {percent(explanation.training_fraction)}{idle}, {_beside(explanation)}"
     if not explanation.calibrated:
         return training
     steps = ", ".join(f"{NAMES[component]} {percent(fraction)}" for component, fraction in explanation.step_fractions.items())
     costs = "" if explanation.exchange_costs is None else f"\n{exchange_text(explanation.exchange_costs)}"
-    return f"{training}\nof each step: {steps}{costs}"
+    return f"{training}\nof a worker's step: {steps}{costs}"
 
 
 def _beside(explanation: Explanation) -> str:
@@ -79,21 +81,25 @@ def _beside(explanation: Explanation) -> str:
 
 def _nodes(explanation: Explanation) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("node", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
-    for name in ("computing", "data", "peers", "exchange", "CPU cores", "sent", "received"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("node", no_wrap=True, vertical="bottom")
+    table.add_column("bottleneck", no_wrap=True, vertical="bottom")
+    for name in ("computation", "data\nloading", "waiting for\nstragglers", "communication", "CPU cores", "sent", "received"):
+        table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
     shown, some = ends_of(explanation.nodes, _waiting)
     if some:
-        table.caption = f"Of {len(explanation.nodes):,} nodes: those that wait least for others, and those that wait most."
+        table.caption = f"Of {len(explanation.nodes):,} nodes: those that wait least for stragglers, and those that wait most."
     for view in shown:
         step = view.step_fractions or {}
         shares = (percent(step.get(component)) for component in ("compute", "data", "peers", "network"))
         cores = (
             UNKNOWN if view.cpu_cores_used is None else f"{number_text(view.cpu_cores_used, 2)} of {number_text(view.cores_available, 2)}"
         )
-        table.add_row(str(view.node), view.limit or UNKNOWN, *shares, cores, *_traffic(view))
+        table.add_row(str(view.node), _BOTTLENECKS.get(view.limit or UNKNOWN, view.limit), *shares, cores, *_traffic(view))
     return table
+
+
+_BOTTLENECKS = {UNKNOWN: UNKNOWN, "data": "data loading", "exchange": "communication", "peer": "stragglers", "nothing": "none"}
+"""Limits of a node whose word in the table is another one."""
 
 
 def _waiting(view: NodeView) -> float | None:
@@ -116,11 +122,11 @@ def _unfinished(state: str, recorded_until: float) -> str:
     """Say what is missing of a run that has written no summary."""
     at_work = state in ("starting", "running")
     ended = "was killed before it could write one" if state == "died" else f"is {state}"
-    why = "is still at work" if at_work else ended
-    until, more = number_text(recorded_until, 1), "whatever comes yet" if at_work else "what it did after its last record"
+    why = "is still running" if at_work else ended
+    until, more = number_text(recorded_until, 1), "all later records" if at_work else "everything after its last record"
     return (
-        f"The run has no summary.json, for it {why}: all figures are from its records up to {until} s on the run clock. "
-        f"Missing: its calibration, how long start-up took in full, how long its end takes, and {more}."
+        f"The run has no summary.json, as it {why}: all figures are from its records up to {until} s on the run clock. "
+        f"Missing: the calibration, a part of the start-up time, the shutdown time, and {more}."
     )
 
 
@@ -138,14 +144,14 @@ def notes(explanation: Explanation) -> list[str]:
         return found
     sharing = evidence.summary["nodes_sharing_cores"] or 1
     if sharing > 1:
-        parts = "--cores-per-node would give virtual nodes a part each, --threads says how many threads each task has"
-        found.append(f"{sharing} nodes share the same cores and compete for them; {parts}.")
+        parts = "--cores-per-node gives each virtual node its own share; --threads sets the threads of each task"
+        found.append(f"{sharing} nodes share the same cores and compete for them. {parts}.")
     held_up = [text for text in (_held_up(explanation, view) for view in explanation.nodes) if text]
     if len(held_up) > MOST_NODES_SHOWN:
-        held_up = [*held_up[:MOST_HELD_UP], f"So did {len(held_up) - MOST_HELD_UP:,} more of the {len(explanation.nodes):,} nodes."]
+        held_up = [*held_up[:MOST_HELD_UP], f"So are {len(held_up) - MOST_HELD_UP:,} more of {len(explanation.nodes):,} nodes."]
     found += held_up
     if "network" in explanation.candidates and busiest(evidence.links) is None:
-        found.append("No link has a known limit, so how full they are is not known (--bandwidth sets one for virtual nodes).")
+        found.append("The links' capacity is unknown, so their utilisation cannot be computed (--bandwidth sets one for virtual nodes).")
     return found
 
 
@@ -167,8 +173,8 @@ def _held_up(explanation: Explanation, view: NodeView) -> str | None:
     if (view.cpu_cores_used or 0.0) >= HELD_UP * needed:
         return None
     return (
-        f"Node {view.node} works for {percent(working)} of its steps, which takes {number_text(needed, 2)} cores at least, and had "
-        f"{number_text(view.cpu_cores_used, 2)}: something else used the processor."
+        f"Node {view.node} is short of CPU: it computes or loads data for {percent(working)} of its steps, which needs at least "
+        f"{number_text(needed, 2)} cores, and got {number_text(view.cpu_cores_used, 2)}: other processes used the CPU."
     )
 
 
@@ -179,7 +185,7 @@ def _native(explanation: Explanation) -> list[str]:
     whole = workers * summary["train_seconds"]
     figures = (("data", summary["data_wait_seconds"]), ("other tasks", summary["network_wait_seconds"]))
     known = [f"for {what} {percent(seconds / whole)}" for what, seconds in figures if seconds is not None and whole]
-    return [f"Measured by the backend while it trained, of the training time: waiting {', '.join(known)}."] if known else []
+    return [f"Recorded by the framework, as shares of the training time: waiting {', '.join(known)}."] if known else []
 
 
 FAR = 10.0

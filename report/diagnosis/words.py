@@ -14,7 +14,7 @@ NAMES = {
     "idle": "idle workers",
     "evaluating": "evaluation",
     "translating": "final translation",
-    "saving": "saving checkpoints",
+    "saving": "checkpoint pauses",
     "profiling": "profiling",
     "other": "idle and coordination",
 }

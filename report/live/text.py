@@ -51,7 +51,7 @@ def state_line(run: WatchedRun) -> str:
     """Return the state, why where that is known, and how long the run has been silent where that is long."""
     if run.state == "died":
         driver = run.reader.status()["driver"]
-        return f"died: its process {driver['pid']} on {driver['host']} is gone and has written no end"
+        return f"died: its driver process {driver['pid']} on {driver['host']} is gone and recorded no end state"
     cause = f": {one_line(run.cause)}" if run.cause else ""
     tens = int(run.silent_seconds / SILENT_SECONDS)
     silent = f", silent for {tens * SILENT_SECONDS} s" if tens and run.state == "running" else ""
@@ -64,7 +64,7 @@ def figures_line(run: WatchedRun) -> str | None:
     if training.loss is None:
         return None
     total = f"/{run.total_steps:,} ({run.progress:.0%})" if run.total_steps and run.progress is not None else ""
-    parts = [f"step {training.step:,}{total}", f"epoch {training.epoch + 1}", f"loss {number_text(training.loss)}"]
+    parts = [f"step {training.step:,}{total}", f"epoch {training.epoch + 1}", f"mean loss {number_text(training.loss)}"]
     if speed is not None:
         parts += [_per_second(speed.steps_per_second, "steps/s"), _per_second(speed.examples_per_second, "examples/s")]
     if left is not None:

@@ -44,7 +44,7 @@ def checkpoint_files(run: Run) -> Answer | None:
     named = ", ".join(f"{name} {bytes_text(size)}" for name, size in largest[:MOST_NAMED])
     more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
     cost = f"; {saving_text(saving)}" if saving.get("saved") else ""
-    text = f"{newest.name} has {bytes_text(whole)}: {named}{more}; {len(sizes)} kept, {bytes_text(every)} in all{cost}"
+    text = f"{newest.name} has {bytes_text(whole)}: {named}{more}; {len(sizes)} kept, {bytes_text(every)} in total{cost}"
     return Answer("checkpoint_files", "checkpoint files", one_line(text), figures)
 
 

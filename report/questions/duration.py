@@ -127,7 +127,7 @@ def _as_it_was(run: Run, part: _Part) -> Answer:
     if run.job.get("translation_signatures") and not part.translated:
         parts += f", {'which' if figures['translate_seconds'] else f'without {_TRANSLATION}, which'} was not finished"
     around = time_text(summary["total_seconds"] - summary["run_seconds"])
-    text = f"{time_text(summary['total_seconds'])} {_why_it_ended(run, part.steps)}: start-up and end {around}, {parts}"
+    text = f"{time_text(summary['total_seconds'])} {_why_it_ended(run, part.steps)}: start-up and shutdown {around}, {parts}"
     return Answer(KEY, QUESTION, text, {"predicted": False, "steps": part.steps, "total_seconds": summary["total_seconds"], **figures})
 
 
@@ -139,7 +139,7 @@ def _why_it_ended(run: Run, steps: int) -> str:
     if patience is not None and patience["exhausted"] and planned is not None and planned > steps:
         spent = f"{count_text(steps)} of {count_text(planned)} planned updates"
         return f"until --patience {count_text(patience['evaluations'])} was exhausted ({spent})"
-    return f"as planned, {count_text(steps)} updates"
+    return f"for {count_text(steps)} updates"
 
 
 def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict[str, Any]:
@@ -187,7 +187,7 @@ _TRANSLATION = "the translation of all test sentences at the end"
 def _parts(evaluations: int, train: float, evaluate: float | None, save: float | None, translate: float | None) -> str:
     counted = f"{evaluations:,} evaluation{'s' if evaluations != 1 else ''}"
     evaluated = f"{counted} not counted, as none was measured" if evaluate is None else f"{counted} {time_text(evaluate)}"
-    saved = "checkpoints not counted, as none was measured" if save is None else f"standing still for checkpoints {time_text(save)}"
+    saved = "checkpoints not counted, as none was measured" if save is None else f"checkpoint pauses {time_text(save)}"
     at_the_end = f", {_TRANSLATION} not counted, as none was measured" if translate is None else f", {_TRANSLATION} {time_text(translate)}"
     return f"training {time_text(train)}, {evaluated}, {saved}{'' if translate == 0.0 else at_the_end}"
 
@@ -195,10 +195,10 @@ def _parts(evaluations: int, train: float, evaluate: float | None, save: float |
 def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[str, Any]) -> str:
     high, total = whole["total_seconds_high"], whole["total_seconds"]
     band = " (no band: too little was measured)" if high is None else f" ± {percent((high - total) / total)}"
-    planned = "as planned" if wanted == AS_PLANNED else "as asked"
-    until = f", or less where {run.job['until']} is reached before" if run.job.get("until") else ""
+    planned = "planned " if wanted == AS_PLANNED else ""
+    until = f", or less if {run.job['until']} is reached earlier" if run.job.get("until") else ""
     made = whole["dataset_made_seconds"]
-    without = f" (without {time_text(made)} in which the dataset was made)" if made else ""
+    without = f" (without {time_text(made)} of dataset preparation)" if made else ""
     around = f"{time_text(total - whole['run_seconds'])}{without}"
     earlier = f"until it was resumed {time_text(part.began_seconds)}, then " if part.began_seconds else ""
     times = (whole[name] for name in ("train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds"))
@@ -206,7 +206,7 @@ def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[
     judged = f"{count_text(whole['measured_steps'])} updates in {time_text(whole['measured_seconds'])}"
     since = " since the run was resumed" if part.began_seconds else ""
     return (
-        f"about {time_text(total)}{band} {planned}, {count_text(whole['planned_steps'])} updates{until}: "
-        f"start-up and end {around}, {earlier}{parts}; "
-        f"judged by {judged}{since}; left from there {time_text(left.seconds)}"
+        f"about {time_text(total)}{band} for {count_text(whole['planned_steps'])} {planned}updates{until}: "
+        f"start-up and shutdown {around}, {earlier}{parts}; "
+        f"estimated from {judged}{since}; {time_text(left.seconds)} left from there"
     )

@@ -89,7 +89,7 @@ def _verdict(least: float, most: float, what: str) -> str:
 
 def _cpu_text(nodes: Sequence[NodeView], shared: bool, fractions: Sequence[float], fully: bool | None, unknown: Sequence[int]) -> str:
     if fully is None:
-        verdict = "whether all cores were fully used is not known"
+        verdict = "whether all cores were fully used is unknown"
     else:
         verdict = "not all cores fully used" if unknown and not fully else _verdict(min(fractions), max(fractions), "cores")
     return verdict + (f": {_used_text(nodes, shared)}{_unknown_text(unknown)}" if fractions else "")
@@ -99,10 +99,10 @@ def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
     if shared:
         cores = max(view.cores_available or 0.0 for view in nodes)
         used = sum(view.cpu_cores_used or 0.0 for view in nodes)
-        own = f" (node 0 {digits3(nodes[0].cpu_cores_used)})"
         counted = sum(_is_known(view, shared) for view in nodes)
-        together = f"all {len(nodes)} nodes" if counted == len(nodes) else f"{counted} of {len(nodes)} nodes"
-        return f"{together} together {digits3(used)} of the {digits3(cores)} cores they share, {percent(used / cores)}{own}"
+        by = f"all {len(nodes)} nodes" if counted == len(nodes) else f"{counted} of {len(nodes)} nodes"
+        own = digits3(nodes[0].cpu_cores_used)
+        return f"{digits3(used)} of {digits3(cores)} shared cores ({percent(used / cores)}) by {by}, {own} by node 0"
     known = sorted((view for view in nodes if view.cpu_fraction is not None), key=lambda view: view.cpu_fraction or 0.0)
     if len(known) <= MOST_NAMED:
         known.sort(key=lambda view: view.node)
@@ -111,7 +111,7 @@ def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
         f"node {view.node} {digits3(view.cpu_cores_used)} of {digits3(view.cores_available)} cores ({percent(view.cpu_fraction)})"
         for view in named
     )
-    of = f"of {len(known)} nodes the least and the most busy, " if len(known) > MOST_NAMED else ""
+    of = f"least and most busy of {len(known)} nodes: " if len(known) > MOST_NAMED else ""
     return f"{of}{each}"
 
 
@@ -120,9 +120,9 @@ def _unknown_text(unknown: Sequence[int]) -> str:
     if not unknown:
         return ""
     if len(unknown) == 1:
-        return f", not known of node {unknown[0]}"
+        return f"; unknown for node {unknown[0]}"
     named = ", ".join(map(str, unknown[:MOST_NAMED])) + (f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else "")
-    return f", not known of {len(unknown):,} nodes ({named})"
+    return f"; unknown for {len(unknown):,} nodes ({named})"
 
 
 def _gpu_text(gpus: list[NodeView]) -> str:
@@ -145,13 +145,13 @@ def _threads_text(explanation: Explanation) -> str | None:
     ]
     if not spare:
         return None
-    return f"a task computes with {spare[0]} thread{'s' if spare[0] != 1 else ''} (--threads)"
+    return f"each task computes with {spare[0]} thread{'s' if spare[0] != 1 else ''} (--threads)"
 
 
 def _waits_text(explanation: Explanation, waits: Mapping[str, float]) -> str | None:
     if not explanation.calibrated:
-        return "what the rest waits for is not known without a calibration"
+        return "the rest of the time is unknown without a calibration"
     if not waits:
         return None
     named = ", ".join(f"{NAMES[name]} {percent(share)}" for name, share in sorted(waits.items(), key=lambda item: -item[1]))
-    return f"of the run's time {named}"
+    return f"of the run time: {named}"

@@ -99,13 +99,13 @@ def _text(run: Run, found: Learning, tests: list[EvalRecord], losses: Floats, tr
         )
     if found.state in ("overfitting", "worsening"):
         best = found.smoothed_best_index
-        train = f"the training loss went from {digits3(trained[best])} to {digits3(trained[-1])} meanwhile"
+        train = f"the training loss (means between evaluations) went from {digits3(trained[best])} to {digits3(trained[-1])}"
         return (
             f"{word}: test loss {digits3(tests[-1].loss)}, {digits3(found.rise)} above its best around update {tests[best].step:,} "
             f"(noise {digits3(found.noise)}), {found.evaluations - 1 - best} evaluations ago; {train}"
         )
     since = len(tests) - found.recent
-    train = f"training loss {digits3(trained[since])} → {digits3(trained[-1])}"
+    train = f"training loss {digits3(trained[since])} → {digits3(trained[-1])} (means between evaluations)"
     verb = "fell" if (found.change or 0.0) < 0 else "rose"
     certain = f"{verb} by {digits3(abs(found.change or 0.0))} ± {digits3(found.change_error)}"
     over = f"over the last {found.recent} of {len(tests)} evaluations"
@@ -118,4 +118,4 @@ def _how_certain(found: Learning) -> str:
         errors = f"{found.standard_errors or 0.0:.1f} standard errors, which may be chance"
         return f": {errors}; more updates or evaluations would show (--steps, --eval-every)"
     certain = found.change and abs(found.change) >= CHANCE * (found.change_error or 0.0)
-    return f": less than {NOTABLE:.0%} of what it has changed by in all" if found.state == "flat" and certain else ""
+    return f": less than {NOTABLE:.0%} of its total change" if found.state == "flat" and certain else ""

@@ -43,13 +43,13 @@ def learning_rate(run: Run, series: StepSeries) -> Answer | None:
         "course": [[int(steps[index]), float(rates[index])] for index in chosen],
     }
     if rates[peak] == rates[least]:
-        course = f"{digits3(figures['first'])} throughout"
+        course = f"constant {digits3(figures['first'])}"
     else:
         course = (
             f"{digits3(figures['first'])} at first, peak {digits3(figures['peak'])} at update {figures['peak_step'] + 1:,}, "
             f"{digits3(figures['last'])} at update {figures['last_step'] + 1:,}"
         )
-    return Answer("learning_rate", "learning rate", one_line(f"{course}: {why}"), figures)
+    return Answer("learning_rate", "learning rate", one_line(why if why.startswith(course) else f"{course}: {why}"), figures)
 
 
 def _why(run: Run) -> str:
@@ -57,7 +57,7 @@ def _why(run: Run) -> str:
     try:
         job = read_job(run.job)
     except ValueError:
-        return "why is not known: job.json is of another release"
+        return "reason unknown: another version wrote job.json"
     changed = len(run.job.get("segments") or ()) > 1
     text = explained_schedule(job, total)
-    return f"{text}; of the last part, since the run was resumed" if changed else text
+    return f"{text}; these are the settings since the run was resumed" if changed else text

@@ -21,7 +21,12 @@ MOST_NODES = 16
 FOLLOWS = 0.7
 """From this correlation on, half of what varies in one series goes with the other."""
 
-_CAUSES = {"link": "its bytes fill the link", "messages": "its messages take the time", "transfer": "copying and adding take the time"}
+_CAUSES = {
+    "link": "limited by the link",
+    "messages": "latency and overhead, not bandwidth",
+    "transfer": "copying and summing take the time",
+}
+_OVERHEAD = "mostly framework overhead and waiting around the all-reduce"
 
 
 def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries]) -> Answer | None:
@@ -49,21 +54,25 @@ def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries])
 def _limit(explanation: Explanation) -> tuple[bool | None, str]:
     """Return whether the network is the limit (None: not known), and why."""
     link = busiest(explanation.evidence.links)
-    full = "" if link is None else f"node {link.node} uses {percent(link.fraction)} of {bits_text(link.limit_bytes_per_second or 0)}"
+    full = (
+        "" if link is None else f"node {link.node} uses {percent(link.fraction)} of its {bits_text(link.limit_bytes_per_second or 0)} link"
+    )
     if explanation.starved is not None:
         return None, "unknown: CPU contention from other programs" + (f"; {full}" if full else "")
     if not explanation.calibrated:
         if link is not None and (link.fraction or 0.0) >= NEARLY_ALL:
-            return True, f"the limit: {full}"
-        return None, "unknown without a calibration" + (f"; {full}" if full else "; no link has a known limit")
-    share = f"{percent(explanation.step_fractions['network'])} of each step is exchange"
+            return True, f"the bottleneck: {full}"
+        return None, "unknown without a calibration" + (f"; {full}" if full else "; the links' capacity is unknown")
+    share = f"communication is {percent(explanation.step_fractions['network'])} of a worker's step"
     known = f", {full}" if full else ""
     if explanation.verdict == "network":
-        why = _CAUSES.get(explanation.network_cause or "", "")
-        return True, f"the limit: {share}" + (f", {why}" if why else "") + known
+        costs, why = explanation.exchange_costs, _CAUSES.get(explanation.network_cause or "", "")
+        if explanation.network_cause == "transfer" and costs is not None and costs.mostly_overhead:
+            why = _OVERHEAD
+        return True, f"the bottleneck: {share}" + (f", {why}" if why else "") + known
     if "network" in explanation.candidates:
-        return None, f"perhaps the limit: {share}{known}"
-    return False, f"not the limit: {share}{known}"
+        return None, f"possibly the bottleneck: {share}{known}"
+    return False, f"not the bottleneck: {share}{known}"
 
 
 def pair_correlations(nodes: Sequence[NodeSeries], began: float, until: float) -> list[dict[str, Any]]:
@@ -93,16 +102,17 @@ def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
         return None
     known = [pair for pair in pairs if pair["correlation"] is not None]
     if not known:
-        why = f" ({pairs[0]['why']})" if pairs else ""
-        return f"correlation of received and sent rates between nodes unknown{why}"
+        most = max((pair["samples"] for pair in pairs), default=0)
+        why = f"{most} samples of at least {LEAST_POINTS}" if most < LEAST_POINTS else pairs[0]["why"]
+        return f"correlation of received and sent rates between nodes not computed: {why}"
     ordered = sorted(known, key=lambda pair: pair["correlation"])
     low, high = ordered[0], ordered[-1]
     if len(known) <= 2:
         each = ", ".join(f"{_pair(pair)} {digits3(pair['correlation'])}" for pair in known)
-        return f"receive {_follows(low, high)} send: correlation {each} ({low['samples']} samples)"
+        return f"received rates {_follows(low, high)} sent rates: correlation {each} ({low['samples']} samples)"
     return (
-        f"receive {_follows(low, high)} send: correlation {digits3(low['correlation'])} ({_pair(low)}) to {digits3(high['correlation'])} "
-        f"({_pair(high)}) over {len(known)} pairs of nodes ({low['samples']} samples)"
+        f"received rates {_follows(low, high)} sent rates: correlation {digits3(low['correlation'])} ({_pair(low)}) to "
+        f"{digits3(high['correlation'])} ({_pair(high)}) over {len(known)} pairs of nodes ({low['samples']} samples)"
     )
 
 
@@ -112,5 +122,5 @@ def _pair(pair: Mapping[str, Any]) -> str:
 
 def _follows(low: Mapping[str, Any], high: Mapping[str, Any]) -> str:
     if low["correlation"] >= FOLLOWS:
-        return "follows"
-    return "follows in part" if high["correlation"] >= FOLLOWS else "does not follow"
+        return "follow"
+    return "partly follow" if high["correlation"] >= FOLLOWS else "do not follow"

@@ -82,18 +82,21 @@ def _figures(step_seconds: Floats, sent: Floats) -> dict[str, Any]:
 
 def _text(figures: dict[str, Any]) -> str:
     sent = bytes_text(figures["sent_bytes_per_second"], per_second=True)
-    mean, count = f"{seconds_text(figures['step_seconds'])} on average at {sent} sent by all nodes while training", figures["intervals"]
+    count = figures["intervals"]
+    mean = f"{seconds_text(figures['step_seconds'])}, mean of {count} sampled intervals, at {sent} sent by all nodes while training"
     if count < LEAST_POINTS:
-        return f"{mean}; no correlation from {count} intervals ({LEAST_POINTS} are needed)"
+        return f"{mean}; correlation of step time and sent rate not computed: {count} intervals of at least {LEAST_POINTS}"
     fast, slow = figures["fastest_tenth"], figures["slowest_tenth"]
     if fast is None:
         spread = percent(figures["step_seconds_spread"])
-        return f"{mean}; the step time is flat ({spread} scatter over {count} intervals), so that there is no correlation to compute"
-    r = "" if figures["correlation"] is None else f"correlation {digits3(figures['correlation'])}, "
-    rates = " against ".join(
+        return (
+            f"{mean}; correlation of step time and sent rate not computed: the step time is flat (standard deviation {spread} of the mean)"
+        )
+    r = "" if figures["correlation"] is None else f" (correlation {digits3(figures['correlation'])})"
+    rates = " and ".join(
         f"{seconds_text(part['step_seconds'])} at {bytes_text(part['sent_bytes_per_second'], per_second=True)}" for part in (fast, slow)
     )
-    return f"fastest against slowest tenth {rates} sent by all nodes while training ({r}{count} intervals); {_meaning(fast, slow)}"
+    return f"fastest and slowest tenth of {count} sampled intervals: {rates} sent by all nodes while training{r}; {_meaning(fast, slow)}"
 
 
 def _meaning(fast: dict[str, float], slow: dict[str, float]) -> str:
@@ -102,7 +105,7 @@ def _meaning(fast: dict[str, float], slow: dict[str, float]) -> str:
         return "nothing was sent"
     per_step = slow["bytes_per_step"] / fast["bytes_per_step"]
     if abs(slow["sent_bytes_per_second"] / fast["sent_bytes_per_second"] - 1) < ALIKE:
-        return "the network is as busy when steps are slow, which then move more bytes"
+        return "the sent rate is the same in slow steps, so they move more bytes"
     if abs(per_step - 1) < ALIKE:
-        return f"a step moves {bytes_text(fast['bytes_per_step'])} in both, so that the traffic follows the pace"
+        return f"a step moves {bytes_text(fast['bytes_per_step'])} in both, so the sent rate follows the speed"
     return f"a slow step moves {digits3(per_step)} times the bytes of a fast one"

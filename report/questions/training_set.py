@@ -41,13 +41,13 @@ def _is_text(dataset: Mapping[str, Any]) -> bool:
 def _text(dataset: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     lines = figures["lines"]
     of = f" ({count_text(lines)} lines)" if lines is not None and lines != figures["examples"] else ""
-    parts = [f"{count_text(figures['examples'])} examples{of} of {figures['name'] or 'data without a name'}"]
-    parts.append("bytes not recorded by the release that wrote it" if figures["bytes"] is None else bytes_text(figures["bytes"]))
+    parts = [f"{count_text(figures['examples'])} examples{of} of {figures['name'] or 'an unnamed dataset'}"]
+    parts.append("size not recorded by the version that wrote it" if figures["bytes"] is None else bytes_text(figures["bytes"]))
     what = "tokens" if _is_text(dataset) else "elements"
     parts += [f"{count_text(number)} {what} of {column}" for column, number in figures["elements"].items()]
     if figures["epochs_trained"] is not None:
-        times = digits3(figures["epochs_trained"])
-        parts.append("seen once" if times == "1" else f"seen {times} times")
+        epochs = digits3(figures["epochs_trained"])
+        parts.append(f"{epochs} epoch{'s' if epochs != '1' else ''}")
     if figures["test_examples"]:
-        parts.append(f"{count_text(figures['test_examples'])} to test with")
+        parts.append(f"{count_text(figures['test_examples'])} test examples")
     return ", ".join(parts)

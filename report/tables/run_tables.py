@@ -14,7 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ...core.untrusted.console import one_line
-from ...records.text.numbers import MEMORY_BASIS, UNKNOWN, count_text, figure_text, saving_text
+from ...records.summary.summary import FINAL_LOSS_UPDATES
+from ...records.text.numbers import UNKNOWN, count_text, figure_text, memory_basis, saving_text
 from ..catalog.batches import batch_text
 from ..catalog.divergence import diverged_text
 from ..catalog.run import Run
@@ -35,10 +36,10 @@ ACROSS_MODES = (
 SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources mean something, loss and metrics do not."
 """Stands under every table that has a run on synthetic data."""
 
-NODES_BASIS = f"""\
-CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time.
-{MEMORY_BASIS}"""
+NODES_BASIS = "CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time."
 """Stands under the nodes of one run."""
+
+_PSS = "node_memory_pss_bytes_max"
 
 Show = Callable[[Any], str]
 
@@ -98,7 +99,8 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
             main.add_row(label, show(figures[key]))
     for one in run_columns(entry.runs):
         if figures.get(one.key) is not None and one.key not in _ONLY_SIDE_BY_SIDE:
-            main.add_row(one.label, one.show(figures[one.key]))
+            mean = f" (mean of the last {min(FINAL_LOSS_UPDATES, figures['steps'])} updates)" if one.key == "final_train_loss" else ""
+            main.add_row(one.label, one.show(figures[one.key]) + mean)
     if (missing := _not_translated(summary, entry.runs[0], path)) is not None:
         main.add_row("test sentences", missing)
     if figures["target"] is not None:
@@ -114,10 +116,11 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
     if (figures["nodes_sharing_cores"] or 1) > 1:
         main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which compete for them (virtual nodes: --cores-per-node)")
     if figures["network_source"] is not None:
-        main.add_row("network counted at", _source(figures["network_source"]))
+        main.add_row("traffic measured at", _source(figures["network_source"]))
     changed = changed_text(_run(summary, job))
     mixed = ["", changed] if changed else []
-    return Group(main, "", _nodes(entry), NODES_BASIS, *_notes([summary]), *mixed)
+    pss = any(value is not None for value in figures[_PSS] or ())
+    return Group(main, "", _nodes(entry, pss), NODES_BASIS, memory_basis(pss), *_notes([summary]), *mixed)
 
 
 def _not_translated(summary: Mapping[str, Any], run: Run, path: Path | None) -> str | None:
@@ -171,8 +174,8 @@ def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def _nodes(entry: Row) -> Table:
-    columns = [one for one in NODE if one.key not in _ONLY_SIDE_BY_SIDE]
+def _nodes(entry: Row, pss: bool) -> Table:
+    columns = [one for one in NODE if one.key not in _ONLY_SIDE_BY_SIDE and (pss or one.key != _PSS)]
     table = plain_table()
     table.add_column("node", no_wrap=True)
     for one in columns:

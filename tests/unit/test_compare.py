@@ -49,19 +49,19 @@ steps/s              6.25
 run time             2.00 s
 init time            3.00 s
 train time           1.60 s
-final train loss     0.7750
+final train loss     0.7750 (mean of the last 10 updates)
 test loss            0.6000
 test accuracy        0.9000
 time to target       1.67 s
 target               accuracy>=0.85 reached
-network counted at   interface
+traffic measured at  interface
 
-node   CPU cores used   peak RSS   sampled PSS       sent   received
-────────────────────────────────────────────────────────────────────
-0                1.00     100 MB             -   2.5 MB/s   5.0 MB/s
-1                2.00     200 MB             -   2.5 MB/s   5.0 MB/s
+node   CPU cores used   peak RSS       sent   received
+──────────────────────────────────────────────────────
+0                1.00     100 MB   2.5 MB/s   5.0 MB/s
+1                2.00     200 MB   2.5 MB/s   5.0 MB/s
 CPU cores: means over the whole run, evaluations and pauses included; sent and received: over the training time.
-RSS counts shared memory in every process; PSS divides it among them, and is sampled rarely, so it is no peak.
+RSS counts shared memory in every process.
 """
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -114,10 +114,10 @@ def test_the_table_of_a_run_has_both_costs_of_its_checkpoints(tmp_path):
     summary = summarise(path, CLOCK, state="succeeded", updates_scheduled=10, updates_applied=10)
     saving = {"saved": 2, "failed": 0, "stall_seconds": {"mean": pytest.approx(0.003), "max": 0.004}, "bytes": 10}
     assert summary["checkpoints"] == {**saving, "write_seconds": {"mean": pytest.approx(0.45), "max": 0.6}}
-    told = "2 saved; training stalled 3 ms for each; writing one took 450 ms, in the background or after training"
+    told = "2 saved; each paused training for 3 ms; writing one took 450 ms, in the background or after training"
     assert re.search(rf"^checkpoints +{told}$", to_text(one_run(summary)), re.MULTILINE)
     earlier = {**summary, "checkpoints": {name: value for name, value in summary["checkpoints"].items() if name != "write_seconds"}}
-    assert re.search(r"^checkpoints +2 saved; training stalled 3 ms for each$", to_text(one_run(earlier)), re.MULTILINE)
+    assert re.search(r"^checkpoints +2 saved; each paused training for 3 ms$", to_text(one_run(earlier)), re.MULTILINE)
 
 
 def repeats_and_another():

@@ -79,13 +79,13 @@ def test_what_would_gain_nothing_is_not_advised(tmp_path):
     ("options", "told"),
     [
         ({"direct": "a port was closed"}, "a port was closed"),
-        ({}, "it was made by a release that did not try"),
+        ({}, "the version that made this run did not measure it"),
     ],
 )
 def test_without_a_trial_there_is_no_estimate_but_the_reason(tmp_path, options, told):
     costs = costs_of(tmp_path, **options).exchange_costs
     assert (costs.direct_exchange_steps_per_second_estimate, costs.no_estimate) == (None, told)
-    assert exchange_text(costs).endswith(f"what --exchange direct would gain is not known: {told}")
+    assert exchange_text(costs).endswith(f"the gain of --exchange direct is unknown: {told}")
 
 
 def test_a_run_with_the_direct_exchange_has_costs_and_no_estimate(tmp_path):
@@ -103,8 +103,10 @@ def test_others_have_none(tmp_path, options):
 def test_the_command_says_both(tmp_path):
     path = explained_run(tmp_path, [{"compute": MS, "communicate": 3 * MS}] * 3, message_seconds=2 * MS, direct={"direct_step_seconds": MS})
     said = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
-    assert "of each step's 4 ms the exchange's messages cost 2 ms (50%) and their bytes 1 ms; " in said
-    assert "with --exchange direct it would make about 1,000 steps/s (800 to 1,250), 4.00 times as many" in said
+    assert (
+        "communication in a step of 4 ms (mean without the first updates): latency 2 ms (50%), transfer of the bytes 1 ms (25%); " in said
+    )
+    assert "estimated with --exchange direct: 1,000 steps/s (800 to 1,250), 4.00x as many" in said
     document = json.loads(CliRunner().invoke(command, [str(path), "--json"], catch_exceptions=False).output)
     assert document["exchange_costs"]["messages_seconds_per_step"] == pytest.approx(2 * MS)
     assert document["exchange_costs"]["direct_exchange_steps_per_second_estimate"] == pytest.approx(1000)

@@ -123,7 +123,7 @@ def test_a_slow_node_holds_up_the_others_in_sync_mode(tmp_path):
     assert (found.verdict, found.slow_node, found.slowness) == ("peers", 1, pytest.approx(5.0))
     assert found.step_fractions["peers"] == pytest.approx(8 / 11)
     assert [node.limit for node in found.nodes] == ["peer", "CPU"]
-    assert "73% of each step others wait for node 1, whose own work takes 5.0 times as long" in headline(found)
+    assert "workers wait for node 1 for 73% of a step; its own work takes 5.0 times as long" in headline(found)
 
 
 def test_an_exchange_that_waits_for_a_node_without_cores_to_spare_is_that_node_s(tmp_path):
@@ -131,7 +131,7 @@ def test_an_exchange_that_waits_for_a_node_without_cores_to_spare_is_that_node_s
     workers = [{"compute": 1 * MS, "peers": 3 * MS, "communicate": 8 * MS}, {"compute": 4 * MS, "communicate": 8 * MS}]
     found = judged(tmp_path, workers, node_figures=using((0.2, 0.8), (0.18, 0.2)))
     assert (found.verdict, found.slow_node, [node.limit for node in found.nodes]) == ("peers", 1, ["peer", "CPU"])
-    assert "the all-reduce, 67% of the step, waits for it too, as it uses 90% of what it may" in headline(found)
+    assert "communication, 67% of the step, waits for it too, as it uses 90% of its cores" in headline(found)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_slow_node_holds_nobody_up_in_async_mode(tmp_path):
     assert (found.verdict, found.slow_node) == ("peers", 1)
     assert [node.limit for node in found.nodes] == ["CPU", "CPU"]
     assert found.nodes[1].updates_fraction == pytest.approx(98 / (455 + 98))
-    assert "It makes 18% of the updates; nobody waits for it." in headline(found)
+    assert "It makes 18% of the updates; no worker waits for it." in headline(found)
 
 
 def test_one_quick_node_among_slow_ones_makes_no_slow_node(tmp_path):
@@ -174,11 +174,11 @@ def test_a_full_link_is_told_from_small_messages_and_from_copies(tmp_path):
     assert [found.network_cause for found in (full, messages, copies)] == ["link", "messages", "transfer"]
     assert {found.verdict for found in (full, messages, copies)} == {"network"}
     assert headline(full) == (
-        "network-bound: 80% of each step is all-reduce, not hidden by computation, "
+        "communication-bound: 80% of a worker's step is communication that computation does not hide, "
         "and node 0's link runs at 96% of 100 Mbit/s while it trains."
     )
-    assert "; latency-bound, not bandwidth-bound" in headline(messages)
-    assert "an exchange of a few bytes takes 88% as long" in headline(messages)
+    assert ": latency and overhead, not bandwidth" in headline(messages)
+    assert "; an all-reduce of a few bytes takes 88% of the time of the full one" in headline(messages)
     assert "moving and summing 31.4 kB per step" in headline(copies)
     assert [node.limit for node in full.nodes] == ["link", "link"]
 
@@ -221,8 +221,8 @@ def test_the_share_of_training_is_that_of_the_summary(tmp_path, mode, calibrated
     assert found.to_json()["training_fraction"] == pytest.approx(0.9)
     assert sum(found.run_fractions.values()) == pytest.approx(1.0)
     said = to_text(page(found, []))
-    assert "of the run's time: training 90%" in said
-    assert ("training 90% (idle workers 72%), evaluation 5%" in said) is (mode == "async" and calibrated)
+    assert "of the run time: training 90%" in said
+    assert ("training 90% (idle workers 72%: async, no updates to compute), evaluation 5%" in said) is (mode == "async" and calibrated)
     assert "idle and coordination 5%" in said
 
 
@@ -276,7 +276,9 @@ def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
 def test_a_lead_within_the_spread_decides_nothing(tmp_path):
     close = judged(tmp_path, steps(compute=5.5, network=4.5, spread=0.15), name="a")
     assert (close.verdict, set(close.candidates)) == ("unclear", {"compute", "network"})
-    assert headline(close).startswith("not clear: computation 55% ± 8% or communication 45% ± 8% of the run's time")
+    assert headline(close).startswith(
+        "unclear: computation 55% ± 8% or communication 45% ± 8% of the run time (±: spread of the calibration)"
+    )
     sure = judged(tmp_path, steps(compute=5.5, network=4.5, spread=0.01), name="b")
     assert sure.verdict == "compute"
 
@@ -339,7 +341,8 @@ def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
     used = [{"cpu_cores_used": {"mean": cores, "max": cores}, "cores_available": 2.0} for cores in (0.9, 0.5)]
     found = judged(tmp_path, steps(compute=9, network=1), node_figures=used)
     assert [note for note in notes(found) if "processor" in note] == [
-        "Node 1 works for 90% of its steps, which takes 0.90 cores at least, and had 0.50: something else used the processor."
+        "Node 1 is short of CPU: it computes or loads data for 90% of its steps, which needs at least 0.90 cores, and got 0.50: "
+        "other processes used the CPU."
     ]
 
 
@@ -395,20 +398,22 @@ def test_a_starved_run_without_calibration_is_starved_too(tmp_path):
 
 
 PAGE = """\
-straggler: for 73% of each step others wait for node 1, whose own work takes 5.0 times as long as that of an ordinary one \
-(it may use 0.20 cores).
+straggler: workers wait for node 1 for 73% of a step; its own work takes 5.0 times as long as the median worker's \
+(it has 0.20 cores).
 
-of the run's time: training 100%, evaluation 0%, saving checkpoints 0%, idle and coordination 0%
-of each step: computation 18%, data loading 0%, waiting for stragglers 73%, communication 9%
-of each step's 11 ms the exchange's messages cost 100 µs (1%) and their bytes 900 µs; what \
---exchange direct would gain is not known: it was made by a release that did not try
+of the run time: training 100%, evaluation 0%, checkpoint pauses 0%, idle and coordination 0%
+of a worker's step: computation 18%, data loading 0%, waiting for stragglers 73%, communication 9%
+communication in a step of 11 ms (mean without the first updates): latency 100 µs (0.9%), transfer of the bytes 900 µs (8%); \
+the gain of --exchange direct is unknown: the version that made this run did not measure it
 
-node  limit  computing  data  peers  exchange     CPU cores            sent        received
--------------------------------------------------------------------------------------------
-0     peer         18%    0%    73%        9%  0.30 of 1.00  100 kB/s (0.8%)  100 kB/s (0.8%)
-1     CPU          91%    0%     0%        9%  0.20 of 0.20  100 kB/s (0.8%)  100 kB/s (0.8%)
-CPU cores: means over the whole run, evaluations and pauses included; sent and received: over its training time
-memory of a node: peak RSS 300 MB, largest sampled PSS 180 MB. \
+                                 data  waiting for
+node  bottleneck  computation  loading   stragglers  communication     CPU cores            sent        received
+----------------------------------------------------------------------------------------------------------------
+0     stragglers          18%       0%          73%             9%  0.30 of 1.00  100 kB/s (0.8%)  100 kB/s (0.8%)
+1     CPU                 91%       0%           0%             9%  0.20 of 0.20  100 kB/s (0.8%)  100 kB/s (0.8%)
+bottleneck and shares: of the node's steps; CPU cores: means over the whole run, evaluations and pauses included; \
+sent and received: over its training time
+largest memory of a node: peak RSS 300 MB, sampled PSS 180 MB. \
 RSS counts shared memory in every process; PSS divides it among them, and is sampled rarely, so it is no peak.
 """
 

@@ -174,9 +174,9 @@ def test_cores_that_are_not_used(tmp_path):
     assert found["--threads 4"].speedup == pytest.approx(4)
     assert found["--threads 4"].bound == "at most"
     assert found["--precision bf16"].speedup is None
-    assert "only on a processor with instructions for it" in found["--precision bf16"].reason
+    assert "slower on CPUs without bf16 instructions" in found["--precision bf16"].reason
     on_gpu = advice(tmp_path, steps(compute=10), figures={"device_used": "gpu"}, name="gpu")
-    assert on_gpu["--precision bf16"].reason.endswith("; by how much, depends on the GPU")
+    assert on_gpu["--precision bf16"].reason.endswith("; by how much depends on the GPU")
     assert "--batch-size 64" not in found  # everything grows with the batch
     shared = advice(tmp_path, steps(compute=10), **{**options, "figures": {"nodes_sharing_cores": 2}}, name="shared")
     assert "--threads 4" not in shared
@@ -209,7 +209,7 @@ def test_the_translation_at_the_end_is_not_avoided_by_fewer_evaluations(tmp_path
     assert (found.verdict, found.run_fractions["translating"]) == ("translating", pytest.approx(0.6))
     assert [entry.option for entry in advise(found)] == ["--beam 1"]
     text = headline(found)
-    assert text.startswith("the final translation is the bottleneck: it takes 60% of the run's time (0.6 s, and was not ")
+    assert text.startswith("the final translation is the bottleneck: it takes 60% of the run time (0.6 s, and was not ")
     greedy = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=1, name="greedy")
     assert advise(explain(Run(greedy))) == []
 

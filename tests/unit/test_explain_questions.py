@@ -46,7 +46,7 @@ TRANSLATING = {"translation_metrics": [], "translation_signatures": {"training":
 def test_the_translation_at_the_end_is_said_to_be_left_out_where_it_was_not_measured(tmp_path):
     found = asked(trained(tmp_path, save_final=False, eval_every="end", described=TRANSLATING))["duration"]
     assert (found["run_seconds"], found["translate_seconds"], found["left"]["translate_seconds"]) == (pytest.approx(4.0), None, None)
-    assert "the translation of all test sentences at the end not counted, as none was measured; judged by" in found["text"]
+    assert "the translation of all test sentences at the end not counted, as none was measured; estimated from" in found["text"]
     other = asked(trained(tmp_path / "other", save_final=False, eval_every="end"))["duration"]
     assert (other["translate_seconds"], "translation" in other["text"]) == (0.0, False)
 
@@ -64,7 +64,7 @@ def test_the_translation_at_the_end_is_counted_as_it_was_measured(tmp_path):
     assert found["run_seconds"] == pytest.approx(5.0)
     assert (found["translate_seconds"], found["left"]["translate_seconds"]) == (1.0, 1.0)
     assert found["left"]["seconds"] == pytest.approx(3.0)
-    assert "the translation of all test sentences at the end 1 s; judged by" in found["text"]
+    assert "the translation of all test sentences at the end 1 s; estimated from" in found["text"]
 
 
 def test_a_translation_that_was_cut_off_is_no_evaluation(tmp_path):
@@ -85,15 +85,15 @@ def without_summary(path, state):
     return path
 
 
-@pytest.mark.parametrize(("state", "why"), [("running", "is still at work"), ("died", "was killed before it could write one")])
+@pytest.mark.parametrize(("state", "why"), [("running", "is still running"), ("died", "was killed before it could write one")])
 def test_a_run_without_a_summary_is_answered_from_its_records(tmp_path, state, why):
     evaluations = [replace(EVALUATION, step=100, time_seconds=1.1, seconds=0.1), replace(EVALUATION, step=200, time_seconds=2.0)]
     path = trained(tmp_path, save_final=False, eval_every="100steps", evaluations=evaluations)
     whole = asked(path)
     document = json.loads(CliRunner().invoke(command, [str(without_summary(path, state)), "--json"]).stdout)
     assert (document["state"], document["recorded_until_seconds"]) == (state, 2.0)
-    assert f"has no summary.json, for it {why}: all figures are from its records up to 2.0 s" in document["notes"][0]
-    assert "Missing: its calibration" in document["notes"][0]
+    assert f"has no summary.json, as it {why}: all figures are from its records up to 2.0 s" in document["notes"][0]
+    assert "Missing: the calibration" in document["notes"][0]
     found = document["questions"]
     assert set(found) == set(whole)
     assert [key for key in found if found[key] != whole[key] and key != "duration"] == []
@@ -129,13 +129,13 @@ def test_a_dataset_is_made_once(tmp_path):
         found = asked(path, "--planned-steps", "2000")["duration"]
         assert found["dataset_made_seconds"] == left_out
         assert found["total_seconds"] == pytest.approx(before["total_seconds"] - left_out)
-        assert ("in which the dataset was made" in found["text"]) is (left_out > 0)
+        assert ("of dataset preparation" in found["text"]) is (left_out > 0)
 
 
 def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):
     found = asked(trained(tmp_path, state="succeeded", total=200))["duration"]
     assert not found["predicted"]
-    assert found["text"].startswith("4.5 s as planned, 200 updates: start-up and end 2.5 s, training 2 s")
+    assert found["text"].startswith("4.5 s for 200 updates: start-up and shutdown 2.5 s, training 2 s")
 
 
 RESUMED = {"segments": [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 1.5, "step": 150, "changed": {}}]}
@@ -149,7 +149,7 @@ def resumed(out, **options):
 
 def test_the_evaluations_of_all_parts_go_with_the_seconds_of_all_parts(tmp_path):
     found = asked(resumed(tmp_path, state="succeeded", total=200))["duration"]
-    assert "200 updates: start-up and end 2.5 s, training 2 s, 4 evaluations " in found["text"]
+    assert "200 updates: start-up and shutdown 2.5 s, training 2 s, 4 evaluations " in found["text"]
 
 
 def test_a_prediction_names_the_part_that_it_is_judged_by(tmp_path):
@@ -157,7 +157,7 @@ def test_a_prediction_names_the_part_that_it_is_judged_by(tmp_path):
     assert (found["measured_steps"], found["measured_seconds"], found["earlier_seconds"]) == (50, pytest.approx(0.5), 1.5)
     assert found["run_seconds"] == pytest.approx(found["earlier_seconds"] + found["train_seconds"] + found["eval_seconds"], abs=0.02)
     assert "until it was resumed 1.5 s, then training " in found["text"]
-    assert "; judged by 50 updates in 0.5 s since the run was resumed; " in found["text"]
+    assert "; estimated from 50 updates in 0.5 s since the run was resumed; " in found["text"]
 
 
 def test_a_run_that_its_target_ended_has_no_plan_left(tmp_path):
@@ -172,14 +172,14 @@ def test_a_run_that_its_patience_ended_says_so(tmp_path):
     records = [replace(EVALUATION, step=step, time_seconds=step / 100, metrics={"accuracy": value}) for step, value in falling.items()]
     path = trained(tmp_path, state="succeeded", patience=3, evaluations=records)
     text = asked(path)["duration"]["text"]
-    assert text.startswith("4.5 s until --patience 3 was exhausted (200 of 400 planned updates): start-up and end 2.5 s, training 2 s")
+    assert text.startswith("4.5 s until --patience 3 was exhausted (200 of 400 planned updates): start-up and shutdown 2.5 s, training 2 s")
     assert asked(path, "--planned-steps", "400")["duration"]["predicted"]
 
 
 def test_patience_that_lasted_to_the_end_of_the_plan_ended_nothing(tmp_path):
     records = [replace(EVALUATION, step=step, time_seconds=step / 100) for step in (100, 200)]
     path = trained(tmp_path, state="succeeded", total=200, patience=1, evaluations=records)
-    assert asked(path)["duration"]["text"].startswith("4.5 s as planned, 200 updates")
+    assert asked(path)["duration"]["text"].startswith("4.5 s for 200 updates")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_loss_that_certainly_changes_by_next_to_nothing_is_flat_and_says_why(t
     losses = [4.0, 3.0, 2.0, 1.5, *(1.0 - 0.001 * n for n in range(16))]
     found = asked(trained(tmp_path, evaluations=curve(losses)))["learning"]
     assert found["text"].startswith("flat: test loss 0.985, which fell by 0.007 ± ")
-    assert "of 20 evaluations: less than 1% of what it has changed by in all; training loss" in found["text"]
+    assert "of 20 evaluations: less than 1% of its total change; training loss" in found["text"]
 
 
 def test_an_evaluation_that_was_made_again_counts_once(tmp_path):
@@ -282,12 +282,12 @@ def test_full_cores_wait_for_nothing(tmp_path):
 
 def test_nodes_that_share_their_cores_are_added_up(tmp_path):
     found = used(tmp_path, [(1.0, 2.0), (0.9, 2.0)], figures={"nodes_sharing_cores": 2})
-    assert found.text == "cores fully used: all 2 nodes together 1.9 of the 2 cores they share, 95% (node 0 1)"
+    assert found.text == "cores fully used: 1.9 of 2 shared cores (95%) by all 2 nodes, 1 by node 0"
 
 
 def test_of_many_nodes_the_least_and_the_most_busy(tmp_path):
     found = used(tmp_path, [(0.1 * (n + 1), 2.0) for n in range(6)])
-    assert "of 6 nodes the least and the most busy, node 0 0.1 of 2 cores (5%), node 5 0.6 of 2 cores (30%)" in found.text
+    assert "least and most busy of 6 nodes: node 0 0.1 of 2 cores (5%), node 5 0.6 of 2 cores (30%)" in found.text
 
 
 def used_where_known(out, pairs, **options):
@@ -301,10 +301,10 @@ def used_where_known(out, pairs, **options):
     ("pairs", "least", "fully", "text"),
     [
         ([(1.9, 2.0), None], 0.95, None,
-         "whether all cores were fully used is not known: node 0 1.9 of 2 cores (95%), not known of node 1"),
-        ([None, (1.0, 2.0), None], 0.5, False, "not all cores fully used: node 1 1 of 2 cores (50%), not known of 2 nodes (0, 2)"),
+         "whether all cores were fully used is unknown: node 0 1.9 of 2 cores (95%); unknown for node 1"),
+        ([None, (1.0, 2.0), None], 0.5, False, "not all cores fully used: node 1 1 of 2 cores (50%); unknown for 2 nodes (0, 2)"),
         ([(1.0, 2.0), *[None] * 5], 0.5, False,
-         "not all cores fully used: node 0 1 of 2 cores (50%), not known of 5 nodes (1, 2, 3 and 2 more)"),
+         "not all cores fully used: node 0 1 of 2 cores (50%); unknown for 5 nodes (1, 2, 3 and 2 more)"),
     ],
 )  # fmt: skip
 def test_a_node_of_which_nothing_is_known_is_named_and_counts_for_nothing(tmp_path, pairs, least, fully, text):
@@ -317,7 +317,7 @@ def test_a_node_of_which_nothing_is_known_is_named_and_counts_for_nothing(tmp_pa
 def test_of_nodes_that_share_their_cores_the_known_ones_are_added_up(tmp_path):
     sharing = {"figures": {"nodes_sharing_cores": 2}}
     found = used_where_known(tmp_path / "full", [(1.9, 2.0), None], **sharing)
-    assert found.text == "cores fully used: 1 of 2 nodes together 1.9 of the 2 cores they share, 95% (node 0 1.9), not known of node 1"
+    assert found.text == "cores fully used: 1.9 of 2 shared cores (95%) by 1 of 2 nodes, 1.9 by node 0; unknown for node 1"
     found = used_where_known(tmp_path / "half", [(1.0, 2.0), None], **sharing)
     assert (found.figures["cpu_fraction_most"], found.figures["cpus_fully_used"]) == (0.5, None)
 
@@ -326,7 +326,7 @@ def test_where_only_gpus_were_sampled_nothing_is_said_of_cores(tmp_path):
     unknown = {"cores_available": None, "cpu_cores_used": None, "cpu_fraction": None}
     figures = [{**unknown, "gpus": [{"name": "X", "utilization": {"mean": 0.9, "max": 1.0}}]}]
     found = hardware_use(explain(Run(explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures))))
-    assert found.text.startswith("GPUs fully used: node 0 90% of the time; whether all cores were fully used is not known")
+    assert found.text.startswith("GPUs fully used: node 0 90% of the time; whether all cores were fully used is unknown")
     assert (found.figures["cpu_fraction_least"], found.figures["cpus_fully_used"]) == (None, None)
 
 

@@ -109,13 +109,13 @@ def test_step_time_and_traffic_of_the_slowest_and_the_fastest_tenth(tmp_path):
     for tenth in ("fastest_tenth", "slowest_tenth"):
         assert found[tenth]["bytes_per_step"] == pytest.approx(20_000, rel=0.05)
     assert found["correlation"] < -0.95
-    assert found["text"].endswith("a step moves 20.0 kB in both, so that the traffic follows the pace")
+    assert found["text"].endswith("a step moves 20.0 kB in both, so the sent rate follows the speed")
 
 
 def test_a_network_that_is_as_busy_while_steps_are_slow(tmp_path):
     found = asked(exchanging(tmp_path, lambda _pace: 1e6))["step_time_and_network"]
     assert found["correlation"] is None
-    assert found["text"].endswith("the network is as busy when steps are slow, which then move more bytes")
+    assert found["text"].endswith("the sent rate is the same in slow steps, so they move more bytes")
 
 
 def test_a_process_alone_has_no_network(tmp_path):

@@ -52,7 +52,7 @@ def test_plain_lines():
         "starting 2 nodes\n"
         "training logreg on digits, tf async, 2 nodes, 2 workers, 4,500 steps\n"
         "evaluated after step 10  epoch 1  test loss 0.7500  accuracy 0.8750\n"
-        "step 4,500/4,500  epoch 5  loss 0.2500  5,200 steps/s  0.00 s left\n"
+        "step 4,500/4,500  epoch 5  last loss 0.2500  5,200 steps/s\n"
     )
 
 
@@ -99,7 +99,7 @@ def test_plain_lines_come_at_their_pace(monkeypatch):
     assert len(steps) == 12
     assert all(8 <= later - earlier <= 9 for earlier, later in itertools.pairwise(steps))
     assert lines[0] == "training logreg on digits, tf async, 2 nodes, 2 workers"
-    assert lines[1] == f"step {steps[0]}  epoch 1  loss 0.5000"
+    assert lines[1] == f"step {steps[0]}  epoch 1  last loss 0.5000"
     nodes = [line for line in lines if line.startswith("node")]
     assert nodes == [
         f"node 0  CPU 1.50 of 2 cores  memory 200 MB  sent 400 kB/s  received -  over {over} s of training" for over in (10.2, 10.0)
@@ -212,7 +212,7 @@ def test_a_terminal_is_drawn_on(screen):
     assert "evaluated after step 10  epoch 1  test loss 0.7500  accuracy 0.8750" in lines
     assert lines[-5:] == [
         "logreg on digits, tf async, 2 nodes, 2 workers",
-        "step 4,500/4,500  epoch 5  loss 0.2500  5,200 steps/s  0.00 s left",
+        "step 4,500/4,500  epoch 5  last loss 0.2500  5,200 steps/s",
         "node              CPU  memory      sent  received    over",
         "0     1.50 of 2 cores  200 MB  1.2 MB/s  2.0 GB/s  0.50 s",
         "1                   -  200 MB         -         -       -",

@@ -29,11 +29,11 @@ def test_every_schedule_has_words():
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({}, "constant at 0.05"),
-        ({"schedule": "cosine"}, "half a cosine (--schedule cosine) from 0.05 down to 0 at the planned last update, 1,000"),
-        ({"schedule": "step", "schedule_step_epochs": 2}, "steps down (--schedule step) from 0.05, times 0.1 every 2 epochs"),
-        ({"warmup_steps": 100}, "warm-up (--warmup-steps) raises it evenly over the first 100 updates; constant at 0.05"),
-        ({"scale_lr": "linear", "batch_size": 64}, "constant at 0.1 (--lr 0.05 scaled linear from batch 32 to 64)"),
+        ({}, "constant 0.05"),
+        ({"schedule": "cosine"}, "cosine decay (--schedule cosine) from 0.05 to 0 at the planned last update, 1,000"),
+        ({"schedule": "step", "schedule_step_epochs": 2}, "step decay (--schedule step) from 0.05, times 0.1 every 2 epochs"),
+        ({"warmup_steps": 100}, "linear warm-up over the first 100 updates (--warmup-steps); constant 0.05"),
+        ({"scale_lr": "linear", "batch_size": 64}, "constant 0.1 (--lr 0.05 scaled linear from batch 32 to 64)"),
     ],
 )
 def test_why_the_learning_rate_has_its_shape(job, words):
@@ -52,7 +52,7 @@ def test_the_course_of_the_learning_rate_is_what_was_recorded(tmp_path):
     assert (figures["first"], figures["peak"], figures["last"], figures["last_step"]) == (0.01, 0.1, 0.02, 29)
     assert figures["peak_step"] == 9
     assert figures["course"][0] == [0, 0.01]
-    assert found.text.startswith("0.01 at first, peak 0.1 at update 10, 0.02 at update 30: warm-up")
+    assert found.text.startswith("0.01 at first, peak 0.1 at update 10, 0.02 at update 30: linear warm-up")
 
 
 # What is in it --------------------------------------------------------------------------------------------------------
@@ -85,13 +85,13 @@ def test_a_training_set_of_text_has_lines_and_tokens(tmp_path):
     stored = {"train": {"bytes": 78_000, "elements": {"source": 50_000, "target": 100_000}}}
     found = described(tmp_path, vocabulary_sizes={"source": 100, "target": 100}, stored=stored)
     assert found.text == (
-        "2,000 examples (4,000 lines) of pairs, 78.0 kB, 50,000 tokens of source, 100,000 tokens of target, seen 2 times, 7 to test with"
+        "2,000 examples (4,000 lines) of pairs, 78.0 kB, 50,000 tokens of source, 100,000 tokens of target, 2 epochs, 7 test examples"
     )
     assert found.figures["lines"] == 4000
 
 
 def test_a_run_of_an_earlier_release_did_not_record_the_bytes(tmp_path):
-    assert "bytes not recorded by the release that wrote it" in described(tmp_path).text
+    assert "size not recorded by the version that wrote it" in described(tmp_path).text
 
 
 def test_a_run_that_says_nothing_of_its_data(tmp_path):
@@ -109,7 +109,7 @@ def test_the_files_of_the_newest_checkpoint(tmp_path):
     (path / "checkpoints" / ".step-000000300.old-1").mkdir()
     found = checkpoint_files(Run(path))
     files = "optimizer.safetensors 4.0 kB, parameters.safetensors 2.0 kB, manifest.json 200 B"
-    assert found.text == f"step-000000200 has 6.2 kB: {files}; 2 kept, 12.3 kB in all"
+    assert found.text == f"step-000000200 has 6.2 kB: {files}; 2 kept, 12.3 kB in total"
     assert (found.figures["bytes"], found.figures["kept"], found.figures["kept_bytes"]) == (6200, 2, 12_300)
     assert found.figures["files"][0] == {"name": "manifest.json", "bytes": 200}
 

@@ -43,7 +43,7 @@ def test_its_checkpoint_has_the_figures_that_it_was_kept_by(run):
         (["compare", "--curves", "accuracy", "--points", "3", "--json"], '"quantity": "accuracy"'),
         (["watch"], "test accuracy        0.8"),
         (["export", "--describe"], "evals.jsonl"),
-        (["explain"], "of each step: computation"),
+        (["explain"], "of a worker's step: computation"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",
 )
