@@ -56,7 +56,7 @@ def _network(explanation: Explanation) -> str:
     though = f"; no link is full ({full})" if full else ""
     if explanation.network_cause == "messages":
         few = f"{_exchange(explanation)} of a few bytes takes {percent(explanation.message_fraction)} of the time of the full one"
-        return f"{share}: latency and overhead, not bandwidth{though}; {few}."
+        return f"{share}: latency and overhead more than bandwidth{though}; {few}."
     if explanation.exchange_costs is not None and explanation.exchange_costs.mostly_overhead:
         return f"{share}, mostly framework overhead and waiting around the all-reduce{though}."
     return f"{share}, for moving and summing {_payload(explanation)} per step{though}."
@@ -159,7 +159,7 @@ def _other(explanation: Explanation) -> str:
     seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
     share = percent(explanation.run_fractions["other"])
     lost = explanation.evidence.summary.get("restart_seconds_lost") if explanation.evidence.part_began_seconds is None else None
-    more = f"restarts took {number_text(lost, 2)} s of it" if lost else "a longer run would say more"
+    more = f"restarts took {number_text(lost, 2)} s of it" if lost else "measure a longer run"
     return f"idle and coordination: {share} of the run's {seconds} s is neither training nor evaluation; {more}."
 
 

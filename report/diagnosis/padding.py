@@ -16,5 +16,5 @@ def padding_text(summary: Mapping[str, Any]) -> str | None:
     share = summary.get("padding_share")
     if share is None:
         return None
-    advice = "; --batch-tokens puts sentences of like length together" if share > _MUCH else ""
-    return f"{share:.0%} of the positions that were computed were padding behind shorter sentences{advice}."
+    advice = "; --batch-tokens groups sentences of similar length" if share > _MUCH else ""
+    return f"{share:.0%} of the computed token positions were padding{advice}."

@@ -64,11 +64,11 @@ def figures_line(run: WatchedRun) -> str | None:
     if training.loss is None:
         return None
     total = f"/{run.total_steps:,} ({run.progress:.0%})" if run.total_steps and run.progress is not None else ""
-    parts = [f"step {training.step:,}{total}", f"epoch {training.epoch + 1}", f"mean loss {number_text(training.loss)}"]
+    parts = [f"step {training.step:,}{total}", f"epoch {training.epoch + 1}", f"loss {number_text(training.loss)}"]
     if speed is not None:
         parts += [_per_second(speed.steps_per_second, "steps/s"), _per_second(speed.examples_per_second, "examples/s")]
     if left is not None:
-        unknown = ", not counting the translation of all test sentences at the end" if left.translate_seconds is None else ""
+        unknown = ", not counting the final translation" if left.translate_seconds is None else ""
         parts.append(f"{duration_text(left.seconds)} left{unknown}")
     return "  ".join(parts)
 

@@ -14,6 +14,7 @@ from ...records.summary.segments import last_segment
 from ...records.text.numbers import count_text
 from ..catalog.run import Run
 from ..catalog.summary_rows import number
+from ..diagnosis.words import NAMES
 from ..series.arrays import StepSeries
 from ..series.throughput import checkpoint_pauses, end_translations, pauses, training_clock
 from .answer import Answer, percent, time_text
@@ -23,6 +24,9 @@ __all__ = ["AS_PLANNED", "Wanted", "duration"]
 
 KEY, QUESTION = "duration", "how long"
 
+
+NOTABLE_REST = 0.01
+"""Of the run clock; less is rounding."""
 
 START_UP_SPREAD = 0.5
 """Start-up and end of one job differ by so much from run to run (docs/explain.md): a fraction within which they are expected."""
@@ -121,7 +125,7 @@ def _as_it_was(run: Run, part: _Part) -> Answer:
     names = ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds", "profile_seconds")
     figures = {name: summary[name] for name in names}
     evaluations = len(run.evals)  # of all parts, as the seconds are
-    parts = _parts(evaluations, *(figures[name] for name in names[2:-1]))
+    parts = _parts(evaluations, *(figures[name] for name in names[2:-1])) + _rest_text(*(figures[name] for name in names[1:]))
     if figures["profile_seconds"]:
         parts += f", profiling {time_text(figures['profile_seconds'])}"
     if run.job.get("translation_signatures") and not part.translated:
@@ -181,7 +185,7 @@ def _dataset_made_seconds(run: Run) -> float:
     return min(max(0.0, made), float(run.summary["total_seconds"] - run.summary["run_seconds"]))
 
 
-_TRANSLATION = "the translation of all test sentences at the end"
+_TRANSLATION = NAMES["translating"]
 
 
 def _parts(evaluations: int, train: float, evaluate: float | None, save: float | None, translate: float | None) -> str:
@@ -190,6 +194,12 @@ def _parts(evaluations: int, train: float, evaluate: float | None, save: float |
     saved = "checkpoints not counted, as none was measured" if save is None else f"checkpoint pauses {time_text(save)}"
     at_the_end = f", {_TRANSLATION} not counted, as none was measured" if translate is None else f", {_TRANSLATION} {time_text(translate)}"
     return f"training {time_text(train)}, {evaluated}, {saved}{'' if translate == 0.0 else at_the_end}"
+
+
+def _rest_text(run: float, *parts: float | None) -> str:
+    """Return what of the run clock is in no part, with a comma before it; empty where that is next to nothing."""
+    rest = run - math.fsum(part or 0.0 for part in parts)
+    return f", {NAMES['other']} {time_text(rest)}" if rest >= NOTABLE_REST * run else ""
 
 
 def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[str, Any]) -> str:
@@ -201,8 +211,8 @@ def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[
     without = f" (without {time_text(made)} of dataset preparation)" if made else ""
     around = f"{time_text(total - whole['run_seconds'])}{without}"
     earlier = f"until it was resumed {time_text(part.began_seconds)}, then " if part.began_seconds else ""
-    times = (whole[name] for name in ("train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds"))
-    parts = _parts(whole["evaluations"], *times)
+    times = [whole[name] for name in ("train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds")]
+    parts = _parts(whole["evaluations"], *times) + _rest_text(whole["run_seconds"], part.began_seconds, *times)
     judged = f"{count_text(whole['measured_steps'])} updates in {time_text(whole['measured_seconds'])}"
     since = " since the run was resumed" if part.began_seconds else ""
     return (

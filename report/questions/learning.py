@@ -94,9 +94,8 @@ def _text(run: Run, found: Learning, tests: list[EvalRecord], losses: Floats, tr
     if found.smoothed_best_index is None or found.recent is None:
         fallen = diverged(run.summary)
         why = found.reason if fallen is None else "the loss is not finite"
-        return f"{word}: {why}; test loss {digits3(tests[-1].loss)}" + (
-            " (--eval-every evaluates more often)" if found.evaluations < LEAST_EVALUATIONS else ""
-        )
+        hint = " (--eval-every evaluates more often)" if found.evaluations < LEAST_EVALUATIONS else ""
+        return f"{word}: {why}{hint}; test loss {digits3(tests[-1].loss)}"
     if found.state in ("overfitting", "worsening"):
         best = found.smoothed_best_index
         train = f"the training loss (means between evaluations) went from {digits3(trained[best])} to {digits3(trained[-1])}"

@@ -92,7 +92,7 @@ def judge_curves(losses: Floats, train_losses: Floats) -> Learning:
     """
     n = len(losses)
     if n < LEAST_EVALUATIONS:
-        return Learning("unclear", f"{n} {'evaluation is' if n == 1 else 'evaluations are'} too few: {LEAST_EVALUATIONS} are needed", n)
+        return Learning("unclear", f"{n} evaluation{'s' if n != 1 else ''} of at least {LEAST_EVALUATIONS}", n)
     if not np.all(np.abs(losses) <= LARGEST):  # which a NaN is not either
         return Learning("unclear", "some evaluations have a loss that is not finite", n)
     smooth = _smoothed(losses)

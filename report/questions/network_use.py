@@ -23,7 +23,7 @@ FOLLOWS = 0.7
 
 _CAUSES = {
     "link": "limited by the link",
-    "messages": "latency and overhead, not bandwidth",
+    "messages": "latency and overhead more than bandwidth",
     "transfer": "copying and summing take the time",
 }
 _OVERHEAD = "mostly framework overhead and waiting around the all-reduce"
@@ -63,7 +63,8 @@ def _limit(explanation: Explanation) -> tuple[bool | None, str]:
         if link is not None and (link.fraction or 0.0) >= NEARLY_ALL:
             return True, f"the bottleneck: {full}"
         return None, "unknown without a calibration" + (f"; {full}" if full else "; the links' capacity is unknown")
-    share = f"communication is {percent(explanation.step_fractions['network'])} of a worker's step"
+    step, run = (percent(fractions["network"]) for fractions in (explanation.step_fractions, explanation.run_fractions))
+    share = f"communication is {step} of a worker's step and {run} of the run time"
     known = f", {full}" if full else ""
     if explanation.verdict == "network":
         costs, why = explanation.exchange_costs, _CAUSES.get(explanation.network_cause or "", "")

@@ -116,7 +116,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
     if (figures["nodes_sharing_cores"] or 1) > 1:
         main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which compete for them (virtual nodes: --cores-per-node)")
     if figures["network_source"] is not None:
-        main.add_row("traffic measured at", _source(figures["network_source"]))
+        main.add_row("traffic counted at", _source(figures["network_source"]))
     changed = changed_text(_run(summary, job))
     mixed = ["", changed] if changed else []
     pss = any(value is not None for value in figures[_PSS] or ())

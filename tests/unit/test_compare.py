@@ -54,7 +54,7 @@ test loss            0.6000
 test accuracy        0.9000
 time to target       1.67 s
 target               accuracy>=0.85 reached
-traffic measured at  interface
+traffic counted at   interface
 
 node   CPU cores used   peak RSS       sent   received
 ──────────────────────────────────────────────────────

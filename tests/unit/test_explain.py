@@ -177,7 +177,7 @@ def test_a_full_link_is_told_from_small_messages_and_from_copies(tmp_path):
         "communication-bound: 80% of a worker's step is communication that computation does not hide, "
         "and node 0's link runs at 96% of 100 Mbit/s while it trains."
     )
-    assert ": latency and overhead, not bandwidth" in headline(messages)
+    assert ": latency and overhead more than bandwidth" in headline(messages)
     assert "; an all-reduce of a few bytes takes 88% of the time of the full one" in headline(messages)
     assert "moving and summing 31.4 kB per step" in headline(copies)
     assert [node.limit for node in full.nodes] == ["link", "link"]
@@ -340,7 +340,7 @@ def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
     """Computing for nine tenths of the time takes nine tenths of a core; the second node had 0.5 of one."""
     used = [{"cpu_cores_used": {"mean": cores, "max": cores}, "cores_available": 2.0} for cores in (0.9, 0.5)]
     found = judged(tmp_path, steps(compute=9, network=1), node_figures=used)
-    assert [note for note in notes(found) if "processor" in note] == [
+    assert [note for note in notes(found) if "short of CPU" in note] == [
         "Node 1 is short of CPU: it computes or loads data for 90% of its steps, which needs at least 0.90 cores, and got 0.50: "
         "other processes used the CPU."
     ]

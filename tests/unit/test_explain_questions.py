@@ -46,7 +46,7 @@ TRANSLATING = {"translation_metrics": [], "translation_signatures": {"training":
 def test_the_translation_at_the_end_is_said_to_be_left_out_where_it_was_not_measured(tmp_path):
     found = asked(trained(tmp_path, save_final=False, eval_every="end", described=TRANSLATING))["duration"]
     assert (found["run_seconds"], found["translate_seconds"], found["left"]["translate_seconds"]) == (pytest.approx(4.0), None, None)
-    assert "the translation of all test sentences at the end not counted, as none was measured; estimated from" in found["text"]
+    assert "final translation not counted, as none was measured; estimated from" in found["text"]
     other = asked(trained(tmp_path / "other", save_final=False, eval_every="end"))["duration"]
     assert (other["translate_seconds"], "translation" in other["text"]) == (0.0, False)
 
@@ -54,23 +54,23 @@ def test_the_translation_at_the_end_is_said_to_be_left_out_where_it_was_not_meas
 def test_the_translation_at_the_end_is_counted_as_it_was_measured(tmp_path):
     """Of a run that has ended, for a longer one: three seconds on its clock, of which one was that translation."""
     path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=TRANSLATING)
-    assert asked(path)["duration"]["text"].endswith(", without the translation of all test sentences at the end, which was not finished")
+    assert asked(path)["duration"]["text"].endswith(", without final translation, which was not finished")
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"schema": 1, "event": "translated", "time_seconds": 3.0, "detail": {"seconds": 1.0}}) + "\n")
     write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5, "translate_seconds": 1.0})
-    assert asked(path)["duration"]["text"].endswith(", the translation of all test sentences at the end 1 s")
+    assert asked(path)["duration"]["text"].endswith(", final translation 1 s")
     assert asked(path)["duration"]["translate_seconds"] == 1.0
     found = asked(path, "--planned-steps", "400")["duration"]
     assert found["run_seconds"] == pytest.approx(5.0)
     assert (found["translate_seconds"], found["left"]["translate_seconds"]) == (1.0, 1.0)
     assert found["left"]["seconds"] == pytest.approx(3.0)
-    assert "the translation of all test sentences at the end 1 s; estimated from" in found["text"]
+    assert "final translation 1 s; estimated from" in found["text"]
 
 
 def test_a_translation_that_was_cut_off_is_no_evaluation(tmp_path):
     path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=TRANSLATING)
     write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5, "translate_seconds": 1.0})
-    assert asked(path)["duration"]["text"].endswith(", the translation of all test sentences at the end 1 s, which was not finished")
+    assert asked(path)["duration"]["text"].endswith(", final translation 1 s, which was not finished")
     found = asked(path, "--planned-steps", "400")["duration"]
     assert found["run_seconds"] == pytest.approx(4.0)  # what was cut off does not come again
     assert found["translate_seconds"] is None
@@ -224,7 +224,7 @@ def test_the_best_evaluation_is_one_evaluation(tmp_path):
 def test_too_few_evaluations_say_so(tmp_path):
     found = asked(trained(tmp_path, evaluations=curve([1.0, 0.5])))["learning"]
     assert found["state"] == "unclear"
-    assert found["text"].startswith("unclear: 2 evaluations are too few: 8 are needed")
+    assert found["text"].startswith("unclear: 2 evaluations of at least 8 (--eval-every evaluates more often); ")
 
 
 UNEVEN = np.array([0.12, -0.12, 0.05, 0.1, -0.1, 0.08, -0.02, 0.1, -0.12, 0.06, 0.1, -0.08, 0.05, 0.0, -0.09, 0.11, 0.02, -0.1, 0.1, 0.0])

@@ -76,7 +76,7 @@ def test_one_bad_evaluation_decides_nothing():
 
 def test_too_few_evaluations_are_not_judged():
     found = judge_curves(course("overfitting", LEAST_EVALUATIONS - 1), training(LEAST_EVALUATIONS - 1))
-    assert (found.state, found.reason) == ("unclear", f"7 evaluations are too few: {LEAST_EVALUATIONS} are needed")
+    assert (found.state, found.reason) == ("unclear", f"7 evaluations of at least {LEAST_EVALUATIONS}")
 
 
 def test_a_loss_that_is_not_finite_is_not_judged():

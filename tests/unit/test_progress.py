@@ -63,7 +63,7 @@ def test_a_loss_is_told_in_few_characters_however_large_or_small(loss, accuracy)
     text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", told)[1]
     state = TrainingState()
     state.update(0, loss, None, None, 0)
-    assert state.line() == f"step 0  epoch 1  loss {text}"
+    assert state.line() == f"step 0  epoch 1  last loss {text}"
     assert number_text(loss) == text
     assert len(text) <= len("-9,999,999.0000")
     shown = Decimal(text.replace(",", ""))  # rounded up, the largest floats are no floats any more

@@ -135,7 +135,7 @@ def test_one_whose_process_is_gone_has_died(tmp_path, started):
         errors.wait(r"^running$")
         driver.kill()
     assert done.wait(30) == 1
-    assert re.search(rf"died: its process {driver.pid} on \S+ is gone", errors.wait("died"))
+    assert re.search(rf"died: its driver process {driver.pid} on \S+ is gone", errors.wait("died"))
     assert done.stdout.read() == ""
 
 
@@ -153,7 +153,7 @@ def test_from_before_its_start_to_its_end(tmp_path, started):
             writer.system(sample(node, 0.5 * tick, network_sent_bytes=50_000 * tick, network_received_bytes=None))
     for number in range(4):
         writer.step(group(number))
-    errors.wait(r"^step 20/40 \(50%\)  epoch 2  mean loss 0\.5208  10 steps/s  100 examples/s  2\.00 s left$")
+    errors.wait(r"^step 20/40 \(50%\)  epoch 2  loss 0\.5208  10 steps/s  100 examples/s  2\.00 s left$")
     errors.wait(r"^node 1  CPU 1\.50 of 2 cores  memory 200 MB  sent 100 kB/s  received -  over 0\.50 s$")
     writer.evaluation(replace(EVALUATION, step=20, epoch=2.0))
     errors.wait(r"^1\.50 s  evaluated after step 20  epoch 2  test loss 0\.7500  accuracy 0\.8750$")
@@ -323,7 +323,7 @@ def test_what_was_there_before_is_no_news_but_counts(watched):
     writer.step(group(0))
     assert run.poll() == []
     assert run.evaluation == EVALUATION
-    assert figures_line(run) == "step 5/40 (12%)  epoch 1  mean loss 1.0000  10 steps/s  100 examples/s  4.00 s left"
+    assert figures_line(run) == "step 5/40 (12%)  epoch 1  loss 1.0000  10 steps/s  100 examples/s  4.00 s left"
 
 
 def test_the_translation_at_the_end_is_counted_once_it_was_measured(watched):
@@ -334,7 +334,7 @@ def test_the_translation_at_the_end_is_counted_once_it_was_measured(watched):
     writer.write_status("running")
     writer.step(group(0))
     run.poll()
-    assert figures_line(run).endswith("  3.50 s left, not counting the translation of all test sentences at the end")
+    assert figures_line(run).endswith("  3.50 s left, not counting the final translation")
     assert run.snapshot([])["time_left_translate_seconds"] is None
     writer.event(EventRecord("translated", 0.5, {"seconds": 3.0}))
     run.poll()
@@ -380,6 +380,6 @@ def test_a_run_whose_job_does_not_say_how_far_it_goes(tmp_path):
     run = WatchedRun(RunReader(writer.path))
     run.poll()
     assert (run.total_steps, run.progress, run.time_left) == (None, None, None)
-    assert figures_line(run) == "step 5  epoch 1  mean loss 1.0000  10 steps/s  100 examples/s"
+    assert figures_line(run) == "step 5  epoch 1  loss 1.0000  10 steps/s  100 examples/s"
     run.close()
     writer.close()
