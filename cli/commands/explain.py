@@ -43,7 +43,7 @@ __all__ = ["explain"]
 @click.option("--planned-epochs", type=IntegerRange(1, MOST_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int | None, as_json: bool) -> None:
-    """Explain a run's bottleneck: computation, network, data, stragglers, evaluation or checkpoints, and what would help.
+    """Explain a run's bottleneck: computation, communication, data loading, stragglers, evaluation or checkpoints, and what would help.
 
     Also answers common questions: remaining time, convergence, use of processors and network, learning rate, training set, checkpoints.
 

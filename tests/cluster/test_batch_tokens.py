@@ -142,4 +142,4 @@ def test_what_is_no_text_has_no_batches_by_tokens(tmp_path):
 def test_the_share_of_padding_is_told(runs):
     done = trainer("explain", str(runs["torch"].path), "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    assert any("of the positions that were computed were padding" in note for note in json.loads(done.stdout)["notes"])
+    assert any("of the computed token positions were padding" in note for note in json.loads(done.stdout)["notes"])

@@ -48,6 +48,17 @@ def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, who
     assert costs.messages_fraction <= 1
 
 
+def test_communication_that_is_mostly_around_the_all_reduce_is_called_overhead(tmp_path):
+    path = explained_run(tmp_path, [{"compute": MS, "communicate": 8 * MS}] * 2, message_seconds=0.1 * MS)
+    document = json.loads((path / "calibration.json").read_text())
+    document["workers"] = [{**worker, "communicate_seconds": 2 * MS} for worker in document["workers"]]
+    (path / "calibration.json").write_text(json.dumps(document))
+    said = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
+    assert "transfer of the bytes 1.9 ms (21%), framework overhead and waiting around the all-reduce 6 ms (67%)" in said
+    assert said.count("mostly framework overhead and waiting around the all-reduce") == 2
+    assert "moving and summing" not in said
+
+
 def test_a_calibrated_step_is_the_estimate(tmp_path):
     explanation = costs_of(tmp_path, message_seconds=2 * MS, direct={"direct_step_seconds": 1 * MS, "direct_spread": 0.0})
     costs = explanation.exchange_costs

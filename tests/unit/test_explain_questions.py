@@ -136,6 +136,13 @@ def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):
     found = asked(trained(tmp_path, state="succeeded", total=200))["duration"]
     assert not found["predicted"]
     assert found["text"].startswith("4.5 s for 200 updates: start-up and shutdown 2.5 s, training 2 s")
+    assert "idle" not in found["text"]
+
+
+def test_the_parts_of_a_duration_add_up(tmp_path):
+    path = trained(tmp_path, state="succeeded", total=200)
+    write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5})
+    assert asked(path)["duration"]["text"].endswith(", idle and coordination 1 s")
 
 
 RESUMED = {"segments": [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 1.5, "step": 150, "changed": {}}]}
