@@ -121,7 +121,7 @@ def _traffic(view: NodeView) -> tuple[str, str]:
 def _unfinished(state: str, recorded_until: float) -> str:
     """Say what is missing of a run that has written no summary."""
     at_work = state in ("starting", "running")
-    ended = "was killed before it could write one" if state == "died" else f"is {state}"
+    ended = "was killed before it could write one" if state == "died" else f"ended without one (state: {state})"
     why = "is still running" if at_work else ended
     until, more = number_text(recorded_until, 1), "all later records" if at_work else "everything after its last record"
     return (

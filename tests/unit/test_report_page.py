@@ -205,7 +205,7 @@ def test_a_run_that_failed_is_shown_as_such(tmp_path):
     drawn = [trace["name"] for trace in plots_of(page)["plot-loss-0"]["data"] if trace["meta"]["kind"] != "label"]
     assert drawn == ["fine", "broken"]
     assert any(mark.kind == "failure" for mark in pictures(started_runs([Run(failed)]))[-1].marks)
-    assert "for it is failed: all figures are from its records" in text
+    assert "as it ended without one (state: failed): all figures are from its records" in text
     alone = page_of(failed)
     assert "Questions that people ask of a run" in Page(alone).text
     assert "Side by side" not in alone
