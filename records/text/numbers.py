@@ -67,16 +67,16 @@ def rate_text(value: float | None) -> str:
     return f"{value:,.0f}/s" if value >= 100 else f"{value:.3g}/s"
 
 
-def bytes_text(value: float | None, per_second: bool = False) -> str:
-    """Return an amount of bytes with a decimal prefix: ``12.3 MB``, ``980 B/s``."""
+def bytes_text(value: float | None, per_second: bool = False, like: float | None = None) -> str:
+    """Return an amount of bytes with a decimal prefix, that of the amount `like`: ``12.3 MB``, ``980 B/s``."""
     if value is None:
         return UNKNOWN
-    power = 0
-    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
-        value /= 1000
-        power += 1
+    power, size = 0, abs(value if like is None else like)
+    while size >= 999.5 and power < len(_PREFIXES) - 1:
+        value, size, power = value / 1000, size / 1000, power + 1
     digits = 0 if power == 0 or value >= 99.95 else 1
-    return f"{value:.{digits}f} {_PREFIXES[power]}B{'/s' if per_second else ''}"
+    text = f"{value:.2g}" if power and 0 < abs(value) < 0.95 else f"{value:.{digits}f}"
+    return f"{text} {_PREFIXES[power]}B{'/s' if per_second else ''}"
 
 
 def seconds_text(seconds: float | None) -> str:

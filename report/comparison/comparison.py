@@ -17,7 +17,6 @@ from .factors import CHOSEN, RULES, SPEED, Factor
 from .names import setting_text
 from .rows import Row, make_entries, tells_apart
 from .scaling import ScalingSeries, families, relative_speed, relative_target, scaling
-from .seed_statistics import common_stem
 
 __all__ = ["Comparison", "compare_paths", "compare_runs", "setting_name", "setting_rule"]
 
@@ -133,22 +132,21 @@ def _comparability(entries: Sequence[Row], independent: Collection[str]) -> Comp
 
 
 def _called_by_difference(entries: list[Row]) -> list[Row]:
-    """Call repeats whose names have nothing in common by the chosen settings in which the rows differ.
+    """Call repeats by the chosen settings in which the rows differ, as a conclusion does.
 
     Where there is none, or two rows would be called alike, all keep their names.
     """
-    nameless = [len(entry.runs) > 1 and not common_stem([str(run.summary["run"]) for run in entry.runs]) for entry in entries]
     rules: list[Factor] = []
-    for rule in CHOSEN if any(nameless) else ():
+    for rule in CHOSEN if any(len(entry.runs) > 1 for entry in entries) else ():
         if rule.key != "seed" and tells_apart(entries, rules, rule):
             rules.append(rule)
     if not rules:
         return entries
     named = [
         entry.relabelled(f"{', '.join(setting_text(rule.label, _shown(rule, entry)) for rule in rules)} ×{len(entry.runs)}")
-        if without
+        if len(entry.runs) > 1
         else entry
-        for entry, without in zip(entries, nameless, strict=True)
+        for entry in entries
     ]
     return named if len({entry.label for entry in named}) == len(named) else entries
 
@@ -179,7 +177,8 @@ def _grouped(entries: Sequence[Row], by: Sequence[Factor]) -> tuple[list[Row], l
     settings = [{rule.label: _shown(rule, entry) for rule in columns} for entry in order]
     if any(len(entry.runs) > 1 for entry in order):
         settings = [{**one, "runs": str(len(entry.runs))} for one, entry in zip(settings, order, strict=True)]
-    labels = [", ".join(setting_text(label, text) for label, text in one.items() if label != "runs") for one in settings]
+    called = [rule.label for rule in RULES if rule.label in settings[0]]  # in the order in which a conclusion has them
+    labels = [", ".join(setting_text(label, one[label]) for label in called) for one in settings]
     unique = len(set(labels)) == len(labels)
     named = [entry.relabelled(label if unique else f"{label} ({entry.label})") for entry, label in zip(order, labels, strict=True)]
     if not unique:

@@ -179,7 +179,7 @@ _LEARNING = (
         "budget",
         read.budget,
         LEARNT | {TIME},
-        "the budgets differ",
+        "a longer run learns more",
         show=read.shown_budget,
     ),
     Factor(

@@ -90,6 +90,11 @@ class Ratio:
         return self.low * _exp(self.leeway[0]) > 1.0 or self.high / _exp(self.leeway[1]) < 1.0
 
     @property
+    def widened(self) -> bool:
+        """Whether contention widens the interval by more than the usual scatter."""
+        return self.low is not None and _exp(max(self.leeway)) >= 1.0 + USUAL_SCATTER
+
+    @property
     def opposed(self) -> bool:
         """Whether some pairs point the other way."""
         return min(self.pairs) < 1.0 < max(self.pairs)

@@ -12,6 +12,7 @@ from ..catalog.cpu_starvation import timed_runs
 from ..comparison.factors import Factor
 from ..comparison.names import some_of
 from ..comparison.ratios import Ratio, better_by, repeats_that_would_tell
+from .number_words import differing
 from .set_ups import Figure, SetUp, SetUps, called, shown
 
 __all__ = ["AxisVerdict", "Missed", "judge_axis"]
@@ -176,7 +177,7 @@ def _why_not(found: SetUps, groups: Sequence[Sequence[SetUp]], figure: Figure) -
     if all(found.too_fast(*pair) for pair in measured):
         return "the speed-up exceeds the ideal, so a measurement is wrong"
     reasons = [fault.label for one, other in measured for fault in found.faults(one, other, figure.group)]
-    return f"confounded with {', '.join(dict.fromkeys(reasons))}"
+    return f"it is confounded with {', '.join(dict.fromkeys(reasons))}"
 
 
 def _why_not_measured(pairs: Sequence[tuple[SetUp, SetUp]], figure: Figure) -> str:
@@ -184,8 +185,8 @@ def _why_not_measured(pairs: Sequence[tuple[SetUp, SetUp]], figure: Figure) -> s
     every = {id(one): one for pair in pairs for one in pair}.values()
     contended = [run.name for one in every if not timed_runs(one.runs) for run in one.runs]
     if contended and (figure.better > 0 or all(one.all_reached for one in every)):
-        return f"CPU contention from other programs; repeat {some_of(contended)}"
-    return "no pair differing only in this setting reached the target in every run" if figure.better < 0 else "throughput unknown"
+        return f"CPU contention from other programs voids speeds; repeat {some_of(contended)}"
+    return "no pair differing only in this setting reached the target in every run" if figure.better < 0 else "it is unknown"
 
 
 def _why_not_ranked(found: SetUps, pairs: Sequence[tuple[SetUp, SetUp]]) -> str:
@@ -196,4 +197,6 @@ def _why_not_ranked(found: SetUps, pairs: Sequence[tuple[SetUp, SetUp]]) -> str:
     assert found.quality.info is not None
     if places & found.quality.worse:
         return f"test {found.quality.info.label} differs significantly"
-    return f"test {found.quality.info.label} is not comparable"
+    faults = [fault for pair in pairs for one in pair if found.place(one) not in found.quality.judged for fault in found.why_not_judged(one)]
+    same = "; --examples or --epochs gives both the same budget" if any(fault.key == "budget" for fault in faults) else ""
+    return f"test {found.quality.info.label} is not comparable{differing(faults)}{same}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from statistics import fmean
 
 from ...records.text.numbers import duration_text
@@ -71,11 +70,11 @@ def _contention(found: SetUps) -> list[str]:
     if (more := len(found.disturbed) - MOST_NAMED) > 0:
         lines.append(f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either.")
     ranked = [one for one in found.all if found.ranks(one)]
-    slowed = [(one, math.expm1(one.sample(SPEED_FIGURE).leeway)) for one in (ranked if len(ranked) > 1 else [])]
-    widened = [(one, lost) for one, lost in slowed if lost >= USUAL_SCATTER]
-    if widened:
-        named = some_of([f"{one.label} (by at most {percent(lost)})" for one, lost in widened])
-        lines.append(f"CPU contention may have slowed some, which the confidence intervals include: {named}.")
+    slowed = [one for one in ranked if len(ranked) > 1 and one.contention_factor >= 1.0 + USUAL_SCATTER]
+    if slowed:
+        named = some_of([f"{one.label} up to {times_text(one.contention_factor)} as fast" for one in slowed])
+        widened = " The confidence intervals are widened by these factors." if any(one.interval(SPEED_FIGURE) for one in slowed) else ""
+        lines.append(f"CPU contention may have reduced throughput; without it: {named}.{widened}")
     unjudged = [run.name for one in found.all for run in one.runs if not contention_judged(run.summary)]
     if unjudged:
         lines.append(f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}.")
@@ -87,9 +86,11 @@ def _contention(found: SetUps) -> list[str]:
 def cautions(conclusion: Conclusion) -> list[str]:
     """Return what to mind, a sentence each."""
     found = []
-    nodes = max((run.summary.get("nodes_sharing_cores") or 1 for one in conclusion.set_ups.all for run in one.runs), default=1)
+    summaries = [run.summary for one in conclusion.set_ups.all for run in one.runs]
+    nodes = max((summary.get("nodes_sharing_cores") or 1 for summary in summaries), default=1)
     if nodes > 1:
-        found.append(f"Up to {nodes} nodes share the same cores: results do not predict separate machines.")
+        every = all(summary.get("nodes_sharing_cores") == summary["nodes"] == nodes for summary in summaries)
+        found.append(f"{'All' if every else 'Up to'} {nodes} nodes share the same cores: results do not predict separate machines.")
     found += _target_times(conclusion)
     found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
     found += _contention(conclusion.set_ups)

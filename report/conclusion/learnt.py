@@ -10,10 +10,13 @@ from ...core.untrusted.console import one_line
 from ...metrics.base import MetricInfo
 from ...records.text.numbers import figure_text
 from ..comparison.names import some_of
-from .number_words import counted
+from .number_words import differing
 from .set_ups import SetUps
 
 __all__ = ["learnt_told", "quality_told"]
+
+_MOST_REACHED = 2
+"""Configurations that are named as those that reached a quality."""
 
 
 def quality_told(found: SetUps, *, speed: bool = True) -> list[str]:
@@ -42,9 +45,11 @@ def quality_told(found: SetUps, *, speed: bool = True) -> list[str]:
     if not quality.learnt:
         worth = "its first evaluation or on guessing the most common class"
         lines.append(f"No run improved on {worth}{', so only throughput is ranked' * speed}.")
-    outside = [every[place].label for place in range(len(every)) if place not in quality.judged | quality.diverged.keys()]
-    if quality.leads and outside:
-        lines.append(f"Not ranked, as the quality is not comparable: {some_of(outside)}.")
+    outside: dict[str, list[str]] = {}
+    for place in range(len(every)):
+        if quality.leads and place not in quality.judged | quality.diverged.keys():
+            outside.setdefault(differing(found.why_not_judged(every[place])), []).append(every[place].label)
+    lines += [f"Not ranked: {some_of(labels)}. Their quality is not comparable{why}." for why, labels in outside.items()]
     if quality.undecided and not quality.leads:
         lines.append("The configurations train differently, and their quality is not comparable: no recommendation.")
     elif quality.unknown:
@@ -77,9 +82,11 @@ def learnt_told(found: SetUps) -> list[str]:
     lowest = (min if info.better == "higher" else max)(value for place in means for value in quality.values[place])
     until = f"--until '{info.name}{_that_all_reach(info, lowest)}'"
     if quality.leads:
-        return [f"Use {until} to compare the time to a quality that {counted(len(means), 'configuration')} reached."]
+        repeats = "all repeats of " * any(len(quality.values[place]) > 1 for place in means)
+        reached = f"{len(means)} configurations" if len(means) > _MOST_REACHED else " and ".join(every[place].label for place in ordered)
+        return [f"Rerun with {until}, which {repeats}{reached} reached, to compare time to {name}."]
     both = f"best {quality.text(best)} with {every[best].label}, worst {quality.text(worst)} with {every[worst].label}"
-    return [f"Final test {name}: {both}. Use {until} to compare the time to that quality."]
+    return [f"Final test {name}: {both}. Rerun with {until}, which all runs reached, to compare time to {name}."]
 
 
 def _figure(info: MetricInfo | None) -> Callable[[float], str]:

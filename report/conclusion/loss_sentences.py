@@ -26,8 +26,9 @@ def agreements_told(found: Sequence[LossAgreement]) -> list[str]:
         earliest = min(parts, key=lambda one: one.parts_at or 0)
         first = f"update {places[0]:,} ({earliest.run} and {earliest.other})"
         parted = [
-            f"{len(parts)} of {counted(len(found), 'pair')} of runs that should agree do so within {EQUAL_WITHIN:.2%} until they "
-            f"diverge, {f'each at {first}' if places[0] == places[-1] else f'the first at {first} and the last at update {places[-1]:,}'}."
+            f"Same seed and training settings: the losses of {len(parts)} of {counted(len(found), 'pair')} of runs agree within "
+            f"{EQUAL_WITHIN:.2%} at first; they differ by more from "
+            f"{first}{'' if places[0] == places[-1] else f' at the earliest, from update {places[-1]:,} at the latest'}."
         ]
     same = [one for one in alike if one.identical]
     near = [one for one in alike if not one.identical]

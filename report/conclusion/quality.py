@@ -37,6 +37,7 @@ class Quality:
     `judged` are those whose values compare with each other. `leads`: whether quality comes before throughput, since the judged ones train
     differently and reached no target. Then `best` is the best of them, `worse` are significantly worse than another one, and of the
     `unknown` that is not known. `undecided`: whether what trains differently cannot be told apart in quality, so that none is recommended.
+    `kind` is that of the metric (`factors.GROUPS`).
     """
 
     info: MetricInfo | None = None
@@ -50,6 +51,7 @@ class Quality:
     worse: frozenset[int] = frozenset()
     unknown: frozenset[int] = frozenset()
     undecided: bool = False
+    kind: str = METRICS
 
     def ranks(self, place: int) -> bool:
         """Return whether a configuration is ranked by speed: it has not diverged, and where quality leads it is judged and not worse."""
@@ -124,10 +126,10 @@ def judge_quality(groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], com
     open_ended = bool(trained) and learnt and not any(run.summary.get("target_reached") for group in groups for run in group)
     differ = _train_differently([groups[place][0] for place in others])
     if not (open_ended and rest and len(alike) > 1 and (differ or len(rest) == 1)):
-        return Quality(info, values, found, learnt, still, frozenset(rest), undecided=open_ended and differ and len(others) > 1)
+        return Quality(info, values, found, learnt, still, frozenset(rest), undecided=open_ended and differ and len(others) > 1, kind=kind)
     ordered = sorted(rest, key=lambda place: math.fsum(values[place]) / len(values[place]), reverse=info.better == "higher")
     worse, unknown = _significance(groups, values, ordered, info)
-    return Quality(info, values, found, learnt, still, frozenset(rest), True, ordered[0], worse, unknown, bool(unknown))
+    return Quality(info, values, found, learnt, still, frozenset(rest), True, ordered[0], worse, unknown, bool(unknown), kind)
 
 
 def _significance(

@@ -19,7 +19,7 @@ from .cautions import cautions
 from .conclusion import Best, Conclusion, Limit
 from .learnt import learnt_told, quality_told
 from .loss_sentences import agreements_told
-from .number_words import counted, ratio_text, times_text
+from .number_words import counted, interval_text, ratio_text, times_text
 from .set_ups import SPEED_FIGURE, Figure, SetUp, shown, value_text
 from .set_ups import TARGET_FIGURE as TARGET
 
@@ -198,7 +198,7 @@ def _value(figure: Figure, value: float) -> str:
 
 
 def _times_with_interval(found: Ratio) -> str:
-    interval = "" if found.low is None else f" (95 % CI {ratio_text(found.low)}–{ratio_text(found.high)})"
+    interval = "" if found.low is None else f" ({interval_text(ratio_text(found.low), ratio_text(found.high), widened=found.widened)})"
     return f"{times_text(found.ratio)}{interval}"
 
 
@@ -227,7 +227,10 @@ def _slowest(one: Best) -> str:
 
 
 def _does(one: Best) -> str:
-    within = "" if one.interval is None else "95 % CI {}–{}, ".format(*map(duration_text if one.figure is TARGET else _rate, one.interval))
+    within = ""
+    if one.interval is not None:
+        low, high = map(duration_text if one.figure is TARGET else _rate, one.interval)
+        within = f"geometric mean; {interval_text(low, high, widened=one.set_up.contention_factor >= 1.0 + USUAL_SCATTER)}, "
     interval = f" ({within}n = {len(one.set_up.figures(one.figure))})"
     if one.figure is TARGET:
         goal = one_line(str(one.set_up.row.figures["target"]))
@@ -256,7 +259,7 @@ def _significance(found: Ratio, unrepeated: str) -> str:
 def _axis_line(one: AxisVerdict, unrepeated: str, advised: bool) -> AxisLine:
     by = "in time to target" if one.figure == TARGET.key else "in throughput"
     if one.ratio is None:
-        return AxisLine(one.label, "", "", f"not compared {by}: {one.why_not}")
+        return AxisLine(one.label, "", "", f"{by.removeprefix('in ')} not ranked, as {one.why_not}")
     last = "" if one.over_last is None else f"; {one.winner} over {one.last}: {times_text(one.over_last.ratio)}"
     sure = "depends on other settings" if one.depends else _sure(one.ratio, one.repeats, unrepeated, advised)
     return AxisLine(
@@ -280,7 +283,7 @@ def _sure(found: Ratio, repeats: int | None, unrepeated: str, advised: bool) -> 
     if found.open_by_contention:
         return f"{significance}; repeat on a quiet machine"
     needed = f"about {repeats} repeats each" if repeats else f"more than {MOST_REPEATS_TOLD} repeats each"
-    return f"{significance}; needs {needed}"
+    return f"{significance}; needs {needed}{' without CPU contention' * found.widened}"
 
 
 def _opposed(one: AxisVerdict) -> str:
@@ -307,8 +310,10 @@ def _limits(limits: Sequence[Limit]) -> list[str]:
     found = []
     for limit in limits:
         speeds = limit.set_up.figures(SPEED_FIGURE)
-        takes = f" ({seconds_text(examples / geometric_mean(speeds))} per {examples:,} examples)" if examples and speeds else ""
-        found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{takes}.")
+        of = f"most typical repeat {limit.explanation.evidence.name}" if len(limit.set_up.runs) > 1 else ""
+        takes = f"{examples:,} examples take {seconds_text(examples / geometric_mean(speeds))} in all" if examples and speeds else ""
+        basis = "; ".join(filter(None, [of, takes]))
+        found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{f' ({basis})' if basis else ''}.")
     return found
 
 
@@ -323,7 +328,8 @@ def held_back(found: Explanation) -> str:
         of = "step" if found.verdict in found.step_fractions else "run"
         return f"{NAMES[found.verdict]}, {percent(shares[found.verdict])} of the {of} time"
     largest = sorted(found.step_fractions.items(), key=lambda item: -item[1])[:2]
-    return " and ".join(f"{NAMES[name]}, {percent(share)} of the step time" for name, share in largest) or "none stands out"
+    parts = " and ".join(f"{NAMES[name]} {percent(share)}" for name, share in largest)
+    return f"no single bottleneck{f', {parts} of the step time' if parts else ''}"
 
 
 def _next(conclusion: Conclusion) -> list[str]:

@@ -109,6 +109,11 @@ class SetUp:
         faster = math.exp(sample.leeway)
         return (scatter[0], scatter[1] * faster) if figure.better > 0 else (scatter[0] / faster, scatter[1])
 
+    @property
+    def contention_factor(self) -> float:
+        """How many times as fast it may have been without contention below the limit, which widens its intervals."""
+        return math.exp(self.sample(SPEED_FIGURE).leeway)
+
     @cached_property
     def typical_run(self) -> Run:
         """The run that stands for the others where one is looked at: that whose steps are most like the median of all, in their parts.
@@ -178,6 +183,12 @@ class SetUps:
             if group in fault.confounds and differ:
                 found.append(fault)
         return found
+
+    def why_not_judged(self, one: SetUp) -> list[Difference]:
+        """Return what makes the quality of a set-up incomparable with that of the judged ones."""
+        judged = [self.all[place] for place in sorted(self.quality.judged)]
+        faults = self.faults(one, judged[0], self.quality.kind) if judged else []
+        return [fault for fault in faults if fault.key != LEARNT_UNDER_CONTENTION]
 
     def strata(self, axis: Factor) -> list[list[SetUp]]:
         """Return the set-ups in groups that are equal in every axis but this one."""
@@ -316,14 +327,8 @@ def called(axes: Sequence[Factor], values: Mapping[str, Any]) -> str:
     return ", ".join(value_text(axis, values[axis.key]) for axis in axes)
 
 
-_COUNTED = {"nodes": "node", "workers": "worker", "ps": "parameter server"}
-"""Settings that are counted: ``3 nodes``."""
-
-
 def value_text(axis: Factor, value: Any) -> str:
     """Return a value of an axis as a name: words speak for themselves, numbers and switches need their label."""
-    if axis.key in _COUNTED and isinstance(value, int):
-        return f"{value:,} {_COUNTED[axis.key]}{'' if value == 1 else 's'}"
     return shown(axis, value) if _AND in axis.key else setting_text(axis.label, shown(axis, value))
 
 

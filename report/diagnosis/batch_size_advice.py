@@ -12,8 +12,7 @@ from .verdict import Explanation
 
 __all__ = ["Advice", "batch_dependent_seconds", "larger_batch"]
 
-_LEARNS_OTHERWISE = "each update then sees twice the {}, so that the learning rate and what is learnt need another look"
-
+_LEARNS_OTHERWISE = "{} doubles, so tune the learning rate again{} and check the quality"
 
 DISTURBED = 1.5
 """Half a batch cannot take longer than a whole one; what scatters takes so many times as long at most."""
@@ -76,13 +75,15 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
     steps = 2 * before / (before + sum(known) / len(known))
     speedup = 1.0 / (idle + (1.0 - idle) / steps)
     exchanging = evidence.shares.step["network"] > 0
-    once = "communication is" if exchanging else "the fixed cost of a step is"
+    halves = f"halves the {'communication' if exchanging else 'fixed cost of a step'} per"
     if (tokens := evidence.job.get("batch_tokens")) is not None:  # --scale-lr goes with batches of a number of examples alone
-        reason = f"{once} paid once for twice the tokens"
-        yield Advice(f"--batch-tokens {2 * tokens}", reason, speedup, "about", _LEARNS_OTHERWISE.format("tokens"))
+        caution = _LEARNS_OTHERWISE.format("the batch", "")
+        yield Advice(f"--batch-tokens {2 * tokens}", f"now {tokens}; {halves} token", speedup, "about", caution)
         return
     option = "--batch-size" if evidence.job.get("global_batch_size") is None else "--global-batch-size"
     at_once = evidence.summary["batch_size"] // int(evidence.job.get("accumulate") or 1)
-    now = at_once if option == "--batch-size" else evidence.summary["global_batch_size"]
-    caution = f"{_LEARNS_OTHERWISE.format('examples')} (--scale-lr)"
-    yield Advice(f"{option} {2 * now}", f"{once} paid once for twice the examples", speedup, "about", caution)
+    whole = evidence.summary["global_batch_size"]
+    now = at_once if option == "--batch-size" else whole
+    grows = f"per worker, now {now}; global batch {2 * whole}" if option == "--batch-size" else f"now {now}"
+    caution = _LEARNS_OTHERWISE.format("the global batch" if sync else "the batch of an update", " (--scale-lr)")
+    yield Advice(f"{option} {2 * now}", f"{grows}; {halves} example", speedup, "about", caution)

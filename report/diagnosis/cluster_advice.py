@@ -11,7 +11,7 @@ from .verdict import NEARLY_ALL, NOTABLE, Explanation
 
 __all__ = ["network", "peers"]
 
-_UPDATES_TOGETHER = "updates are then made together, so that the learning rate and what is learnt need another look"
+_UPDATES_TOGETHER = "updates are then made together, so tune the learning rate again and check the quality"
 
 
 # Network --------------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
     quickest = min(workers, key=lambda worker: worker.own_seconds)
     together = sum(1.0 / worker.step_seconds for worker in workers)
     if evidence.job.get("global_batch_size") is None:
-        alone, caution = 1.0 / quickest.own_seconds, None if summary["mode"] == "async" else "the global batch is then that of one task"
+        alone, caution = 1.0 / quickest.own_seconds, None if summary["mode"] == "async" else "the global batch is then one worker's"
     else:
         more, caution = batch_dependent_seconds(explanation, quickest), None
         if more is None:
@@ -60,7 +60,7 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
         alone = count / (quickest.own_seconds + (count - 1) * more)
     shared = summary["nodes"] == 1 or (summary["nodes_sharing_cores"] or 1) > 1
     one = "one task" if summary["nodes"] == 1 else "one node"
-    reason = f"{one} computes by itself faster than all of these with their exchange{', and has the cores to itself' if shared else ''}"
+    reason = f"{one} alone: no communication{', and no sharing of cores' * shared}"
     option = "--procs-per-node 1" if summary["nodes"] == 1 else _only_nodes(explanation, [quickest.node])
     mode = " --mode sync" if summary["mode"] == "async" else ""
     yield Advice(f"{option}{mode}", reason, alone / together, "at least" if shared or mode else "about", caution)

@@ -193,6 +193,6 @@ FAR = 10.0
 
 
 def _advice_line(entry: Advice) -> str:
-    effect = "" if entry.speedup is None else f" ({entry.bound} {number_text(entry.speedup, 2 if entry.speedup < FAR else 0)}x)"
+    effect = "" if entry.speedup is None else f" ({entry.bound} {number_text(entry.speedup, 2 if entry.speedup < FAR else 0)} × as fast)"
     caution = f"; {entry.caution}" if entry.caution else ""
     return f"{entry.option}: {entry.reason}{effect}{caution}"

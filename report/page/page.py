@@ -24,7 +24,7 @@ from ..conclusion.several_explanations import HEADER as EXPLAINED
 from ..conclusion.several_explanations import explain_several
 from ..conclusion.text import QUESTION
 from ..plots.figure import Bars, Picture, Stroke, colour, dash, keys, kinds, marker
-from ..plots.lines import Lines, lines_of
+from ..plots.lines import REPEATS, Lines, lines_of
 from ..plots.pictures import pictures
 from ..plots.plotly_renderer import plots
 from ..tables.alignment import holds_figures
@@ -88,7 +88,8 @@ def render(runs: Sequence[Run]) -> str:
     """Return the page. Raises DamagedRunError where a run's records cannot be read."""
     lines = lines_of(runs)
     known = frozenset((line.label, line.stroke) for line in lines.all if len(lines.all) > 1)
-    shown = [_picture(number, picture, known) for number, picture in enumerate(pictures(runs, lines))]
+    drawn = [replace(one, note=one.note.replace(REPEATS, "").strip()) for one in pictures(runs, lines)]  # it stands above them all
+    shown = [_picture(number, picture, known) for number, picture in enumerate(drawn)]
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -114,6 +115,7 @@ def render(runs: Sequence[Run]) -> str:
         settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
         runs=told,
         lines=lines.all,
+        lines_note=REPEATS if lines.repeated else "",
         explained=_explained(runs),
         **_compared(runs),
         pictures=shown,
@@ -134,7 +136,7 @@ def _sections(runs: Sequence[Run], concludes: bool) -> list[tuple[str, str]]:
     """Return the contents: the anchor of each section, and what it is called."""
     first = [(f"run-{runs[0].number}", "Bottleneck")] if len(runs) == 1 else []
     first += [("conclusion", QUESTION)] if concludes else []
-    return [*first, ("plots-heading", "Plots"), ("figures", "Figures"), ("runs", "Settings"), ("each", "Each run")]
+    return [*first, ("plots-heading", "Plots"), ("figures", "Metrics"), ("runs", "Settings"), ("each", "Each run")]
 
 
 _MOST_WARNINGS = 5

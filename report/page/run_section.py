@@ -73,7 +73,7 @@ def _settings(run: Run) -> list[str]:
     tokens = job.get("batch_tokens")
     batch = count_text(job.get("global_batch_size_resolved")) if tokens is None else f"{count_text(tokens)} tokens a worker"
     if job["mode"] == "async" and tokens is None and job.get("global_batch_size_resolved") is not None:
-        batch += " over all workers, an update of one worker's"
+        batch += f" ({count_text(-(-job['global_batch_size_resolved'] // workers))} per update)"
     return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(workers), servers, batch]
 
 
@@ -88,7 +88,7 @@ def _explained(run: Run) -> dict[str, Any]:
 
 
 def _advice(entry: Advice) -> str:
-    effect = "" if entry.speedup is None else f" ({entry.bound} {entry.speedup:.2f}x)"
+    effect = "" if entry.speedup is None else f" ({entry.bound} {entry.speedup:.2f} × as fast)"
     return f"{entry.option}: {entry.reason}{effect}{f'; {entry.caution}' if entry.caution else ''}"
 
 

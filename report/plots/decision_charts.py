@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...records.text.numbers import duration_text, number_text, rate_text
 from ..catalog.cpu_starvation import timed_runs
 from ..catalog.translations import searched
-from ..comparison.ratios import geometric_mean
+from ..comparison.ratios import USUAL_SCATTER, geometric_mean
 from ..conclusion.set_ups import FIGURES, Figure, SetUp
 from ..series.repeats import one_by_one
 from .figure import COLOURS, Dots, Panel, Picture, stroke
@@ -38,7 +38,9 @@ def decision(lines: Lines) -> Picture | None:
     panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
     if (learnt := _learnt(lines, ranked)) is not None:
         panels.append(learnt)
-    note = "A dot is a run, a tick the geometric mean, a bar its 95 % confidence interval. " if lines.repeated else "A dot is a run. "
+    widened = any(_of(line).contention_factor >= 1.0 + USUAL_SCATTER for line in rows if id(line.set_up) in comparable)
+    bar = f" Tick: geometric mean. Bar: its 95 % confidence interval{', widened for CPU contention' * widened}."
+    note = f"Dot: a run.{bar * lines.repeated} "
     words = "; ".join(_said(lines, line, figure, comparable) for line in rows)
     title = "Fastest first, no recommendation" if lines.set_ups.quality.undecided and figure is not TARGET else "Best first"
     return Picture("decision", title, (note + lines.note).strip(), words, tuple(panels), place="first")
@@ -80,7 +82,8 @@ def _missing(lines: Lines, one: SetUp, figure: Figure) -> str:
     if place in quality.diverged:
         return f"diverged: {quality.diverged[place]}"
     if not quality.ranks(place) and place not in quality.judged:
-        return "quality cannot be compared"
+        why = [fault.label for fault in lines.set_ups.why_not_judged(one)]
+        return f"not ranked: other {' and '.join(why)}" if why else "not ranked: quality not comparable"
     if not quality.ranks(place) and quality.info is not None:
         return f"test {quality.info.label} significantly worse: {quality.text(place)}"
     if not timed_runs(one.runs):
@@ -120,7 +123,7 @@ def _said(lines: Lines, line: Line, figure: Figure, comparable: Collection[int])
         return f"{line.label}: {_missing(lines, _of(line), figure)}"
     show = duration_text if figure is TARGET else rate_text
     scatter = _of(line).interval(figure)
-    within = "" if scatter is None else f" (95 %: {' to '.join(map(show, scatter))})"
+    within = "" if scatter is None else f" (95 % CI {' to '.join(map(show, scatter))})"
     return (
         f"{line.label}: {show(geometric_mean(values))}{within} in {number_text(len(values), 0)} runs"
         if len(values) > 1

@@ -16,7 +16,9 @@ from .figure import COLOURS, DASHES, Stroke, stroke
 __all__ = ["REPEATS", "Line", "Lines", "counts_something", "lines_of", "values_of"]
 
 
-REPEATS = "A line is the mean of its repeats as far as all go, a pale band their lowest to highest, a pale line one that trained longer."
+REPEATS = (
+    "Line: mean over the repeats, up to where the shortest ends. Band: minimum to maximum. Thin pale line: a repeat that ran longer."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ def _end_labels(axis: Axes, panel: Panel, look: Look, height_inches: float, widt
     beside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "annotation_clip": False, "va": "center"}
     for label in end_labels(panel, apart, int(0.3 * width_inches / _CHARACTER_INCHES)):
         paint = colour(label.curve.stroke.colour)
-        axis.plot([label.x, label.x_label], [label.y, label.y_label], color=paint, linewidth=0.6, linestyle=":", zorder=1.2)
+        axis.plot([label.x, label.x_label], [label.y, label.y_label], color=paint, linewidth=0.5, linestyle=":", alpha=0.4, zorder=1.2)
         size = _END_LABEL * look.scale
         axis.annotate(_plain(label.text), (label.x_label, label.y_label), color=paint, fontsize=size, **beside)
 

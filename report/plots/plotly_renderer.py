@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.untrusted.console import shown
 from ..series.arrays import Floats
-from .figure import INK, Band, Bars, Curve, Dots, EndLabel, Panel, Picture, colour, dash, end_labels, marker
+from .figure import INK, Band, Bars, Curve, Dots, EndLabel, Panel, Picture, Stroke, colour, dash, end_labels, marker
 
 __all__ = ["plots"]
 
@@ -119,15 +119,19 @@ def _dots(panel: Dots) -> dict[str, Any]:
     return {"title": panel.title, "data": data, "layout": layout}
 
 
+def _pale(drawn_as: Stroke, opacity: float) -> str:
+    red, green, blue = (int(colour(drawn_as.colour)[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
+
+
 def _band(drawn: Band) -> dict[str, Any]:
-    red, green, blue = (int(colour(drawn.stroke.colour)[place : place + 2], 16) for place in (1, 3, 5))
     return {
         "type": "scatter",
         "mode": "lines",
         "x": packed(np.concatenate([drawn.x, drawn.x[::-1]])),
         "y": packed(np.concatenate([drawn.high, drawn.low[::-1]])),
         "fill": "toself",
-        "fillcolor": f"rgba({red},{green},{blue},0.2)",
+        "fillcolor": _pale(drawn.stroke, 0.2),
         "line": {"width": 0},
         "hoverinfo": "skip",
         "meta": {"line": drawn.line, "kind": "band"},
@@ -279,7 +283,7 @@ def _end_label(label: EndLabel) -> dict[str, Any]:
         "text": ["", f"\u2002{_text(label.text)}"],
         "textposition": "middle right",
         "textfont": {"color": paint, "size": 10},
-        "line": {"color": paint, "width": 1, "dash": "dot"},
+        "line": {"color": _pale(label.curve.stroke, 0.35), "width": 1, "dash": "dot"},
         "cliponaxis": False,
         "hoverinfo": "skip",
         "meta": {"line": label.curve.line, "kind": "label"},

@@ -21,12 +21,12 @@ _NO_UPDATES = "made no updates"
 
 _CLOCK_COMPONENTS = {
     "training": ("train_seconds", COLOURS[0]),
-    "training, without steps": ("idle_seconds", COLOURS[1]),
+    "training, workers idle": ("idle_seconds", COLOURS[1]),
     "evaluation": ("eval_seconds", COLOURS[5]),
     "translation at the end": ("translate_seconds", COLOURS[2]),
     "checkpoints": ("checkpoint_seconds", COLOURS[4]),
     "profiling": ("profile_seconds", COLOURS[3]),
-    "between commands": ("other_seconds", INK),
+    "coordination": ("other_seconds", INK),
 }
 _SELDOM = ("idle_seconds", "translate_seconds", "profile_seconds")
 """Shown where some run has it."""
@@ -45,7 +45,7 @@ _NOTE = (
 
 _SOME = " Of many nodes those are shown that wait least for their peers, and those that wait most."
 _MEAN = " Of several nodes the mean."
-_TYPICAL = " Of repeats the run whose steps are most like those of all."
+_TYPICAL = " With repeats: the most typical run (step breakdown closest to the median)."
 _MOST_NODES = 12
 """Of more nodes of all set-ups together a bar is of all nodes of one."""
 
@@ -91,7 +91,7 @@ def time_shares(lines: Lines) -> Picture:
             tuple(NOT_CALIBRATED if figures is None else _NO_UPDATES for _, figures in nodes),
         ),
     )
-    words = "; ".join(_said(line, run, clock) for (line, run), clock in zip(ended, clocks, strict=True))
+    words = ". ".join(_said(line, run, clock) for (line, run), clock in zip(ended, clocks, strict=True))
     return Picture("time-shares", "Where the time went", note, words, tuple(panel for panel in panels if panel.rows))
 
 
@@ -165,7 +165,7 @@ def _has(clock: Mapping[str, float], key: str) -> bool:
 
 def _named(name: str, clocks: Sequence[Mapping[str, float]]) -> str:
     """Return the name of a component: training is in two where workers had no steps for a part of it."""
-    return f"{name}, with steps" if name == "training" and any(_has(clock, "idle_seconds") for clock in clocks) else name
+    return f"{name}, workers busy" if name == "training" and any(_has(clock, "idle_seconds") for clock in clocks) else name
 
 
 def _said(line: Line, run: Run, clock: Mapping[str, float]) -> str:

@@ -23,12 +23,12 @@ from .lines import Line, Lines
 __all__ = ["course", "evaluations", "goal", "metrics_of_all", "training"]
 
 _STEPS, _SECONDS = "updates", "wall-clock time (s)"
-_SMOOTHED = "Averaged exponentially over a hundredth of the run's updates (at least 10)."
+_SMOOTHED = "Exponential moving average with a time constant of 1 % of the updates (at least 10)."
 _RAW = " Pale: each update."
 _MEDIAN_SHARE = 20
 _SPEED = (
-    f"Pale: each {WINDOWS}th of the time in training, without evaluations and pauses for checkpoints; of repeats from the lowest to the "
-    f"highest. The line is its running median over a {_MEDIAN_SHARE}th of the run. The axis ends above what 98 % of the medians reach."
+    f"Training time (without evaluations and checkpoint pauses) is divided into {WINDOWS} intervals; pale: their values. Line: running "
+    f"median over 1/{_MEDIAN_SHARE} of the run. The axis is cut 10 % above the 98th percentile of the medians."
 )
 _RATES = "As recorded with each update."
 _ACROSS_MODES = " An update is of the global batch in sync mode, and of one worker's batch in async mode"
@@ -65,10 +65,10 @@ def training(lines: Lines) -> list[Picture]:
     timed = {number: own for number, found in trained.items() if (own := [one for one in found if one.timed])}
     speeds = [f"{line.label}: {_joined(one.speed_text for one in timed[line.number])}" for line in lines.all if line.number in timed]
     drawn = [
-        _losses(lines, trained, "; ".join(words)),
+        _losses(lines, trained, ". ".join(words)),
         *(_evaluation(lines, info, _file_name(info), "best") for info in metrics_of_all(lines)),
         _evaluation(lines, LOSS, "test-loss", "last"),
-        _speed(lines, timed, "; ".join(speeds)),
+        _speed(lines, timed, ". ".join(speeds)),
         *_learning_rates(lines, trained),
     ]
     return [replace(picture, note=f"{picture.note} {lines.note}".strip()) for picture in drawn]
@@ -83,7 +83,7 @@ def _file_name(info: MetricInfo) -> str:
 
 
 def _joined(texts: Iterable[str]) -> str:
-    return " and ".join(texts)
+    return "; ".join(texts)
 
 
 def _trained(run: Run, line: Line) -> _Trained | None:
@@ -281,11 +281,11 @@ def _evaluation(lines: Lines, info: MetricInfo, name: str, told: str) -> Picture
             if values := [found for run in runs if (found := evaluations(run, info)) is not None]:
                 own[line.number] = course(line, [(one[axis], one[2]) for one in values], "points", one_by_one)
         ends = [info.best(one[2].tolist()) if told == "best" and np.isfinite(one[2]).any() else float(one[2][-1]) for one in known]
-        last = [f"{figure_text(info.name, end)}, last at {duration_text(float(one[1][-1]))}" for end, one in zip(ends, known, strict=True)]
-        words.append(f"{line.label}: {told} {_joined(last)} of the run clock")
+        last = [f"{figure_text(info.name, end)} (last at {duration_text(float(one[1][-1]))})" for end, one in zip(ends, known, strict=True)]
+        words.append(f"{line.label}: {told} {_joined(last)}")
     panels = _panels(lines, title, title[:1].lower() + title[1:], drawn)
     note = measured_on(info, lines.runs)
-    return Picture(name, title, note, "; ".join(words), tuple(_with_goal(panel, lines, info.name) for panel in panels))
+    return Picture(name, title, note, ". ".join(words), tuple(_with_goal(panel, lines, info.name) for panel in panels))
 
 
 def _with_goal(panel: Panel, lines: Lines, metric: str) -> Panel:

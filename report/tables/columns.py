@@ -88,15 +88,15 @@ RUN_COLUMNS: tuple[Column, ...] = (
     Column("examples", "examples", count_text),
     Column("examples_per_second", "examples/s", _rate, SPEED),
     Column("steps_per_second", "steps/s", _rate, STEPS),
-    Column("run_seconds", "run time", duration_text, TIME),
-    Column("init_seconds", "init time", duration_text, SPEED),
-    Column("train_seconds", "train time", duration_text, TIME),
+    Column("run_seconds", "run time (after start-up)", duration_text, TIME, "run time"),
+    Column("init_seconds", "start-up time", duration_text, SPEED),
+    Column("train_seconds", "training time", duration_text, TIME),
     Column("final_train_loss", "final train loss", number_text, LOSS, "train loss"),
     Column("eval_loss", "test loss", number_text, LOSS),
     Column("eval_accuracy", "test accuracy", number_text, METRICS, "accuracy"),
     Column("eval_error", "test error", number_text, METRICS, "error"),
     Column("time_to_target_seconds", "time to target", duration_text, TARGET),
-    Column("staleness_mean", "staleness mean", _decimal, None, "staleness"),
+    Column("staleness_mean", "mean staleness (updates)", _decimal, None, "staleness"),
 )
 """What runs did, in the order in which it is told."""
 
@@ -285,6 +285,8 @@ def _of_fewer(entry: Row, one: Column) -> str:
 def _spread(show: Show, value: Any, half: float | None) -> str:
     if not half or show in (count_text, _plain, _text):
         return show(value)
+    if show in (bytes_text, _bytes_rate):
+        return f"{show(value)} ± {bytes_text(half, per_second=show is _bytes_rate, like=value)}"
     return f"{show(value)} ± {f'{half:.2f}' if show is _decimal else show(half)}"
 
 

@@ -12,9 +12,9 @@ from ..comparison.scaling import relative_speed, relative_target
 from .alignment import holds_figures
 from .columns import MARK, NODE, RUN_COLUMNS, Column, cell, named_node, node_cell, node_lines, relative, run_columns
 
-__all__ = ["RELATIVE", "TOO_FAST", "ComparisonTable", "default_tables", "selected_table"]
+__all__ = ["TOO_FAST", "ComparisonTable", "default_tables", "selected_table"]
 
-RELATIVE = "relative"
+_RELATIVE = "relative to "
 
 TOO_FAST = "‡"
 """Beside an efficiency above 100 % by more than the scatter."""
@@ -79,7 +79,7 @@ def _speed(comparison: Comparison) -> ComparisonTable:
     for key in _SPEED:
         found.append(_column(comparison, key))
         if key == "examples_per_second":
-            found.append((RELATIVE, _relative(comparison, relative_speed(comparison.entries), SPEED)))
+            found.append((_RELATIVE + comparison.entries[0].label, _relative(comparison, relative_speed(comparison.entries), SPEED)))
     return _block("Speed", comparison, [column for column in found if _observed(column)], _context(comparison))
 
 
@@ -89,7 +89,7 @@ def _learning(comparison: Comparison) -> ComparisonTable:
         column = one.header, _cells(comparison, one)
         found.append(column)
         if one.key == "time_to_target_seconds" and _observed(column):
-            found.append((RELATIVE, _relative(comparison, relative_target(comparison.entries), TARGET)))
+            found.append((_RELATIVE + comparison.entries[0].label, _relative(comparison, relative_target(comparison.entries), TARGET)))
     return _block("Learning", comparison, [column for column in found if _observed(column)])
 
 

@@ -8,7 +8,7 @@ from ..catalog.cpu_starvation import contention_judged, cpu_starvation
 from ..comparison.comparability import Comparability, Difference
 from ..comparison.comparison import Comparison
 from ..comparison.factors import ALL, GROUPS, RULES, STEPS, WORK
-from ..comparison.names import some_of
+from ..comparison.names import setting_text, some_of
 from .columns import MARK, Column
 from .comparison_tables import TOO_FAST
 from .run_tables import ACROSS_MODES, SYNTHETIC
@@ -57,10 +57,10 @@ def _differences(comparison: Comparison) -> list[str]:
     return lines
 
 
-def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
+def below(comparison: Comparison, columns: Sequence[Column] = (), *, side_by_side: bool = False) -> list[str]:
     """Return the explanations of what stands in the tables, a paragraph each.
 
-    With `columns` (figures that were asked for) what concerns none of them is left out.
+    With `columns` (figures that were asked for) what concerns none of them is left out. `side_by_side`: whether a run has a column.
     """
     lines = []
     shown = {one.group for one in columns} if columns else set(GROUPS)
@@ -68,9 +68,13 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
         lines.append(f"{MARK} not comparable with {comparison.entries[0].label}: {reasons}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
+        counts = {len(entry.runs) for entry in comparison.entries}
+        every = len(counts) == 1 and not any(entry.left_out or entry.counts for entry in folded)
+        place = "column" if side_by_side else "row"
+        which = f"Each {place} is the mean of {counts.pop()} repeats" if every else f"A {place} of several runs has their mean"
         lines.append(
-            "Repeats are in one row (×N, or the column runs): mean ± half the 95 % confidence interval of the mean "
-            "(trainer compare --no-fold keeps them apart). The conclusion has geometric means with their 95 % confidence intervals."
+            f"{which} ± half its 95 % confidence interval (trainer compare --no-fold keeps repeats apart). "
+            "The conclusion has geometric means of speeds and times."
         )
     contended = [run.name for entry in folded if entry.counts for run in entry.runs if cpu_starvation(run.summary) is not None]
     if contended and not shown.isdisjoint(WORK):
@@ -107,8 +111,22 @@ def _values(one: Difference) -> str:
     return ", ".join(found)
 
 
+def _by_rows(one: Difference, comparability: Comparability) -> str:
+    """Return the different values, each with the rows that have it, called by a compared setting where that tells them apart."""
+    known = list(dict.fromkeys(value for value in one.values if value is not None))
+    names = comparability.names
+    for axis in comparability.independent if None not in one.values else ():  # what is wrong with single rows is of no setting
+        if None not in axis.values and len(set(zip(axis.values, one.values, strict=True))) == len(set(axis.values)):
+            names = [setting_text(axis.label, str(value)) for value in axis.values]
+            break
+    if len(one.values) < 2 or len(set(names)) > _MOST_VALUES:
+        return _values(one)
+    holders = {value: dict.fromkeys(name for name, own in zip(names, one.values, strict=True) if own == value) for value in known}
+    return "; ".join(f"{' and '.join(those)}{f': {value}' * (value != 'yes')}" for value, those in holders.items())
+
+
 def _fault(one: Difference, comparability: Comparability) -> str:
-    told = f"{one.label} ({_values(one)})"
+    told = f"{one.label} ({_by_rows(one, comparability)})"
     names = comparability.called(one.confounds)
     if not names:
         return f"{told}: {one.why}."

@@ -47,7 +47,7 @@ def as_text(comparison: Comparison, columns: Sequence[Column] = (), *, layout: s
     paragraphs = [
         _wrapped(above(comparison), prose),
         to_text(Group(*parts), width or 10_000),
-        *(_wrapped([text], prose) for text in below(comparison, columns)),
+        *(_wrapped([text], prose) for text in below(comparison, columns, side_by_side=table is not None)),
     ]
     return "\n".join(text for text in paragraphs if text)
 

@@ -29,7 +29,7 @@ __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "pla
 
 ACROSS_MODES = (
     "A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.\n"
-    "So steps/s of sync and async runs are not comparable; compare examples/s and time to target."
+    "So do not compare sync and async runs by steps/s, but by time to target, or by examples/s if the quality is comparable."
 )
 """Stands under every table that has steps of runs of both modes."""
 
@@ -43,7 +43,6 @@ _PSS = "node_memory_pss_bytes_max"
 
 Show = Callable[[Any], str]
 
-_RELATIVE = "  relative to the first"
 _ROOM = "\u2800"  # a blank that is no white space, which would be cut off at the end of a cell
 
 
@@ -223,12 +222,13 @@ def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> l
         for label, key, show in _ASKED
         if key not in _WHERE_THEY_DIFFER or len({entry.figures[key] for entry in entries} - {None}) > 1
     ]
+    relative_to = f"  relative to {entries[0].label}"
     for one in run_columns(run for entry in entries for run in entry.runs):
         lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
         if one.key == "examples_per_second":
-            lines.append((_RELATIVE, _relative(relative_speed(entries), SPEED, marks)))
+            lines.append((relative_to, _relative(relative_speed(entries), SPEED, marks)))
         if one.key == "time_to_target_seconds" and any(entry.converged is not None for entry in entries):
-            lines.append((_RELATIVE, _relative(relative_target(entries), TARGET, marks)))
+            lines.append((relative_to, _relative(relative_target(entries), TARGET, marks)))
     if any((entry.figures["nodes_sharing_cores"] or 1) > 1 for entry in entries):
         lines.append(("nodes sharing cores", [count_text(entry.figures["nodes_sharing_cores"]) for entry in entries]))
     return lines

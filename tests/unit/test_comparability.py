@@ -355,9 +355,9 @@ def test_differences_are_told_in_sentences():
         "Compared: backend torch, tf; mode sync, async.",
         "  mode: an update is of the global batch in sync, of one worker's batch in async.",
         "Confounding differences:",
-        "  seed (0, 3): loss, accuracy and time to target are not comparable; results also differ by chance; compare means over"
+        "  seed (torch: 0; tf: 3): loss, accuracy and time to target are not comparable; results also differ by chance; compare means over"
         " several seeds (--repeats).",
-        "  kernel (6.1.0, 7): speed, steps/s, run time, time to target and resources are not comparable; another kernel schedules and"
+        "  kernel (torch: 6.1.0; tf: 7): speed, steps/s, run time, time to target and resources are not comparable; another kernel schedules and"
         " sends differently.",
-        "  time limit of a stall (120, 60): it only decides when a run fails.",
+        "  time limit of a stall (torch: 120; tf: 60): it only decides when a run fails.",
     ]

@@ -42,7 +42,7 @@ def test_one_axis():
     words = told(found)
     assert words.head == "6 runs: logreg on digits, 1 node, sync, global batch 32, 3 repeats each"
     assert words.best == (
-        "torch has the highest throughput, 1,000 examples/s (95 % CI 975–1,025, n = 3): 2.00 × (95 % CI 1.96–2.05) as fast as tf; "
+        "torch has the highest throughput, 1,000 examples/s (geometric mean; 95 % CI 975–1,025, n = 3): 2.00 × (95 % CI 1.96–2.05) as fast as tf; "
         "significant.",
     )
     assert words.axes[0].sentence.startswith("backend: torch over tf 2.00 × (95 % CI 1.96–2.05) in throughput: significant")
@@ -155,13 +155,13 @@ def learnt(*accuracies, **more):
 
 
 def test_what_was_learnt_is_said_where_no_target_is():
-    assert learnt(0.815, 0.819, 0.809) == ("Use --until 'accuracy>=0.8' to compare the time to a quality that 3 configurations reached.",)
+    assert learnt(0.815, 0.819, 0.809) == ("Rerun with --until 'accuracy>=0.8', which 3 configurations reached, to compare time to accuracy.",)
     both = "best 0.8190 (n = 1) with tf, worst 0.8090 (n = 1) with torch"
     runs = [
         made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
     ]
     assert told(conclude(runs)).learnt == (
-        f"Final test accuracy: {both}. Use --until 'accuracy>=0.8' to compare the time to that quality.",
+        f"Final test accuracy: {both}. Rerun with --until 'accuracy>=0.8', which all runs reached, to compare time to accuracy.",
     )
     assert learnt(0.5, 0.5) == ("Final test accuracy: 0.5000 in all configurations.",)
     assert learnt(0.815, 0.819, until="accuracy>=0.9") == ()
@@ -194,7 +194,7 @@ def test_a_set_up_that_missed_the_target_is_ranked_behind():
     found = conclude(runs)
     assert {one.figure for one in found.verdicts} == {"examples_per_second"}  # by the target there is no ratio
     best = told(found).best
-    assert best[0] == "torch reaches accuracy>=0.9 first, after 8.00 s (95 % CI 7.75 s–8.25 s, n = 3); no other does in every run."
+    assert best[0] == "torch reaches accuracy>=0.9 first, after 8.00 s (geometric mean; 95 % CI 7.75 s–8.25 s, n = 3); no other does in every run."
     assert best[-1] == "Not reached in every run (accuracy>=0.9): tf (2 of 3)."
 
 

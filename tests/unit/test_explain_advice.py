@@ -78,7 +78,7 @@ def test_one_node_alone_takes_all_of_a_global_batch(tmp_path):
 def test_where_nodes_share_cores_one_alone_is_quicker_than_it_was_among_them(tmp_path):
     found = advice(tmp_path, steps(compute=2, network=8), figures={"nodes_sharing_cores": 2})
     assert (found["--nodes 1"].speedup, found["--nodes 1"].bound) == (pytest.approx(2.5), "at least")
-    assert "to itself" in found["--nodes 1"].reason
+    assert "no sharing of cores" in found["--nodes 1"].reason
 
 
 def test_one_task_of_several_on_a_node(tmp_path):

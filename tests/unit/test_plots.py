@@ -299,11 +299,11 @@ def test_training_is_that_of_the_clock_with_the_time_without_steps_apart(tmp_pat
         (paths[-1] / "summary.json").write_text(json.dumps(summary))
     for shown, expected in (
         (paths[:1], {"training": [1.0]}),
-        (paths, {"training, with steps": [1.0, 0.2], "training, without steps": [0, 0.8]}),
+        (paths, {"training, workers busy": [1.0, 0.2], "training, workers idle": [0, 0.8]}),
     ):
         (shares,) = (picture for picture in pictures(started_runs(map(Run, shown))) if picture.name == "time-shares")
         found = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
-        assert found["between commands"] == pytest.approx([0.0] * len(shown))
+        assert found["coordination"] == pytest.approx([0.0] * len(shown))
         assert {name: values for name, values in found.items() if name.startswith("training")} == {
             name: pytest.approx(values) for name, values in expected.items()
         }

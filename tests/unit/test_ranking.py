@@ -175,7 +175,7 @@ def test_a_starved_run_decides_nothing_and_spoils_no_mean():
     assert found.entries[1].counts["examples_per_second"] == 2
     assert cell(found.entries[1], column("examples_per_second")).endswith("(n=2)")
     words = told(conclude(found.runs))
-    assert words.best[0].startswith("torch has the highest throughput, 1,205 examples/s (95 % CI ")
+    assert words.best[0].startswith("torch has the highest throughput, 1,205 examples/s (geometric mean; 95 % CI ")
     assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.mind)
 
 
@@ -201,7 +201,7 @@ def test_a_run_that_lost_its_loss_is_marked_and_wins_nothing(lost, since):
     (best,) = conclude(runs).best
     assert (best.set_up.runs[0].name, best.worst.runs[0].name) == ("torch-seed=0", "tf-seed=0")
     assert found.marks[2] == set(GROUPS)
-    assert f"  loss NaN or infinite ({since}): all figures are not comparable; its speed is not that of training." in above(found)
+    assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in above(found)
 
 
 def test_a_repeat_that_lost_its_loss_spoils_no_mean():

@@ -22,6 +22,7 @@ from crosstrain.report.conclusion.set_ups import FIGURES, SPEED_FIGURE, times_as
 from crosstrain.report.paper.table import as_latex
 from crosstrain.report.plots.lines import lines_of
 from crosstrain.report.tables.formats import as_csv, as_text
+from crosstrain.report.tables.footnotes import above
 
 CHANCE = 0.1
 
@@ -121,7 +122,7 @@ def test_nothing_wins_without_an_opponent_and_the_runs_to_repeat_are_named():
     )
     assert text in told(found).best
     assert all(verdict.winner is None for verdict in found.verdicts)
-    assert any("CPU contention from other programs; repeat" in line.sure for line in told(found).axes)
+    assert any("CPU contention from other programs voids speeds; repeat" in line.sure for line in told(found).axes)
 
 
 SPEEDS = st.lists(st.floats(900.0, 1100.0), min_size=2, max_size=5)
@@ -177,7 +178,7 @@ def test_a_configuration_that_diverged_is_named_and_never_the_fastest():
     )
     assert not any("0.1'" in line for line in words.learnt)
     assert all(limit.set_up.label == "learning rate 0.02" for limit in found.limits)
-    assert words.axes[0].sure == "not compared in throughput: one of the two diverged"
+    assert words.axes[0].sure == "throughput not ranked, as one of the two diverged"
 
 
 def test_a_loss_that_is_not_finite_in_one_repeat_takes_its_configuration_out():
@@ -293,6 +294,31 @@ def test_what_trains_differently_and_cannot_be_compared_in_quality_is_not_recomm
     assert found.set_ups.quality.undecided
     assert "The configurations train differently, and their quality is not comparable: no recommendation." in told(found).best
     assert found.advice == ()
+
+
+def test_other_budgets_are_named_where_quality_is_not_comparable():
+    job = {"steps": 300, "epochs": None}
+    sync = repeated("s", FAST, GOOD, **job) + repeated("t", SLOW, GOOD, backend="tf", **job)
+    runs = sync + repeated("a", SLOW, FAIR, mode="async", **{**job, "steps": 150})
+    words = told(conclude(runs))
+    unranked = next(line for line in words.best if line.startswith("Not ranked: "))
+    assert unranked.startswith("Not ranked: torch, async. Their quality is not comparable (budget ")
+    mode = next(line for line in words.axes if line.axis == "mode")
+    assert mode.sure.startswith("throughput not ranked, as test accuracy is not comparable (budget ")
+    assert mode.sure.endswith("; --examples or --epochs gives both the same budget")
+    assert any(line.startswith("  budget (sync: ") and "; async: " in line for line in above(compare_runs(runs)))
+
+
+def test_an_interval_that_contention_widens_says_so():
+    runs = repeated("t", FAST, GOOD, contention=(0.1, 0.1, 0.1)) + repeated("f", SLOW, GOOD, backend="tf")
+    words = told(conclude(runs))
+    assert "(geometric mean; 95 % CI, widened for CPU contention: " in words.best[0]
+    assert "(95 % CI, widened for CPU contention: " in words.axes[0].ratio
+    (said,) = (line for line in words.mind if line.startswith("CPU contention may have reduced throughput"))
+    assert "torch up to 1.11 × as fast. The confidence intervals are widened by these factors." in said
+    scattered = repeated("t", (1000.0, 1160.0, 1300.0), GOOD, contention=(0.1,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
+    assert told(conclude(scattered)).axes[0].sure.endswith(" repeats each without CPU contention")
+    assert "widened" not in told(conclude(repeated("t", FAST, GOOD) + repeated("f", SLOW, GOOD, backend="tf"))).best[0]
 
 
 def test_contention_in_an_async_repeat_leaves_quality_judged():
