@@ -16,9 +16,7 @@ from .figure import COLOURS, DASHES, Stroke, stroke
 __all__ = ["REPEATS", "Line", "Lines", "counts_something", "lines_of", "values_of"]
 
 
-REPEATS = (
-    "Line: mean over the repeats, up to where the shortest ends. Band: minimum to maximum. Thin pale line: a repeat that ran longer."
-)
+REPEATS = "Line: mean over the repeats, up to where the shortest ends. Band: minimum to maximum. Thin pale line: a repeat that ran longer."
 
 
 @dataclass(frozen=True, slots=True)

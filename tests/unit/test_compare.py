@@ -32,29 +32,29 @@ from crosstrain.report.tables.formats import as_markdown, as_text
 from crosstrain.report.tables.run_tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
 
 ONE_RUN = """\
-state                succeeded
-backend              tf
-mode                 sync
-model                logreg
-data                 digits
-precision            fp32
-nodes                2
-workers              2
-exchange             native
-global batch         10
-steps                10
-examples             100
-examples/s           62.5
-steps/s              6.25
-run time             2.00 s
-init time            3.00 s
-train time           1.60 s
-final train loss     0.7750 (mean of the last 10 updates)
-test loss            0.6000
-test accuracy        0.9000
-time to target       1.67 s
-target               accuracy>=0.85 reached
-traffic counted at   interface
+state                       succeeded
+backend                     tf
+mode                        sync
+model                       logreg
+data                        digits
+precision                   fp32
+nodes                       2
+workers                     2
+exchange                    native
+global batch                10
+steps                       10
+examples                    100
+examples/s                  62.5
+steps/s                     6.25
+run time (after start-up)   2.00 s
+start-up time               3.00 s
+training time               1.60 s
+final train loss            0.7750 (mean of the last 10 updates)
+test loss                   0.6000
+test accuracy               0.9000
+time to target              1.67 s
+target                      accuracy>=0.85 reached
+traffic counted at          interface
 
 node   CPU cores used   peak RSS       sent   received
 ──────────────────────────────────────────────────────
@@ -155,7 +155,7 @@ def test_a_few_runs_have_a_column_each_and_many_a_row(tmp_path):
 def test_tables_and_sentences_fit_the_terminal(width):
     text = as_text(compare_runs(repeats_and_another()), layout="rows", width=width)
     assert max(map(len, text.splitlines())) <= width
-    for label in ("examples/s", "init time", "error", "staleness", "received", "peak RSS", "sampled PSS"):
+    for label in ("examples/s", "start-up time", "error", "staleness", "received", "peak RSS", "sampled PSS"):
         assert re.search(rf"(^| ){label}( |$)", text, re.MULTILINE)
 
 
@@ -195,7 +195,7 @@ def test_figures_can_be_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("metric", "said", "unsaid"),
     [
-        ("accuracy", [": accuracy (seed).", "Repeats are in one row"], ["steps/s", "resources", "A step is"]),
+        ("accuracy", [": accuracy (seed).", "of several runs has their mean"], ["steps/s", "resources", "A step is"]),
         ("steps_per_second", ["steps/s (mode, kernel).", "A step is one update"], ["accuracy (seed)"]),
         ("steps", ["A step is one update"], ["not comparable with"]),
         ("examples_per_second", ["speed (kernel)."], ["A step is"]),
@@ -464,6 +464,9 @@ def test_a_damaged_summary_is_named_and_ends_with_2(tmp_path, capsys, command, d
         (bytes_text(12_345_678, per_second=True), "12.3 MB/s"),
         (bytes_text(123_456_789), "123 MB"),
         (bytes_text(3e18), "3000 PB"),
+        (bytes_text(754e3, like=988e6), "0.75 MB"),
+        (bytes_text(35.2e6, like=1.5e9), "0.035 GB"),
+        (bytes_text(22_345_678, like=12e6), "22.3 MB"),
         (duration_text(0.3456), "0.35 s"),
         (duration_text(12.34), "12.3 s"),
         (duration_text(125.2), "2 min 05 s"),

@@ -155,7 +155,9 @@ def learnt(*accuracies, **more):
 
 
 def test_what_was_learnt_is_said_where_no_target_is():
-    assert learnt(0.815, 0.819, 0.809) == ("Rerun with --until 'accuracy>=0.8', which 3 configurations reached, to compare time to accuracy.",)
+    assert learnt(0.815, 0.819, 0.809) == (
+        "Rerun with --until 'accuracy>=0.8', which 3 configurations reached, to compare time to accuracy.",
+    )
     both = "best 0.8190 (n = 1) with tf, worst 0.8090 (n = 1) with torch"
     runs = [
         made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
@@ -194,7 +196,10 @@ def test_a_set_up_that_missed_the_target_is_ranked_behind():
     found = conclude(runs)
     assert {one.figure for one in found.verdicts} == {"examples_per_second"}  # by the target there is no ratio
     best = told(found).best
-    assert best[0] == "torch reaches accuracy>=0.9 first, after 8.00 s (geometric mean; 95 % CI 7.75 s–8.25 s, n = 3); no other does in every run."
+    assert (
+        best[0]
+        == "torch reaches accuracy>=0.9 first, after 8.00 s (geometric mean; 95 % CI 7.75 s–8.25 s, n = 3); no other does in every run."
+    )
     assert best[-1] == "Not reached in every run (accuracy>=0.9): tf (2 of 3)."
 
 

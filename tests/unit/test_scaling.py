@@ -32,7 +32,7 @@ def series(comparison):
 def test_a_fixed_global_batch_is_strong_scaling():
     found = compare_runs(list(reversed(STRONG)), by=["nodes"])
     assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, 0.75), (4, 2.4, 0.6)])]
-    assert [entry.label for entry in found.entries] == ["nodes 1", "nodes 2", "nodes 4"]
+    assert [entry.label for entry in found.entries] == ["1 node", "2 nodes", "4 nodes"]
     assert found.fits_neither == ()
 
 
@@ -84,7 +84,7 @@ def test_modes_and_backends_are_series_of_their_own():
     other = [on(nodes, speed, f"a{nodes}", mode="async", global_batch_size=60) for nodes, speed in ((1, 500.0), (2, 1000.0))]
     found = compare_runs([*STRONG[:2], *other], by=["nodes"])
     assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 2.0, 1.0)]), ("strong", 60, [(1, 1.0, 1.0), (2, 1.5, 0.75)])]
-    assert [entry.label for entry in found.entries] == ["nodes 1, async", "nodes 2, async", "nodes 1, sync", "nodes 2, sync"]
+    assert [entry.label for entry in found.entries] == ["async, 1 node", "async, 2 nodes", "sync, 1 node", "sync, 2 nodes"]
 
 
 def test_a_speed_that_is_not_known_gives_no_speedup():

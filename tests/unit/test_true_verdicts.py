@@ -21,8 +21,8 @@ from crosstrain.report.conclusion.sentences import told
 from crosstrain.report.conclusion.set_ups import FIGURES, SPEED_FIGURE, times_as_good
 from crosstrain.report.paper.table import as_latex
 from crosstrain.report.plots.lines import lines_of
-from crosstrain.report.tables.formats import as_csv, as_text
 from crosstrain.report.tables.footnotes import above
+from crosstrain.report.tables.formats import as_csv, as_text
 
 CHANCE = 0.1
 
