@@ -177,7 +177,8 @@ def _grouped(entries: Sequence[Row], by: Sequence[Factor]) -> tuple[list[Row], l
     settings = [{rule.label: _shown(rule, entry) for rule in columns} for entry in order]
     if any(len(entry.runs) > 1 for entry in order):
         settings = [{**one, "runs": str(len(entry.runs))} for one, entry in zip(settings, order, strict=True)]
-    called = [rule.label for rule in RULES if rule.label in settings[0]]  # in the order in which a conclusion has them
+    order_of_rules = {rule.key: place for place, rule in enumerate(RULES)}  # in which a conclusion names them
+    called = [rule.label for rule in sorted(columns, key=lambda rule: order_of_rules.get(rule.key, len(RULES)))]
     labels = [", ".join(setting_text(label, one[label]) for label in called) for one in settings]
     unique = len(set(labels)) == len(labels)
     named = [entry.relabelled(label if unique else f"{label} ({entry.label})") for entry, label in zip(order, labels, strict=True)]

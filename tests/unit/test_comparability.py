@@ -357,7 +357,7 @@ def test_differences_are_told_in_sentences():
         "Confounding differences:",
         "  seed (torch: 0; tf: 3): loss, accuracy and time to target are not comparable; results also differ by chance; compare means over"
         " several seeds (--repeats).",
-        "  kernel (torch: 6.1.0; tf: 7): speed, steps/s, run time, time to target and resources are not comparable; another kernel schedules and"
-        " sends differently.",
+        "  kernel (torch: 6.1.0; tf: 7): speed, steps/s, run time, time to target and resources are not comparable; another kernel"
+        " schedules and sends differently.",
         "  time limit of a stall (torch: 120; tf: 60): it only decides when a run fails.",
     ]

@@ -221,7 +221,7 @@ def test_runs_of_one_job_and_one_seed_are_repeats_too():
     found = compare_runs(runs)
     assert [entry.label for entry in found.entries] == ["torch ×2", "c"]
     assert found.entries[0].figures["examples_per_second"] == 1100.0
-    assert "(trainer compare --no-fold keeps them apart)." in " ".join(as_text(found).split())
+    assert "(trainer compare --no-fold keeps repeats apart)." in " ".join(as_text(found).split())
 
 
 def test_from_five_repeats_on_the_extremes_do_not_count():
@@ -268,7 +268,7 @@ def test_the_tables_have_the_same_kind_of_spread_as_the_conclusion(tmp_path):
         low, high = stats.t.interval(0.95, count - 1, np.mean(speeds), stats.sem(speeds))
         assert entry.half_widths["examples_per_second"] == pytest.approx((high - low) / 2)
     output = CliRunner().invoke(compare, written(tmp_path, *repeats_and_another()), catch_exceptions=False).output
-    assert "mean ± half the 95 % confidence interval" in " ".join(output.split())
+    assert "their mean ± half its 95 % confidence interval" in " ".join(output.split())
     assert "deviation" not in output
 
 
@@ -309,9 +309,9 @@ def test_runs_of_one_name_are_told_apart_by_their_folder(tmp_path):
 
 def test_repeats_whose_names_have_the_same_in_common_are_told_apart():
     runs = [made(f"p-{backend}{seed}", backend=backend, seed=seed) for backend in ("tf", "torch") for seed in (0, 1)]
-    assert [entry.label for entry in compare_runs(runs).entries] == ["p-tf ×2", "p-torch ×2"]
+    assert [entry.label for entry in compare_runs(runs).entries] == ["tf ×2", "torch ×2"]
     runs = [made(f"p-{number}", backend="tf" if number < 3 else "torch", seed=number % 3) for number in range(6)]
-    assert [entry.label for entry in compare_runs(runs).entries] == ["p-0 ×3", "p-3 ×3"]
+    assert [entry.label for entry in compare_runs(runs).entries] == ["tf ×3", "torch ×3"]
 
 
 def test_copies_of_a_run_are_called_as_their_directories(tmp_path):
@@ -485,6 +485,6 @@ def test_repeats_whose_names_share_nothing_are_called_by_what_differs():
     fruit = [made("apple", seed=1), made("pear", seed=2)]
     trees = [made("oak", seed=1, lr=0.2, mode="async"), made("elm", seed=2, lr=0.2, mode="async")]
     assert labels(*fruit, *trees) == ["sync ×2", "async ×2"]
-    assert labels(*fruit, made("job-r1", seed=1, lr=0.2), made("job-r2", seed=2, lr=0.2)) == ["learning rate 0.05 ×2", "job ×2"]
+    assert labels(*fruit, made("job-r1", seed=1, lr=0.2), made("job-r2", seed=2, lr=0.2)) == ["learning rate 0.05 ×2", "learning rate 0.2 ×2"]
     assert labels(*fruit, made("fig", lr=0.2)) == ["learning rate 0.05 ×2", "fig"]
     assert labels(*fruit) == ["apple ×2"]

@@ -42,8 +42,8 @@ def test_one_axis():
     words = told(found)
     assert words.head == "6 runs: logreg on digits, 1 node, sync, global batch 32, 3 repeats each"
     assert words.best == (
-        "torch has the highest throughput, 1,000 examples/s (geometric mean; 95 % CI 975–1,025, n = 3): 2.00 × (95 % CI 1.96–2.05) as fast as tf; "
-        "significant.",
+        "torch has the highest throughput, 1,000 examples/s (geometric mean; 95 % CI 975–1,025, n = 3): 2.00 × (95 % CI 1.96–2.05) "
+        "as fast as tf; significant.",
     )
     assert words.axes[0].sentence.startswith("backend: torch over tf 2.00 × (95 % CI 1.96–2.05) in throughput: significant")
 
