@@ -194,7 +194,7 @@ def _rivals(one: Best) -> str:
 
 
 def _value(figure: Figure, value: float) -> str:
-    return duration_text(value) if figure is TARGET else rate_text(value)
+    return duration_text(value) if figure is TARGET else f"{_rate(value)} examples/s"
 
 
 def _times_with_interval(found: Ratio) -> str:

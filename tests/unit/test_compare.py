@@ -485,6 +485,9 @@ def test_repeats_whose_names_share_nothing_are_called_by_what_differs():
     fruit = [made("apple", seed=1), made("pear", seed=2)]
     trees = [made("oak", seed=1, lr=0.2, mode="async"), made("elm", seed=2, lr=0.2, mode="async")]
     assert labels(*fruit, *trees) == ["sync ×2", "async ×2"]
-    assert labels(*fruit, made("job-r1", seed=1, lr=0.2), made("job-r2", seed=2, lr=0.2)) == ["learning rate 0.05 ×2", "learning rate 0.2 ×2"]
+    assert labels(*fruit, made("job-r1", seed=1, lr=0.2), made("job-r2", seed=2, lr=0.2)) == [
+        "learning rate 0.05 ×2",
+        "learning rate 0.2 ×2",
+    ]
     assert labels(*fruit, made("fig", lr=0.2)) == ["learning rate 0.05 ×2", "fig"]
     assert labels(*fruit) == ["apple ×2"]

@@ -116,7 +116,7 @@ def test_who_may_be_as_good_as_the_best_is_named():
     assert [one.label for one in best.rivals] == ["learning rate 0.2"]
     sentence = told(conclude(runs)).best[-1]
     assert (
-        "(95 % CI 975–1,025, n = 3), not significantly more than learning rate 0.2 (979/s, n = 3): 2.00 × (95 % CI 1.96–2.05) as fast as"
+        "95 % CI 975–1,025, n = 3), not significantly more than learning rate 0.2 (979 examples/s, n = 3): 2.00 × (95 % CI 1.96–2.05) as "
         in sentence
     )
 
