@@ -63,7 +63,7 @@ def test_twice_the_tokens_are_advised_and_can_be_asked_for(tmp_path, mode, accum
 @given(st.integers(2, 5000), st.integers(1, 4), st.integers(1, 10**6))
 def test_every_table_says_that_a_batch_is_a_mean(worker, workers, tokens):
     run, whole = filled(worker=worker, workers=workers, tokens=tokens), f"about {worker * workers:,} sentences"
-    assert f"global batch         {whole}\n" in to_text(one_run(run.summary, run.job))
+    assert f"global batch                {whole}\n" in to_text(one_run(run.summary, run.job))
     other = filled("two", worker=worker + 1, workers=workers, tokens=tokens)
     for layout in ("columns", "rows"):
         assert whole in as_text(compare_runs([run, other], fold=False), layout=layout)

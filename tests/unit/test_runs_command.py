@@ -346,7 +346,7 @@ def test_show_has_all_that_is_known(tmp_path, capsys):
         f"files: {path.resolve()} (9 files,",
         "checkpoint: checkpoints/step-000000010 (cannot be read, 1 B)",
         "again: trainer run --backend tf --nodes 2 --batch-size 5 --until 'accuracy>=0.85'",
-        "test accuracy        0.9000",
+        "test accuracy               0.9000",
     ):
         assert line in text
     assert invoke(["runs", "show", str(path), "--json"]) == 0

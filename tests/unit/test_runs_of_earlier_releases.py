@@ -38,10 +38,10 @@ def test_its_checkpoint_has_the_figures_that_it_was_kept_by(run):
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["runs", "show"], "test accuracy        0.8"),
+        (["runs", "show"], "test accuracy               0.8"),
         (["compare"], "accuracy"),
         (["compare", "--curves", "accuracy", "--points", "3", "--json"], '"quantity": "accuracy"'),
-        (["watch"], "test accuracy        0.8"),
+        (["watch"], "test accuracy               0.8"),
         (["export", "--describe"], "evals.jsonl"),
         (["explain"], "of a worker's step: computation"),
     ],
