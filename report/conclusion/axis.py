@@ -197,8 +197,6 @@ def _why_not_ranked(found: SetUps, pairs: Sequence[tuple[SetUp, SetUp]]) -> str:
     assert found.quality.info is not None
     if places & found.quality.worse:
         return f"test {found.quality.info.label} differs significantly"
-    faults = [
-        fault for pair in pairs for one in pair if found.place(one) not in found.quality.judged for fault in found.why_not_judged(one)
-    ]
-    same = "; --examples or --epochs gives both the same budget" if any(fault.key == "budget" for fault in faults) else ""
-    return f"test {found.quality.info.label} is not comparable{differing(faults)}{same}"
+    outside = [one for pair in pairs for one in pair if found.place(one) not in found.quality.judged]
+    faults = [fault for one in outside for fault in found.why_not_judged(one)]
+    return f"test {found.quality.info.label} is not comparable{differing(faults)}"

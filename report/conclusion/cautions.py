@@ -73,8 +73,9 @@ def _contention(found: SetUps) -> list[str]:
     slowed = [one for one in ranked if len(ranked) > 1 and one.contention_factor >= 1.0 + USUAL_SCATTER]
     if slowed:
         named = some_of([f"{one.label} up to {times_text(one.contention_factor)} as fast" for one in slowed])
-        widened = " The confidence intervals are widened by these factors." if any(one.interval(SPEED_FIGURE) for one in slowed) else ""
-        lines.append(f"CPU contention may have reduced throughput; without it: {named}.{widened}")
+        widened = any(one.interval(SPEED_FIGURE) for one in slowed)
+        what = "* Widened for CPU contention" if widened else "CPU contention may have reduced throughput"
+        lines.append(f"{what}; without it: {named}.")
     unjudged = [run.name for one in found.all for run in one.runs if not contention_judged(run.summary)]
     if unjudged:
         lines.append(f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}.")
@@ -89,8 +90,7 @@ def cautions(conclusion: Conclusion) -> list[str]:
     summaries = [run.summary for one in conclusion.set_ups.all for run in one.runs]
     nodes = max((summary.get("nodes_sharing_cores") or 1 for summary in summaries), default=1)
     if nodes > 1:
-        every = all(summary.get("nodes_sharing_cores") == summary["nodes"] == nodes for summary in summaries)
-        found.append(f"{'All' if every else 'Up to'} {nodes} nodes share the same cores: results do not predict separate machines.")
+        found.append("Nodes share cores: results do not predict separate machines.")
     found += _target_times(conclusion)
     found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
     found += _contention(conclusion.set_ups)

@@ -49,7 +49,7 @@ def quality_told(found: SetUps, *, speed: bool = True) -> list[str]:
     for place in range(len(every)):
         if quality.leads and place not in quality.judged | quality.diverged.keys():
             outside.setdefault(differing(found.why_not_judged(every[place])), []).append(every[place].label)
-    lines += [f"Not ranked: {some_of(labels)}. Their quality is not comparable{why}." for why, labels in outside.items()]
+    lines += [f"Not ranked, as the quality is not comparable{why}: {some_of(labels)}." for why, labels in outside.items()]
     if quality.undecided and not quality.leads:
         lines.append("The configurations train differently, and their quality is not comparable: no recommendation.")
     elif quality.unknown:

@@ -23,12 +23,9 @@ def agreements_told(found: Sequence[LossAgreement]) -> list[str]:
     parted = [_agreement_told(one) for one in parts]
     if len(parts) > MOST_PAIRS_TOLD:
         places = sorted(one.parts_at or 0 for one in parts)
-        earliest = min(parts, key=lambda one: one.parts_at or 0)
-        first = f"update {places[0]:,} ({earliest.run} and {earliest.other})"
         parted = [
-            f"Same seed and training settings: the losses of {len(parts)} of {counted(len(found), 'pair')} of runs agree within "
-            f"{EQUAL_WITHIN:.2%} at first; they differ by more from "
-            f"{first}{'' if places[0] == places[-1] else f' at the earliest, from update {places[-1]:,} at the latest'}."
+            f"{len(parts)} of {counted(len(found), 'pair')} of runs of one seed agree within {EQUAL_WITHIN:.2%} up to update "
+            f"{places[0] - 1:,}{'' if places[0] == places[-1] else f' to {places[-1] - 1:,}'}."
         ]
     same = [one for one in alike if one.identical]
     near = [one for one in alike if not one.identical]

@@ -21,8 +21,8 @@ def differing(faults: Sequence[Difference]) -> str:
 
 
 def interval_text(low: str, high: str, *, widened: bool) -> str:
-    """Return an interval with its name, which says whether it is wider than by scatter alone."""
-    return f"95 % CI{', widened for CPU contention:' * widened} {low}–{high}"
+    """Return an interval with its name; a star says that it is wider than by scatter alone (see the caveats)."""
+    return f"95 % CI{'*' * widened} {low}–{high}"
 
 
 def times_text(value: float) -> str:

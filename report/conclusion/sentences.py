@@ -20,7 +20,7 @@ from .conclusion import Best, Conclusion, Limit
 from .learnt import learnt_told, quality_told
 from .loss_sentences import agreements_told
 from .number_words import counted, interval_text, ratio_text, times_text
-from .set_ups import SPEED_FIGURE, Figure, SetUp, shown, value_text
+from .set_ups import SPEED_FIGURE, Figure, SetUp, SetUps, shown, value_text
 from .set_ups import TARGET_FIGURE as TARGET
 
 __all__ = ["AxisLine", "Told", "held_back", "shared_settings", "told"]
@@ -84,12 +84,20 @@ def told(conclusion: Conclusion) -> Told:
     unrepeated, many = _unrepeated(conclusion), len(conclusion.set_ups.all)
     speed = SPEED_FIGURE in conclusion.figures
     best = quality_told(conclusion.set_ups, speed=speed)
-    best += [_best(one, unrepeated, many) for one in conclusion.best] or (
+    advised = max((len(one.runs) for one in conclusion.set_ups.all), default=0) < _USUAL_REPEATS
+    restated = {id(one): verdict for one in conclusion.best for verdict in conclusion.verdicts if _restates(verdict, one)}
+    best += [_best(one, restated.get(id(one)), unrepeated, many, advised) for one in conclusion.best] or (
         [_nothing(conclusion)] if speed and not _speed_not_ranked(conclusion) else []
     )
     best += _missed(conclusion) if TARGET in conclusion.figures else []
-    advised = max((len(one.runs) for one in conclusion.set_ups.all), default=0) < _USUAL_REPEATS
-    lines = [_axis_line(one, unrepeated, advised) for one in conclusion.verdicts]
+    by_target = {one.axis for one in conclusion.verdicts if one.figure == TARGET.key and one.ratio is not None}  # what counts there
+    lines = [
+        _axis_line(one, unrepeated, advised)
+        for one in conclusion.verdicts
+        if one not in restated.values()
+        and not (one.figure == SPEED_FIGURE.key and one.axis in by_target)
+        and not _told_of_quality(one, conclusion.set_ups)
+    ]
     return Told(
         one_line(_head(conclusion)),
         _lines(best),
@@ -145,8 +153,12 @@ def _head(conclusion: Conclusion) -> str:
     if not counts:
         return counted(runs, "run")
     repeats = f"{min(counts)} repeats each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} repeats each"
-    shared = [*shared_settings([one.runs[0] for one in every]), "one run each" if counts == {1} else repeats]
+    settings = [one.removesuffix(_SHARING) for one in shared_settings([one.runs[0] for one in every])]  # a caveat says it
+    shared = [*settings, "one run each" if counts == {1} else repeats]
     return f"{counted(runs, 'run')}: {', '.join(shared)}"
+
+
+_SHARING = " that share cores"
 
 
 def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> list[str]:
@@ -162,21 +174,43 @@ def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> li
     cores = {run.summary.get("nodes_sharing_cores") for run in firsts}
     nodes = alike.pop("nodes", None)
     if nodes:
-        found.append(nodes if cores == {1} or None in cores else f"{nodes} that share cores")
+        found.append(nodes if cores == {1} or None in cores else f"{nodes}{_SHARING}")
     return found + list(alike.values())
 
 
 # The best -------------------------------------------------------------------------------------------------------------
 
 
-def _best(one: Best, unrepeated: str, set_ups: int) -> str:
+def _restates(verdict: AxisVerdict, best: Best) -> bool:
+    """Return whether a verdict on an axis is about the best and the only other configuration that compares with it."""
+    return (
+        best.compared == 2
+        and not best.left
+        and verdict.figure == best.figure.key
+        and len(verdict.each) == 1
+        and verdict.each[0] == best.over_worst
+    )
+
+
+def _told_of_quality(verdict: AxisVerdict, found: SetUps) -> bool:
+    """Return whether the sentences on quality say why no two values of an axis are ranked."""
+    axis = next(one for one in found.axes if one.key == verdict.axis)
+    groups = [group for group in found.strata(axis) if len(group) > 1]
+    return found.quality.leads and bool(groups) and all(sum(map(found.ranks, group)) < 2 for group in groups)
+
+
+def _best(one: Best, restated: AxisVerdict | None, unrepeated: str, set_ups: int, advised: bool) -> str:
+    """Say which configuration is best by a figure; `restated`: the verdict on an axis that would say the same."""
     what = _does(one)
     if one.left:
         what = f"{what}, of {counted(one.compared, 'comparable configuration')}"
     if one.worst is None or one.over_worst is None:
         return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
-    times = f"{_times_with_interval(one.over_worst)} as fast as {one.worst.label}{_slowest(one)}"
-    return f"{one.set_up.label} {what}{_rivals(one)}: {times}; {_significance(one.over_worst, unrepeated)}."
+    times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}{_interval(one.over_worst)}"
+    significance = _significance(one.over_worst, unrepeated)
+    if restated is not None:
+        significance = _sure(one.over_worst, restated.repeats, unrepeated, advised)
+    return f"{one.set_up.label} {what}{_rivals(one)}: {times}; {significance}."
 
 
 MOST_RIVALS = 2
@@ -197,9 +231,8 @@ def _value(figure: Figure, value: float) -> str:
     return duration_text(value) if figure is TARGET else f"{_rate(value)} examples/s"
 
 
-def _times_with_interval(found: Ratio) -> str:
-    interval = "" if found.low is None else f" ({interval_text(ratio_text(found.low), ratio_text(found.high), widened=found.widened)})"
-    return f"{times_text(found.ratio)}{interval}"
+def _interval(found: Ratio) -> str:
+    return "" if found.low is None else f" ({interval_text(ratio_text(found.low), ratio_text(found.high), widened=found.widened)})"
 
 
 MOST_MISSED = 4
@@ -249,7 +282,7 @@ def _significance(found: Ratio, unrepeated: str) -> str:
     if not found.known:
         return f"significance unknown ({unrepeated if found.low is None else UNJUDGED})"
     if found.open_by_contention:
-        return "not significant, as CPU contention from other programs may explain it"
+        return "not significant, as CPU contention may explain it"
     return "significant" if found.sure else "not significant"
 
 
@@ -265,7 +298,7 @@ def _axis_line(one: AxisVerdict, unrepeated: str, advised: bool) -> AxisLine:
     return AxisLine(
         one.label,
         f"{one.winner} over {one.other}",
-        f"{_times_with_interval(one.ratio)} {by}",
+        f"{times_text(one.ratio.ratio)}{_interval(one.ratio)} {by}",
         f"{sure}{_opposed(one)}{last}",
     )
 
@@ -310,10 +343,8 @@ def _limits(limits: Sequence[Limit]) -> list[str]:
     found = []
     for limit in limits:
         speeds = limit.set_up.figures(SPEED_FIGURE)
-        of = f"most typical repeat {limit.explanation.evidence.name}" if len(limit.set_up.runs) > 1 else ""
-        takes = f"{examples:,} examples take {seconds_text(examples / geometric_mean(speeds))} in all" if examples and speeds else ""
-        basis = "; ".join(filter(None, [of, takes]))
-        found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{f' ({basis})' if basis else ''}.")
+        takes = f" ({examples:,} examples take {seconds_text(examples / geometric_mean(speeds))})" if examples and speeds else ""
+        found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{takes}.")
     return found
 
 
@@ -335,9 +366,9 @@ def held_back(found: Explanation) -> str:
 def _next(conclusion: Conclusion) -> list[str]:
     if not conclusion.advice:
         return []
-    label, found = conclusion.limits[0].set_up.label, []
-    for one in conclusion.advice:
-        caution = f"; {one.caution}" if one.caution else ""
-        gain = f"{one.bound} {times_text(one.speedup or 1.0)} as fast, estimated"
-        found.append(f"{label}: {one.option} ({gain}: {one.reason}{caution}).")
-    return found
+    gains = [
+        f"{one.change}, {one.bound} {times_text(one.speedup or 1.0)}{' as fast' * (place == 0)}"
+        for place, one in enumerate(conclusion.advice)
+    ]
+    check = "; check the quality" if any(one.caution for one in conclusion.advice) else ""
+    return [f"{conclusion.limits[0].set_up.label}: {'; '.join(gains)} (estimated{check})."]

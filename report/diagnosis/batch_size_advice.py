@@ -23,7 +23,7 @@ class Advice:
     """One setting: the option as it would be typed, and why.
 
     `speedup`: examples per second over those of this run (for evaluating and saving: this run's time over that with the setting); None
-    where the run's figures cannot tell. `caution`: what else it changes.
+    where the run's figures cannot tell. `caution`: what else it changes. `now`: what the run had.
     """
 
     option: str
@@ -31,6 +31,12 @@ class Advice:
     speedup: float | None
     bound: Literal["about", "at least", "at most"] | None
     caution: str | None = None
+    now: str | None = None
+
+    @property
+    def change(self) -> str:
+        """The option, and what the run had: ``--batch-size 64 (now 32 per worker)``."""
+        return f"{self.option} ({self.now})" if self.now else self.option
 
 
 def _step_seconds(explanation: Explanation) -> float:
@@ -78,12 +84,12 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
     halves = f"halves the {'communication' if exchanging else 'fixed cost of a step'} per"
     if (tokens := evidence.job.get("batch_tokens")) is not None:  # --scale-lr goes with batches of a number of examples alone
         caution = _LEARNS_OTHERWISE.format("the batch", "")
-        yield Advice(f"--batch-tokens {2 * tokens}", f"now {tokens}; {halves} token", speedup, "about", caution)
+        yield Advice(f"--batch-tokens {2 * tokens}", f"{halves} token", speedup, "about", caution, f"now {tokens}")
         return
     option = "--batch-size" if evidence.job.get("global_batch_size") is None else "--global-batch-size"
     at_once = evidence.summary["batch_size"] // int(evidence.job.get("accumulate") or 1)
     whole = evidence.summary["global_batch_size"]
     now = at_once if option == "--batch-size" else whole
-    grows = f"per worker, now {now}; global batch {2 * whole}" if option == "--batch-size" else f"now {now}"
     caution = _LEARNS_OTHERWISE.format("the global batch" if sync else "the batch of an update", " (--scale-lr)")
-    yield Advice(f"{option} {2 * now}", f"{grows}; {halves} example", speedup, "about", caution)
+    each = " per worker" if option == "--batch-size" else ""
+    yield Advice(f"{option} {2 * now}", f"{halves} example", speedup, "about", caution, f"now {now}{each}")

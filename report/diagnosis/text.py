@@ -195,4 +195,4 @@ FAR = 10.0
 def _advice_line(entry: Advice) -> str:
     effect = "" if entry.speedup is None else f" ({entry.bound} {number_text(entry.speedup, 2 if entry.speedup < FAR else 0)} × as fast)"
     caution = f"; {entry.caution}" if entry.caution else ""
-    return f"{entry.option}: {entry.reason}{effect}{caution}"
+    return f"{entry.change}: {entry.reason}{effect}{caution}"

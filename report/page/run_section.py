@@ -89,7 +89,7 @@ def _explained(run: Run) -> dict[str, Any]:
 
 def _advice(entry: Advice) -> str:
     effect = "" if entry.speedup is None else f" ({entry.bound} {entry.speedup:.2f} × as fast)"
-    return f"{entry.option}: {entry.reason}{effect}{f'; {entry.caution}' if entry.caution else ''}"
+    return f"{entry.change}: {entry.reason}{effect}{f'; {entry.caution}' if entry.caution else ''}"
 
 
 def _node(number: int, node: Mapping[str, Any]) -> list[str]:

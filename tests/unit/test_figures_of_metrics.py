@@ -53,8 +53,8 @@ def test_the_figure_is_the_same_while_training_at_the_end_and_in_lists(tmp_path,
     assert "bleu" in head.split()
 
 
-@pytest.mark.parametrize(("count", "words"), [(0, "0 evaluations are"), (1, "1 evaluation is"), (2, "2 evaluations are")])
+@pytest.mark.parametrize(("count", "words"), [(0, "0 evaluations"), (1, "1 evaluation"), (2, "2 evaluations")])
 def test_one_evaluation_is_one(count, words):
     import numpy as np
 
-    assert judge_curves(np.ones(count), np.ones(count)).reason.startswith(f"{words} too few")
+    assert judge_curves(np.ones(count), np.ones(count)).reason.startswith(f"{words} of at least 8")

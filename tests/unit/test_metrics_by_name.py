@@ -41,7 +41,7 @@ def ranked(name, rank=2.0, **fields):
 def test_notes_and_marks_name_the_metrics_that_the_runs_have():
     comparison = compare_runs([ranked("one"), ranked("two", seed=1)], fold=False)
     told = "\n".join([*above(comparison), *below(comparison)])
-    assert "seed (0, 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in told
+    assert "seed (one: 0; two: 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in told
     assert "loss, top-3 accuracy, mean rank, time to target (seed)" in told
     assert "metrics" not in told
     assert as_csv(comparison).splitlines()[2].split(",")[2] == "loss; top-3 accuracy; mean rank; time to target"
