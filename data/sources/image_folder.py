@@ -58,7 +58,7 @@ class ImageFolder:
     links_outside: bool = False
 
     description = "pictures in PATH/train/CLASS and PATH/test/CLASS: image-folder:PATH or image-folder:PATH?size=224,skip-damaged=no"
-    version = 2
+    version = 3
 
     @property
     def name(self) -> str:

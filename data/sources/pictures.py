@@ -55,10 +55,12 @@ def decode(path: Path, size: int, background: str = "ffffff", transparent: list[
     except UnidentifiedImageError:
         raise ValueError(f"in none of the formats that are read ({', '.join(_FORMATS)})") from None
     with opened, _one_large if math.prod(opened.size) > _LARGE_PIXELS else nullcontext():
+        grey_range = _grey_range(opened)
+        _scale_key(opened)
         ImageOps.exif_transpose(opened, in_place=True)
         middle, box = _middle(opened, size)
         opened.close()
-        rgba = _with_alpha(middle)
+        rgba = _with_alpha(middle, grey_range)
         if rgba.mode == "RGBA":
             if transparent is not None and rgba.getextrema()[3][0] < 255:
                 transparent.append(path)
@@ -85,14 +87,36 @@ def _middle(picture: Picture, size: int) -> tuple[Picture, tuple[float, float, f
     return picture.crop((left, top, right, bottom)), (square[0] - left, square[1] - top, square[2] - left, square[3] - top)
 
 
-def _with_alpha(picture: Picture) -> Picture:
+def _grey_range(picture: Picture) -> tuple[int, int] | None:
+    """Return the values of black and white in a picture of more than 8 bits of grey, None for any other picture."""
+    if picture.mode == "I" and picture.format in ("PPM", "PNG"):  # Pillow scales these values to 16 bits
+        return 0, 65535
+    if not picture.mode.startswith("I;16"):
+        return None
+    tags = getattr(picture, "tag_v2", {})  # of a TIFF: Pillow neither scales 12 bits nor inverts 16 bits
+    white = (1 << tags.get(258, (16,))[0]) - 1  # BitsPerSample
+    return (white, 0) if tags.get(262) == 0 else (0, white)  # PhotometricInterpretation: WhiteIsZero
+
+
+_KEY_SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
+"""How Pillow scales the pixels of a PNG, by raw mode; it leaves the transparent colour as it is in the file."""
+
+
+def _scale_key(picture: Picture) -> None:
+    """Scale the transparent colour of a PNG like its pixels, before these are decoded."""
+    key, scale = picture.info.get("transparency"), _KEY_SCALES.get(str(picture.tile[0][3]) if picture.tile else "")
+    if picture.format == "PNG" and key is not None and scale is not None:
+        picture.info["transparency"] = tuple(int(value * scale) for value in key) if isinstance(key, tuple) else int(key * scale)
+
+
+def _with_alpha(picture: Picture, grey_range: tuple[int, int] | None) -> Picture:
     """Return a picture in RGBA where it has transparent parts or may have some, otherwise in a mode that has colours."""
     from PIL import Image
 
     key = picture.info.get("transparency")
-    if picture.mode.startswith("I;16"):  # Pillow would cut 16-bit grey off at 255
-        values = np.asarray(picture)
-        grey = Image.fromarray((values >> 8).astype(np.uint8))
+    if grey_range is not None:  # Pillow would clip these values at 255
+        values, black = np.asarray(picture).astype(np.int32), grey_range[0]
+        grey = Image.fromarray((np.abs(values - black) >> max(grey_range).bit_length() - 8).astype(np.uint8))
         return (
             grey
             if key is None

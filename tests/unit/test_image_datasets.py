@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -613,7 +614,100 @@ class TestImageFolder:
             stored_dataset.open_dataset(f"image-folder:{pictures}?skip-damaged=perhaps")
 
 
+def png_file(path, values_hwc, bits, key=None):
+    """Write a PNG of any depth, in grey or RGB; Pillow writes few."""
+    height, width, channels = values_hwc.shape
+    rows = values_hwc.reshape(height, -1)
+    if bits == 16:
+        raw = [row.astype(">u2").tobytes() for row in rows]
+    else:
+        raw = [np.packbits((row[:, None] >> np.arange(bits - 1, -1, -1)) & 1).tobytes() for row in rows]
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", width, height, bits, 2 if channels == 3 else 0, 0, 0, 0)}
+    if key is not None:
+        chunks[b"tRNS"] = np.asarray(key).astype(">u2").tobytes()
+    chunks |= {b"IDAT": zlib.compress(b"".join(b"\0" + row for row in raw)), b"IEND": b""}
+    pieces = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks.items()]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(pieces))
+
+
+def pnm_file(path, values_hwc, bits, plain):
+    height, width, channels = values_hwc.shape
+    head = f"P{(3 if channels == 3 else 2) + (0 if plain else 3)} {width} {height} {2**bits - 1}\n".encode()
+    pixels = " ".join(map(str, values_hwc.ravel())).encode() if plain else values_hwc.astype(">u2" if bits > 8 else "u1").tobytes()
+    path.write_bytes(head + pixels)
+
+
+def tiff_file(path, values_hwc, bits, order, white_is_zero):
+    """Write a TIFF of grey with 12 or 16 bits."""
+    height, width, _ = values_hwc.shape
+    values = (2**bits - 1 - values_hwc if white_is_zero else values_hwc).reshape(height, width)
+    if bits == 16:
+        data = values.astype(f"{order}u2").tobytes()
+    else:
+        data = b"".join(np.packbits((row[:, None] >> np.arange(11, -1, -1)) & 1).tobytes() for row in values)
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 0 if white_is_zero else 1, 273: 8, 277: 1, 278: height, 279: len(data)}
+    data += b"\0" * (len(data) % 2)
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8 + len(data))
+    path.write_bytes(head + data + struct.pack(f"{order}H", len(tags)) + entries + struct.pack(f"{order}I", 0))
+
+
+def saved(name, **options):
+    """Return a writer by Pillow of values with 8 or 16 bits."""
+
+    def write(path, values_hwc, bits):
+        values = values_hwc[..., 0] if values_hwc.shape[2] == 1 else values_hwc
+        Image.fromarray(values.astype(np.uint8 if bits == 8 else np.uint16)).save(path, name, **options)
+
+    return write
+
+
+LOSSLESS = {
+    (channels, 8): [
+        *map(saved, ("PNG", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "PCX", "SGI", "TGA")),
+        saved("WEBP", lossless=True),
+        saved("TIFF", compression="tiff_lzw"),
+        saved("GIF") if channels == 1 else saved("ICO", sizes=[(16, 16)]),
+    ]
+    for channels in (1, 3)
+} | {(1, 16): [*map(saved, ("PNG", "TIFF", "PPM", "JPEG2000"))]}
+WRITERS = [(channels, bits, write) for (channels, bits), writers in LOSSLESS.items() for write in writers]
+WRITERS += [(1, bits, png_file) for bits in (1, 2, 4, 8, 16)] + [(3, bits, png_file) for bits in (8, 16)]
+WRITERS += [
+    (channels, bits, lambda path, values, bits, plain=plain: pnm_file(path, values, bits, plain))
+    for channels in (1, 3)
+    for bits in (1, 5, 8, 9, 12, 16)
+    for plain in (False, True)
+]
+WRITERS += [
+    (1, bits, lambda path, values, bits, order=order, inverted=inverted: tiff_file(path, values, bits, order, inverted))
+    for bits, order, inverted in ((12, "<", False), (16, "<", False), (16, ">", False), (16, "<", True))
+]
+
+
 class TestPictures:
+    @pytest.mark.parametrize("number", range(len(WRITERS)))
+    @settings(max_examples=4, deadline=None)
+    @given(st.integers(0, 2**32))
+    def test_every_format_and_depth_is_seen_alike(self, tmp_path_factory, number, seed):
+        channels, bits, write = WRITERS[number]
+        path = tmp_path_factory.getbasetemp() / "any.picture"
+        values_hwc = np.random.default_rng(seed).integers(0, 2**bits, (16, 16, channels))
+        write(path, values_hwc, bits)
+        expected = np.broadcast_to(values_hwc * 255 / (2**bits - 1), (16, 16, 3)).transpose(2, 0, 1)
+        assert np.abs(decode(path, 16) - expected).max() <= 1
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.integers(0, 2**32), st.sampled_from([(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (3, 8), (3, 16)]))
+    def test_a_transparent_colour_has_the_depth_of_its_file(self, tmp_path_factory, seed, kind):
+        channels, bits = kind
+        path = tmp_path_factory.getbasetemp() / "key.png"
+        values_hwc = np.random.default_rng(seed).integers(0, 2**bits, (16, 16, channels))
+        png_file(path, values_hwc, bits, values_hwc[0, 0])
+        clear = (values_hwc == values_hwc[0, 0]).all(2)
+        expected = np.where(clear[..., None], (255, 0, 0), values_hwc * 255 / (2**bits - 1)).transpose(2, 0, 1)
+        assert np.abs(decode(path, 16, "ff0000") - expected).max() <= 1
+
     def test_the_middle_of_the_shorter_side_is_kept(self, tmp_path):
         columns = np.repeat(np.arange(0, 240, 2, dtype=np.uint8)[None, :, None], 40, 0).repeat(3, 2)  # 40 high, 120 wide
         Image.fromarray(columns).save(tmp_path / "wide.png")
