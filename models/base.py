@@ -12,6 +12,7 @@ with zeros behind each example, and the name with ``_lengths``, [batch]. Whole n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.errors import UsageError
 from ..data.base import IMAGE, LABEL
 from .objectives import CLASSIFICATION, Objective
 
@@ -27,6 +29,9 @@ __all__ = ["Array", "BuildModel", "ForwardContext", "ModelSpec", "ParameterSpec"
 Array = NDArray[np.float32]
 
 Tensor = TypeVar("Tensor")
+
+_NAME = re.compile(r"[A-Za-z0-9][\w/-]*(\.[\w/-]+)*", re.ASCII)
+"""What torch's modules and TensorFlow's scopes both accept as a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class ModelSpec:
     how much an evaluation computes at once. 0 where an example has one result.
     `settings` is whatever the model's `build` made of its arguments (`models.arguments`), a frozen dataclass of its own; forward functions
     find it in their context.
+    Names of parameters and buffers follow `_NAME`, are distinct, and none is the beginning of another (``a`` and ``a.b``): every format of
+    an export holds them.
     `buffers` are numbers that training changes without a gradient (running statistics of batch normalisation). `dropout` says whether
     the forward function draws at random while training; one that does without saying so is refused. `width` is the size of the vectors
     that a model of one such size computes with throughout (a Transformer's d_model), which the schedule ``noam`` needs; None where there is
@@ -79,6 +86,18 @@ class ModelSpec:
     logits_per_position: int = 0
     settings: Any = None
     width: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for names that a checkpoint or an export could not hold."""
+        names = [part.name for part in (*self.parameters, *self.buffers)]
+        for position, name in enumerate(names):
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                allowed = "letters, digits, '_', '-' and '/', with dots between parts, beginning with a letter or digit"
+                raise UsageError(f"model: {self.name!r} has a parameter or buffer called {name!r}; allowed: {allowed}")
+            if name in names[:position]:
+                raise UsageError(f"model: {self.name!r} has two parameters or buffers called {name!r}; give each a name of its own")
+            if longer := next((other for other in names if isinstance(other, str) and other.startswith(f"{name}.")), None):
+                raise UsageError(f"model: {self.name!r} has {name!r} and {longer!r}: no export holds both; rename one of them")
 
     @property
     def size(self) -> int:

@@ -5,8 +5,13 @@ The names of the state_dict are the canonical ones, which for the models that to
 
 from __future__ import annotations
 
-import torch
+import inspect
+from typing import Any
 
+import torch
+from torch._dynamo.exc import UserError
+
+from ...core.errors import UsageError
 from ...core.plugins import forward_plugin, load
 from ...data.columns import LENGTHS
 from ...data.text import END, PADDING
@@ -26,14 +31,27 @@ def export(request: Export) -> None:
     """Write ``state_dict.pt`` and ``program.pt2``; the program of a model that translates holds a greedy search."""
     translates = request.model.objective.translation is not None
     module = _Translating(request) if translates else _Trained(request)
-    torch.save(dict(module.state_dict()), request.folder / "state_dict.pt")
+    canonical = {place: name for name, place in module.places.items()}
+    torch.save({canonical.get(place, place): value for place, value in module.state_dict().items()}, request.folder / "state_dict.pt")
     if translates:
         _save_translating(module, request)
         return
     example = torch.zeros(EXAMPLE_BATCH, *request.model.input_shape)
-    program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program = _traced(module, request, example, {0: torch.export.Dim("batch")})
     _name_result(program)
     torch.export.save(program, request.folder / "program.pt2")
+
+
+def _traced(module: _Trained, request: Export, example: torch.Tensor, sizes: dict[int, Any]) -> torch.export.ExportedProgram:
+    """Trace the program. Raises UsageError where the forward function only works for the example's sizes."""
+    try:
+        return torch.export.export(module, (example,), dynamic_shapes=(sizes,))
+    except UserError as error:
+        file = inspect.getsourcefile(module.run) or request.model_name
+        raise UsageError(
+            f"--format: torch.export cannot trace the forward function in {file!r} for every batch size: {error.error_type.name}. "
+            "It must not iterate over the batch or depend on values; or export another format, such as safetensors."
+        ) from error
 
 
 def _name_result(program: torch.export.ExportedProgram) -> None:
@@ -46,7 +64,7 @@ def _save_translating(module: torch.nn.Module, request: Export) -> None:
     """Trace for any number of sentences of any length."""
     example = torch.full((EXAMPLE_BATCH, EXAMPLE_LENGTH), END)
     sizes = {0: torch.export.Dim("batch", min=1, max=1 << 16), 1: torch.export.Dim("time", min=1, max=1 << 12)}
-    program = torch.export.export(module, (example,), dynamic_shapes=(sizes,))
+    program = _traced(module, request, example, sizes)
     torch.export.save(program, request.folder / "program.pt2")
 
 
@@ -55,9 +73,9 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, request: Export) -> None:
         super().__init__()
-        self._forward = load(forward_plugin(request.model_name, "torch"), "forward").forward
+        self.run = load(forward_plugin(request.model_name, "torch"), "forward").forward
         self._settings = request.model.settings
-        self._parameter_names = list(request.parameters)
+        self.places: dict[str, str] = {}
         self._buffer_names = list(request.buffers)
         for name, value in request.parameters.items():
             parent, leaf = self._place(name)
@@ -69,13 +87,21 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
                 parent.register_buffer("num_batches_tracked", torch.tensor(request.updates))
 
     def _place(self, name: str) -> tuple[torch.nn.Module, str]:
-        """Return the module that holds what is called `name`, made where it is missing, and the last part of the name."""
+        """Return the module that holds what is called `name`, made where it is missing, and the last part of the name.
+
+        Parts that a module has an attribute of (``type``) get "_" behind them; `places` has the names in the tree.
+        """
         *path, leaf = name.split(".")
         module: torch.nn.Module = self
+        parts = []
         for part in path:
+            parts.append(part := f"{part}_" if part not in module._modules and hasattr(module, part) else part)
             if part not in module._modules:
                 module.add_module(part, torch.nn.Module())
             module = module._modules[part]
+        while hasattr(module, leaf):
+            leaf += "_"
+        self.places[name] = ".".join((*parts, leaf))
         return module, leaf
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -83,9 +109,9 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
         return self._outputs(images)
 
     def _outputs(self, inputs: ColumnTensors) -> torch.Tensor:
-        parameters = {name: self.get_parameter(name) for name in self._parameter_names}
-        buffers = {name: self.get_buffer(name) for name in self._buffer_names}
-        return self._forward(parameters, inputs, ForwardContext(training=False, buffers=buffers, settings=self._settings))
+        parameters = {name: self.get_parameter(self.places[name]) for name in self.places if name not in self._buffer_names}
+        buffers = {name: self.get_buffer(self.places[name]) for name in self._buffer_names}
+        return self.run(parameters, inputs, ForwardContext(training=False, buffers=buffers, settings=self._settings))
 
 
 class _Translating(_Trained):

@@ -302,6 +302,63 @@ def test_a_refusal_says_nothing_but_why(tmp_path, monkeypatch):
     assert len(done.stderr.splitlines()) == 1
 
 
+NAMES = ("type", "forward.train", "forward.a.run", "x/0_.y-z", "9", "Training.buffers", "save", "to.running_mean")
+
+ODD = f"""
+import math
+from crosstrain.models.base import ModelSpec, ParameterSpec
+
+NAMES = {NAMES}
+
+
+def build(data):
+    weight = ParameterSpec("eval.to", (data.classes, math.prod(data.input_shape)), bound=0.1)
+    shifts = (ParameterSpec(name, (data.classes,), bound=0.1) for name in NAMES)
+    return ModelSpec("odd", (weight, *shifts), data.input_shape, data.classes)
+"""
+
+ODD_FORWARD = """
+from . import NAMES
+
+
+def forward(parameters, x, context):
+    return {product} + sum(parameters[name] for name in NAMES)
+"""
+
+TORCH_PRODUCT = "x.flatten(1) @ parameters['eval.to'].T"
+TF_PRODUCT = "__import__('tensorflow').linalg.matmul(x[:, 0, 0], parameters['eval.to'][:, :8], transpose_b=True)"
+
+
+def test_every_accepted_name_can_be_exported(tmp_path, monkeypatch):
+    """Also those that modules of torch use themselves; plain torch computes with them what this model does."""
+    monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
+    model = write_model(tmp_path, "odd", "torch")
+    package = tmp_path / "own_models" / "odd"
+    for name, text in (("__init__", ODD), ("torch", ODD_FORWARD), ("tf", ODD_FORWARD)):
+        (package / f"{name}.py").write_text(text.replace("{product}", TF_PRODUCT if name == "tf" else TORCH_PRODUCT))
+    run_job(tmp_path, name="run", backend="torch", model=model, data="digits", steps=2, save_final=True)
+    for format_name in ("torch", "savedmodel", "tf-checkpoint"):
+        trainer("export", tmp_path / "run", "--model", model, "--format", format_name, "--output", tmp_path / format_name)
+    code = (
+        "import torch; weights = torch.load('state_dict.pt'); x = torch.randn(3, 1, 8, 8)\n"
+        "from own_models.odd.torch import NAMES, forward\n"
+        "assert {*NAMES, 'eval.to'} <= {*weights}\n"
+        "assert torch.equal(torch.export.load('program.pt2').module()(x), forward(weights, x, None))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "torch", check=True)
+
+
+def test_a_forward_function_for_one_batch_size_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
+    model = write_model(tmp_path, "looping", "torch", prelude="import torch", body="x = torch.stack([image for image in x])")
+    run_job(tmp_path, name="run", backend="torch", model=model, data="digits", steps=2, save_final=True)
+    done = trainer("export", tmp_path / "run", "--model", model, "--format", "torch", code=2)
+    assert done.stderr.startswith(
+        f"error: --format: torch.export cannot trace the forward function in '{tmp_path}/own_models/looping/torch.py'"
+    )
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_termination_leaves_nothing(tmp_path):
     save_model(tmp_path, "logreg", (1, 8, 8))
     command = [sys.executable, "-m", "crosstrain.cli.main", "export", str(tmp_path), "--format", "savedmodel"]

@@ -15,6 +15,7 @@ from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, forward_plugin, model_base
 from crosstrain.data.base import DataInfo
 from crosstrain.launch.resume.trust import foreign_settings
+from crosstrain.models.base import ModelSpec, ParameterSpec
 from crosstrain.models.build import build_model, canonical_model, written_out
 from crosstrain.records.store.run_directory import name_part
 
@@ -182,3 +183,25 @@ def test_every_argument_is_shown_with_its_default():
     assert "norm: pre, post [default: pre]" in transformer.arguments
     assert "dropout: a number from 0 up to, but not including, 1 [default: that of the size]" in transformer.arguments
     assert all("[default: " in argument for argument in transformer.arguments)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "buffers", "says"),
+    [
+        (("w", "w"), (), "two parameters or buffers called 'w'"),
+        (("w",), ("w",), "two parameters or buffers called 'w'"),
+        (("a", "a.b"), (), "has 'a' and 'a.b'"),
+        (("a.b.c",), ("a.b",), "has 'a.b' and 'a.b.c'"),
+        *(((name,), (), "allowed: letters") for name in ("", "b é", "w:0", "a..b", ".a", "a.", "_a", "a\n", "a b", 3)),
+    ],
+)
+def test_names_of_parameters_that_no_export_could_hold_are_refused(parameters, buffers, says):
+    with pytest.raises(UsageError, match=says):
+        ModelSpec(
+            "own", tuple(ParameterSpec(name, (1,)) for name in parameters), buffers=tuple(ParameterSpec(name, (1,)) for name in buffers)
+        )
+
+
+def test_names_of_parameters_may_share_a_beginning():
+    names = ("a.b", "a.c", "ab", "a-b", "9", "x/0_.y-z")
+    assert ModelSpec("own", tuple(ParameterSpec(name, (1,)) for name in names)).size == len(names)

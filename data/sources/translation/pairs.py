@@ -79,11 +79,10 @@ def prepared_pairs(
     )
 
 
-def _without_pairs(read: PairReader) -> str:
-    """Say why a text has no pair to train on: how many were left out for which reason."""
+def _skipped(read: PairReader) -> str:
+    """Say how many pairs of a text are skipped for which reason; empty where none is."""
     reasons = Counter(entry for entry in read() if isinstance(entry, str) and entry)
-    told = ", ".join(f"{count:,} {'pair' if count == 1 else 'pairs'} {reason}" for reason, count in reasons.most_common())
-    return f"no pair of sentences is left to train on{f': {told}' if told else ', as the text has none'}."
+    return ", ".join(f"{count:,} {'pair' if count == 1 else 'pairs'} {reason}" for reason, count in reasons.most_common())
 
 
 def _entries_at(places: NDArray[np.int64], read: PairReader, progress: ReadingProgress) -> Iterator[tuple[str, str]]:
@@ -148,10 +147,15 @@ def _vocabulary(
 
     try:
         model = train_vocabulary(lines(), size, bytes_too=bytes_too)
-    except UsageError:
-        if sample.taken or sample.sha256 is None:  # there was text, or it could not be read to its end
+    except UsageError as error:
+        if sample.sha256 is None:  # it could not be read to its end
             raise
-        raise UsageError(f"data: {_without_pairs(read)}") from None
+        skipped = _skipped(read)
+        if sample.taken:
+            raise UsageError(f"{error}{f' Skipped: {skipped}.' if skipped else ''}") from error
+        raise UsageError(
+            f"data: no pair of sentences is left to train on{f': {skipped}' if skipped else ', as the text has none'}."
+        ) from None
     facts = {
         "pieces": size,
         "pieces_sha256": Vocabulary(model).pieces_sha256,

@@ -99,7 +99,12 @@ class ParallelText:
         place, _, arguments = text.rpartition("?") if "?" in text else (text, "", "")
         path, _, pair = place.rpartition(":")
         languages = _LANGUAGES.fullmatch(pair)
-        if not path or languages is None or languages[1] == languages[2]:
+        if path and languages is None and (small := _LANGUAGES.fullmatch(pair.lower())):
+            advice = f"write {'-'.join(small.groups())!r}, and name the files so"
+            raise UsageError(f"data: got the languages {pair!r}; language codes are written in small letters: {advice}.")
+        if path and languages is not None and languages[1] == languages[2]:
+            raise UsageError(f"data: got {languages[1]!r} twice in {pair!r}; source and target have to be two languages.")
+        if not path or languages is None:
             raise UsageError(f"data: got {_NAME + ':' + text!r}; write {_FORM}.")
         values = read_arguments(_NAME, arguments, _DEFAULTS)
         if values["bleu"] != "auto":

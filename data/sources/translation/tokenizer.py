@@ -101,9 +101,11 @@ _TOO_FEW = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs 
 _NO_SENTENCE = "!sentences_.empty()"
 
 
-def _why_none(told: str) -> str:
+def _why_none(told: str, smallest: int) -> str:
     """Return the rest of a sentence that says why there is no such vocabulary, and which size fits, from what sentencepiece says."""
     for found, bound in ((_TOO_MANY.search(told), "at most"), (_TOO_FEW.search(told), "at least")):
+        if found is not None and int(found[1]) < smallest:
+            return f": it is too short, with at most {int(found[1]):,} pieces; the smallest vocabulary has {smallest:,}. Give more text."
         if found is not None:
             why = "it is short, and has" if bound == "at most" else "its characters need"
             return f": {why} {bound} {int(found[1]):,} pieces. Give --vocabulary {found[1]}, or ?vocabulary={found[1]} in the data's name."
@@ -123,4 +125,5 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
     try:
         return trained_model(lines, size, bytes_too=bytes_too)
     except RefusedTextError as refused:
-        raise UsageError(f"data: no vocabulary of {size:,} pieces can be made of this text{_why_none(str(refused))}") from refused
+        why = _why_none(str(refused), BYTE_PIECES + 64 if bytes_too else SMALLEST_VOCABULARY)
+        raise UsageError(f"data: no vocabulary of {size:,} pieces can be made of this text{why}") from refused
