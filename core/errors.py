@@ -106,8 +106,9 @@ class ResumableRunError(InterruptedRunError):
     exit_code = 75
 
 
-def raised(error: Exception) -> str:
+def raised(error: BaseException) -> str:
     """Return what code of somebody else's raised, as one line: the kind, the message, and the file and line where it was raised."""
-    at = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    at = next((frame for frame in reversed(frames) if "_sitebuiltins" not in frame.filename), frames[-1])  # where `exit` is
     said = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if said else ''}{said} ({at.filename}, line {at.lineno})"

@@ -181,6 +181,7 @@ class PreparedArrays:
     std: tuple[float, ...]
     synthetic: bool = False
     flippable: bool = True
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

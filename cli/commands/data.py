@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ...core.errors import DamagedStoreError
-from ...core.untrusted.console import json_text
+from ...core.untrusted.console import json_text, one_line
 from ...data.base import DataInfo, TextFeatures
 from ...data.store import dataset_list, stored_dataset
 from ...data.store.description import described, distinct_test_pairs
@@ -21,6 +21,9 @@ from ..options import GivenPath, IntegerRange, name_settings
 from ..streams import output_is_a_copy
 
 __all__ = ["data"]
+
+MAX_SHOWN = 10
+"""Names of classes, or other texts of a list, that `trainer data info` shows; all are in its JSON."""
 
 
 @click.group()
@@ -64,7 +67,7 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int
         stored_dataset.prepare(name, data_dir, again)
         opened = stored_dataset.open_dataset(name, data_dir)
         sizes, synthetic = opened.info.sizes, " (synthetic)" if opened.info.synthetic else ""
-        click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} {_examples(opened.info)}{synthetic} in {opened.path}")
+        click.echo(one_line(f"{name}: {sizes['train']:,} + {sizes['test']:,} {_examples(opened.info)}{synthetic} in {opened.path}"))
         distinct = distinct_test_pairs(opened)
         if distinct is not None and distinct < sizes["test"]:
             click.echo(f"  of the {sizes['test']:,} test pairs {distinct:,} are distinct")
@@ -92,7 +95,7 @@ def info_command(name: str, data_dir: Path | None, vocabulary: int | None, as_js
     for key, value in facts.items():
         rows = [(f"{key} {part}", each) for part, each in value.items()] if isinstance(value, dict) else [(key, value)]
         for label, each in rows:
-            click.echo(f"{label.replace('_', ' '):30}{_shown(each)}")
+            click.echo(one_line(f"{label.replace('_', ' '):30}{_shown(each)}"))
 
 
 @data.command("verify")
@@ -113,7 +116,8 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
         click.echo(json_text({"ok": not any(report.damaged for report in reports), "stores": documents}, indent=2))
     else:
         for report in reports:
-            click.echo(f"{report.name}: {'damaged' if report.damaged else f'{len(report.files)} files as they should be'} ({report.path})")
+            state = "damaged" if report.damaged else f"{len(report.files)} files as they should be"
+            click.echo(one_line(f"{report.name}: {state} ({report.path})"))
         if not reports:
             click.echo("No dataset is prepared yet.")
     _raise_for_damage(reports)
@@ -130,7 +134,7 @@ def remove_command(names: Sequence[str]) -> None:
     stores = {folder: name for name in names for folder in find_stores(name)}  # all are known before one is removed
     for folder, name in stores.items():
         begun = "" if folder.exists() else "what an interrupted preparation left of "
-        click.echo(f"{name}: removed {begun}{folder} ({_size(remove_store(folder))})")
+        click.echo(one_line(f"{name}: removed {begun}{folder} ({_size(remove_store(folder))})"))
 
 
 def _raise_for_damage(reports: Iterable[stored_dataset.StoreReport]) -> None:
@@ -145,7 +149,7 @@ def _raise_for_damage(reports: Iterable[stored_dataset.StoreReport]) -> None:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    columns = list(zip(*rows, strict=True))
+    columns = [[one_line(cell) for cell in column] for column in zip(*rows, strict=True)]
     for line in plain_lines(columns, [holds_figures(column[1:]) for column in columns]):
         click.echo(line)
 
@@ -154,7 +158,8 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        more = f" and {len(value) - MAX_SHOWN:,} more" if len(value) > MAX_SHOWN else ""
+        return f"{', '.join(map(str, value[:MAX_SHOWN]))}{more}" or "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.bounded_json import first_problem
-from ...core.untrusted.console import note
+from ...core.untrusted.console import note, one_line
 from ...core.untrusted.path_names import spelled
 from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
 from ..sources.translation.scoring_files import wrong_scoring_files
@@ -33,7 +33,7 @@ from .manifest import (
     write_manifest,
     wrong_attachment,
 )
-from .prepared_checks import SIDES, check_attachments, check_prepared, checked_texts, wrong_translation
+from .prepared_checks import SIDES, check_attachments, check_class_names, check_prepared, checked_texts, wrong_translation
 from .source_calls import FailedSourceError, called, yielded
 from .writer import BrokenSourceError, SplitWriter
 
@@ -85,7 +85,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
             raise UsageError(f"data: the files of {name!r} in {str(data_dir)!r} have changed while they were read; prepare it again.")
         _put_in_place(draft, root / key)
         for line in manifest.notes:
-            note(f"data: {name}: {line}")
+            note(one_line(f"data: {name}: {line}"))
         if work.exists():
             shutil.rmtree(work)
     except BaseException as error:
@@ -146,6 +146,8 @@ def _write_images(
 ) -> Manifest:
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
+    names = called(tuple, prepared.class_names)
+    absent: tuple[str, ...] = ()
     pixels = PixelCounts(prepared.input_shape[0])
     for split in SPLITS:
         with SplitWriter(folder, split, prepared.input_shape, prepared.classes, pixels if split == "train" else None) as writer:
@@ -153,12 +155,15 @@ def _write_images(
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
+        if not prepared.synthetic and (missing := set(range(prepared.classes)) - writer.labels):
+            absent += (_absent_classes(split, sorted(missing), names),)
     left_out = checked_texts(prepared.left_out, "left_out")
-    notes = checked_texts(prepared.notes, "notes")
+    notes = checked_texts(prepared.notes, "notes") + absent
     counted = pixels.statistics()
     mean, std = _sound(given or counted, counted[1])
     if constant := [str(channel) for channel, deviation in enumerate(counted[1]) if deviation == 0]:
         notes += (f"all train images have one value in channel {', '.join(constant)}, which is not scaled (std 1)",)
+    notes += check_class_names(names)
     try:
         return Manifest(
             name=name,
@@ -178,6 +183,13 @@ def _write_images(
         )
     except ValidationError as error:
         raise BrokenSourceError(first_problem(error)) from error
+
+
+def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -> str:
+    """Name up to ten classes that have no example in a split."""
+    shown = [spelled(str(names[label])) if label < len(names) else str(label) for label in labels[:10]]
+    more = f" and {len(labels) - 10:,} more" if len(labels) > 10 else ""
+    return f"classes without a {split} example: {', '.join(shown)}{more}"
 
 
 def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedColumns) -> ColumnManifest:
@@ -248,7 +260,7 @@ def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
         raise BrokenSourceError(f"train images are {images.dtype} {list(images.shape)}, not uint8 [n, channels, height, width]")
     blocks = {split: partial(iter, [(arrays.images[split], arrays.labels[split])]) for split in SPLITS}
     _, channels, height, width = images.shape
-    return PreparedBlocks((channels, height, width), arrays.classes, blocks, arrays.synthetic, arrays.flippable)
+    return PreparedBlocks((channels, height, width), arrays.classes, blocks, arrays.synthetic, arrays.flippable, arrays.class_names)
 
 
 def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
@@ -266,4 +278,6 @@ def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
         std = tuple(1.0 if found == deviation == 0 else deviation for found, deviation in zip(counted, std, strict=True))
     if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
         raise BrokenSourceError(f"mean {mean} and std {std} must be finite, std greater than 0")
+    if min(mean) < 0 or max(mean) > 1 or max(std) > 1:
+        raise BrokenSourceError(f"mean {mean} and std {std} are those of pixels scaled to 0…1, so none may be above 1, or a mean below 0")
     return mean, std

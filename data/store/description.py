@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...core.untrusted.bounded_json import UnreadableError, parse_json
-from ..base import ImageFeatures
+from ..base import LABEL, ImageFeatures
 from .manifest import SPLITS
 from .stored_dataset import StoredDataset
 
@@ -26,6 +26,10 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": info.name, "examples": dict(info.sizes), "synthetic": info.synthetic}
     if isinstance(info.features, ImageFeatures):
         facts |= {"shape": list(info.input_shape), "classes": info.classes}
+        if info.class_names:
+            facts["class_names"] = list(info.class_names)
+        counts = {split: np.bincount(dataset.column(split, LABEL).values, minlength=info.classes) for split in SPLITS}
+        facts["smallest_class_examples"] = {split: int(count.min()) for split, count in counts.items()}
     else:
         facts |= {"languages": list(info.features.languages), "bleu_tokenizer": info.features.bleu_tokenizer}
         facts["vocabulary_sizes"] = dict(info.features.vocabulary_sizes)

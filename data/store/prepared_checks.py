@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from .manifest import SPLITS
 from .source_calls import called
 from .writer import BrokenSourceError
 
-__all__ = ["SIDES", "check_attachments", "check_prepared", "checked_texts", "wrong_sentences", "wrong_translation"]
+__all__ = ["SIDES", "check_attachments", "check_class_names", "check_prepared", "checked_texts", "wrong_sentences", "wrong_translation"]
 
 SIDES = ("source", "target")
 """The columns of a translation."""
@@ -75,10 +77,20 @@ def check_attachments(found: object) -> Mapping[str, bytes]:
     return found
 
 
+def check_class_names(names: Sequence[object]) -> tuple[str, ...]:
+    """Return a note about names that look alike. Raises BrokenSourceError where two classes have the same name."""
+    exact = Counter(map(str, names))
+    forms = Counter(unicodedata.normalize("NFC", name) for name in exact)
+    if repeated := [spelled(name) for name, count in exact.items() if count > 1]:
+        raise BrokenSourceError(f"class_names: {repeated[0]!r} is the name of several classes")
+    alike = (name for name, count in forms.items() if count > 1)
+    return tuple(f"two classes are called {spelled(name)!r}, in different Unicode forms (NFC and NFD)" for name in alike)
+
+
 def checked_texts(function: Callable[[], Iterable[str]], name: str) -> tuple[str, ...]:
     """Return the texts that `name` of a source returns. Raises BrokenSourceError where they are none."""
-    found = called(lambda: tuple(function()))
-    if not all(isinstance(line, str) for line in found):
+    found = called(lambda: text if isinstance(text := function(), str) else tuple(text))
+    if isinstance(found, str) or not all(isinstance(line, str) for line in found):
         raise BrokenSourceError(f"its {name} returned something else than texts")
     return tuple(map(spelled, found))
 

@@ -27,7 +27,7 @@ def called(function: Callable[..., T], *arguments: object) -> T:
         return function(*arguments)
     except (TrainerError, BrokenSourceError, OSError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FailedSourceError(raised(error)) from error
 
 

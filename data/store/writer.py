@@ -29,7 +29,7 @@ class SplitWriter:
 
     Images are written channels last, [n, h, w, c], as convolutions on a CPU read them, so that nobody has to put them in another order.
 
-    `pixels`, where given, counts what is written.
+    `pixels`, where given, counts what is written; `labels` are those that were.
     """
 
     def __init__(self, folder: Path, split: Split, input_shape: tuple[int, int, int], classes: int, pixels: PixelCounts | None) -> None:
@@ -42,6 +42,7 @@ class SplitWriter:
         self._images: BinaryIO
         self._labels: BinaryIO
         self.count = 0
+        self.labels: set[int] = set()
 
     def __enter__(self) -> SplitWriter:
         self._images = self._open_files.enter_context(open(self._images_path, "wb"))
@@ -63,6 +64,7 @@ class SplitWriter:
         self._labels.write(np.ascontiguousarray(labels, dtype="<i8").data)
         if self._pixels is not None:
             self._pixels.add(images)
+        self.labels.update(np.unique(labels).tolist())
         self.count += len(images)
 
     def finish(self) -> dict[str, FileEntry]:

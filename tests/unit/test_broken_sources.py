@@ -1,5 +1,6 @@
 """A source whose code fails, or that hands over something else than it has to, is one sentence; so is a translation that is none."""
 
+import unicodedata
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -202,3 +203,40 @@ def test_sentences_are_right_where_each_of_them_is(rows, first):
     assert (problem is not None) == any(wrong)
     if problem is not None:
         assert wrong[int(problem.split()[1]) - first - 1]
+
+
+def named_images(*names):
+    found = {split: np.zeros((2, 1, 3, 3), np.uint8) for split in ("train", "test")}
+    return images(images=found, classes=len(names), class_names=names)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (images(mean=(127.0,), std=(50.0,)), "pixels scaled to 0…1"),
+        (images(mean=(-0.1,)), "pixels scaled to 0…1"),
+        (images(std=(1.5,)), "pixels scaled to 0…1"),
+        (of_blocks((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), left_out=lambda: "file.png"), "left_out returned something"),
+        (of_blocks((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), notes=lambda: "hello"), "notes returned something"),
+        (named_images("a", "b", "a"), "class_names: 'a' is the name of several classes"),
+        (lambda: exit(3), r"SystemExit: 3 \(.*test_broken_sources\.py, line "),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, made, says):
+    with pytest.raises(UsageError, match=f"the source of 'bad' is broken: .*{says}"):
+        build(tmp_path, Source(made))
+
+
+def test_classes_of_whole_arrays_have_names(tmp_path, capsys):
+    build(tmp_path, Source(named_images("a", "Größe", unicodedata.normalize("NFD", "Größe"))))
+    assert read_manifest(tmp_path / "made").class_names[:2] == ("a", "Größe")
+    assert "data: bad: two classes are called 'Größe', in different Unicode forms (NFC and NFD)" in capsys.readouterr().err
+
+
+def test_a_class_without_an_example_is_noted(tmp_path, capsys):
+    labels = {"train": np.array([0, 2]), "test": np.array([1, 1])}
+    build(tmp_path, Source(replace(named_images("a", "b", "c"), labels=labels)))
+    assert read_manifest(tmp_path / "made").notes[:2] == ("classes without a train example: b", "classes without a test example: a, c")
+    assert "data: bad: classes without a test example: a, c\n" in capsys.readouterr().err
+    build(tmp_path, Source(images(labels=labels, classes=30)))
+    assert read_manifest(tmp_path / "made").notes[1] == "classes without a test example: 0, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 19 more"

@@ -446,3 +446,24 @@ def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path, monkeypatch, token
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(error, match=named):
         prepare(f"{corpus(tmp_path)},bleu={tokenizer}")
+
+
+@pytest.mark.parametrize(
+    ("pair", "says"),
+    [
+        ("EN-DE", "the languages 'EN-DE'; language codes are written in small letters: write 'en-de'"),
+        ("en-en", "got 'en' twice in 'en-en'"),
+        ("en", "write parallel-text:PREFIX:en-de"),
+    ],
+)
+def test_each_wrong_form_of_languages_has_its_own_sentence(pair, says):
+    with pytest.raises(UsageError, match=says):
+        parallel_text.DATASET.with_arguments(f"text:{pair}")
+
+
+def test_a_text_too_short_for_any_vocabulary_is_said_to_be_that(tmp_path):
+    """And how much of it was skipped: no size is recommended that would be refused."""
+    for name in ("text.en", "text.de", "text.test.en", "text.test.de"):
+        (tmp_path / name).write_bytes(b"one two\n\xff\xfe\nthree\n")
+    with pytest.raises(UsageError, match=r"at most .* pieces; the smallest vocabulary has 320\. Give more text\. Skipped: 1 pair with"):
+        open_dataset(f"parallel-text:{tmp_path}/text:en-de")

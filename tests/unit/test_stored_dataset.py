@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import DamagedStoreError, TrainerError, UsageError
@@ -271,7 +272,7 @@ class Source:
         images = np.full((4, 2, 3, 3), value, dtype=np.uint8)
         images[0] = 0
         labels = np.array([0, 1, 0, 1])
-        return PreparedArrays({"train": images, "test": images[:2]}, {"train": labels, "test": labels[:2]}, 2, (0.1, 0.2), (1.0, 2.0), True)
+        return PreparedArrays({"train": images, "test": images[:2]}, {"train": labels, "test": labels[:2]}, 2, (0.1, 0.2), (1.0, 0.5), True)
 
 class Wrong(Source):
     def load(self, data_dir):
@@ -302,7 +303,7 @@ class TestThirdParties:
         opened = stored_dataset.open_dataset("stripes")
         assert opened.path == cache / "stripes-v2.3"
         assert (opened.info.input_shape, opened.info.classes, opened.info.synthetic) == ((2, 3, 3), 2, True)
-        expected = [[(7 / 255 - 0.1) / 1.0] * 9, [(7 / 255 - 0.2) / 2.0] * 9]
+        expected = [[(7 / 255 - 0.1) / 1.0] * 9, [(7 / 255 - 0.2) / 0.5] * 9]
         assert np.allclose(opened.inputs("train")[1].reshape(2, 9), expected, rtol=1e-6)
 
     def test_another_folder_of_originals_is_another_store(self, cache, tmp_path):
@@ -356,6 +357,25 @@ class TestCommand:
         assert rows["digits"]["bytes"] == sum((digits / name).stat().st_size for name in ARRAYS)
         table = self.run("list")
         assert all(row["name"] in table and row["description"] in table for row in rows.values())
+
+    def test_a_line_feed_in_a_path_breaks_no_row(self, cache, tmp_path):
+        folder = tmp_path / "two\nlines"
+        for split in ("train", "test"):
+            for number, name in enumerate("abcdefghijkl"):
+                (folder / split / name).mkdir(parents=True)
+                for copy in range(1 + (split == "train")):
+                    Image.new("RGB", (4, 4), (number, 0, copy)).save(folder / split / name / f"{copy}.png")
+        name = f"image-folder:{folder}?size=4"
+        assert self.run("prepare", name).count("\n") == 1
+        rows = [line for line in self.run("list").splitlines() if "lines" in line]
+        assert len(rows) == 1
+        assert rows[0].count(r"two\x0alines") == 2
+        assert self.run("verify").count("\n") == 1
+        shown = self.run("info", name)
+        assert "class names                   a, b, c, d, e, f, g, h, i, j and 2 more\n" in shown
+        assert "smallest class examples train 2\nsmallest class examples test  1\n" in shown
+        assert json.loads(self.run("info", name, "--json"))["class_names"] == list("abcdefghijkl")
+        assert self.run("remove", name).count("\n") == 1
 
     def test_verify_names_what_is_damaged(self, digits):
         assert json.loads(self.run("verify", "digits", "--json"))["ok"] is True
