@@ -126,10 +126,27 @@ def _values(parameter: click.Parameter, command: str) -> dict[str, Any]:
         from ...core.settings.config_files import shipped
 
         values += shipped()
+    if command == "export" and parameter.name == "format_name":
+        values += _export_formats()
+    if parameter.name == "checkpoint":
+        return {"values": values, "beside": "checkpoint"}
     if any(part.startswith("RUN") for part in parts):
         return {"values": values, "beside": "run"}
     takes_files = isinstance(parameter.type, click.Path) or not {"PATH", "FILE", "FOLDER", "CONFIG"}.isdisjoint(parts)
     return {"values": values, "beside": "file" if takes_files else None}
+
+
+def _export_formats() -> Iterator[str]:
+    """Yield the formats of `trainer export`; a backend that cannot be asked has none."""
+    from ...backends.export import PLAIN_FORMATS
+    from ...backends.loading import declared_capabilities
+    from ...core.errors import UsageError
+    from ...core.plugins import available
+
+    yield from PLAIN_FORMATS
+    for plugin in available("backend").values():
+        with suppress(UsageError):
+            yield from declared_capabilities(plugin).export_formats
 
 
 # What is offered ------------------------------------------------------------------------------------------------------
@@ -156,8 +173,10 @@ def _offered(
     found = [value for value in values if value.startswith(incomplete)]
     if beside == "run":
         found += islice(_runs(context, incomplete), MOST_NAMES)
+    if beside == "checkpoint":
+        return [CompletionItem(name) for name in _checkpoints(context, incomplete)]
     if beside is not None and found:
-        found += sorted(islice(_entries(incomplete), MOST_NAMES))
+        found += sorted(islice(_entries(incomplete, folders_only=beside == "run"), MOST_NAMES))
     if beside is not None and not found:
         return [CompletionItem(incomplete, type="file")]  # the shell's own, which says where a name goes on
     return [CompletionItem(value) for value in dict.fromkeys(found)]
@@ -165,8 +184,7 @@ def _offered(
 
 def _runs(context: click.Context, incomplete: str) -> Iterator[str]:
     """Yield the names of run directories, and of folders with runs, below the folder with runs."""
-    typed = [context.params.get(one.name or "") for one in context.command.params if "--out" in one.opts]
-    out = str(typed[0]) if typed and typed[0] else os.environ.get("TRAINER_OUT") or "runs"
+    out = _folder_with_runs(context)
     folder = os.path.dirname(incomplete)
     with suppress(OSError, ValueError):
         for name in os.listdir(os.path.join(out, folder)):
@@ -176,10 +194,28 @@ def _runs(context: click.Context, incomplete: str) -> Iterator[str]:
                 yield run
 
 
-def _entries(incomplete: str) -> Iterator[str]:
+def _folder_with_runs(context: click.Context) -> str:
+    typed = [context.params.get(one.name or "") for one in context.command.params if "--out" in one.opts]
+    return str(typed[0]) if typed and typed[0] else os.environ.get("TRAINER_OUT") or "runs"
+
+
+def _checkpoints(context: click.Context, incomplete: str) -> list[str]:
+    """Return the names of the checkpoints of the run that has been typed, the newest first."""
+    typed = context.params.get("argument_0")
+    for folder in (os.path.join(_folder_with_runs(context), str(typed)), str(typed)) if typed else ():
+        with suppress(OSError, ValueError):
+            names = sorted(os.listdir(os.path.join(folder, "checkpoints")), reverse=True)
+            return [name for name in names if name.startswith(incomplete) and re.fullmatch(r"step-\d+", name)]
+    return []
+
+
+def _entries(incomplete: str, *, folders_only: bool) -> Iterator[str]:
     """Yield the names in the folder of a path that begins like this."""
     folder, begun = os.path.split(incomplete)
     with suppress(OSError, ValueError):
         for name in os.listdir(folder or "."):
+            path = os.path.join(folder, name)
+            if folders_only and not os.path.isdir(path):
+                continue
             if name.startswith(begun) and (begun or not name.startswith(".")) and _PLAIN.fullmatch(name):
-                yield os.path.join(folder, name)
+                yield path

@@ -17,8 +17,11 @@ POINTS_PER_SPACING = 1000
 NOT_SETTINGS = ("out", "name", "mlflow", "mlflow_experiment")
 """Fields of the job that say where it is written down, and nothing of what is done."""
 
-END_FIGURES = ("examples_per_second", "time_to_target_seconds", "run_seconds")
-"""Figures of the summary that are points of their own, ``summary/…``: the curves do not show them."""
+END_FIGURES = ("examples_per_second", "time_to_target_seconds", "run_seconds", "final_train_loss")
+"""Figures of the summary that are points of their own, ``summary/…``: the curves do not show them.
+
+Which updates the last point of ``train/loss`` covers depends on time; those of `final_train_loss` are the same in two equal runs.
+"""
 
 
 class Spacing:

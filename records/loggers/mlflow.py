@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import socket
 import threading
 import time
@@ -119,7 +120,7 @@ class MLflowWriter(RunLogger):
         self._path = path.absolute()
         self._job = job
         self._uri = without_password(job.mlflow or "")
-        self._command = " ".join(command)
+        self._command = shlex.join(command)
         self._report = report
         self._zero = zero_unix_seconds
         self._began_ms = round(1000 * min(began_unix_seconds, zero_unix_seconds or began_unix_seconds))

@@ -44,7 +44,7 @@ OURS = ("accuracy", *NAMES, "perplexity", "token_accuracy")
 
 def figures(metrics: Sequence[MetricInfo]) -> tuple[str, ...]:
     """Return the view's figures of a run with these metrics, and of those beside it: of each its last point."""
-    own = (*(f"eval/{info.name}" for info in metrics), "train/loss", *(f"summary/{name}" for name in END_FIGURES))
+    own = (*(f"eval/{info.name}" for info in metrics), *(f"summary/{name}" for name in END_FIGURES))
     return tuple(dict.fromkeys((*own, *(f"eval/{name}" for name in OURS))))
 
 

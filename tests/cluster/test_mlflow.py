@@ -172,6 +172,7 @@ def test_a_run_and_its_continuation(tmp_path, server):
     assert run["info"]["start_time"] <= created < run["info"]["end_time"]
     assert changed - run["info"]["start_time"] == pytest.approx(1000 * record.summary["total_seconds"], abs=2000)
     assert pairs(run, "tags")["crosstrain.run_directory"] == str(tmp_path / "first")
+    assert "--until 'accuracy>=0.9'" in pairs(run, "tags")["mlflow.source.name"]
     params, job = pairs(run, "params"), RunReader(tmp_path / "first").job()
     assert {"out", "name", "mlflow", "mlflow_experiment"}.isdisjoint(params)
     resolved = {"batch_size": 32, "global_batch_size": 64, "ps": None}
@@ -184,7 +185,7 @@ def test_a_run_and_its_continuation(tmp_path, server):
     assert server.history(run, "train/loss")[-1][0] == summary["steps"]
     assert server.history(run, "train/learning_rate")[-1][1] == 0.05
     last = pairs(run, "metrics")
-    for figure in ("examples_per_second", "time_to_target_seconds"):
+    for figure in ("examples_per_second", "time_to_target_seconds", "final_train_loss"):
         assert last[f"summary/{figure}"] == pytest.approx(summary[figure])
     samples = list(RunReader(tmp_path / "first").system())
     for node in (0, 1):

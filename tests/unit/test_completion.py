@@ -102,11 +102,25 @@ RUNS = [
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_runs_are_offered_beside_files_where_a_run_is_asked_for(folder, command):
+def test_runs_are_offered_beside_folders_where_a_run_is_asked_for(folder, command):
     assert set(offered(*command, "ap")) == {"apple", "apricot"}
-    assert {"apple", "apricot", "swept", "archive", "mine.toml", "runs"} <= set(offered(*command, ""))
-    assert {"no-run", "$(touch x)", "a sweep"}.isdisjoint(offered(*command, ""))  # a shell would carry out the second
+    assert {"apple", "apricot", "swept", "archive", "runs"} <= set(offered(*command, ""))
+    assert {"mine.toml", "no-run", "$(touch x)", "a sweep"}.isdisjoint(offered(*command, ""))  # a shell would carry out the second
     assert offered(*command, "swept/") == ["swept/batch_size=5"]
+
+
+def test_formats_of_every_backend_are_offered():
+    assert set(offered("export", "apple", "--format", "")) == {"safetensors", "torch", "savedmodel", "tf-checkpoint"}
+
+
+def test_checkpoints_are_those_of_the_typed_run(folder):
+    for name in ("step-000000500", "step-000001000", ".draft"):
+        (folder / "runs/apple/checkpoints" / name).mkdir(parents=True)
+    for command in ("evaluate", "export", "translate"):
+        assert offered(command, "apple", "--checkpoint", "") == ["step-000001000", "step-000000500"]
+        assert offered(command, "runs/apple", "--checkpoint", "step-000000") == ["step-000000500"]
+        assert offered(command, "apricot", "--checkpoint", "") == []
+        assert offered(command, "--checkpoint", "") == []
 
 
 def test_runs_are_those_of_the_folder_that_is_named(folder, monkeypatch):

@@ -229,7 +229,11 @@ def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
     one = a_job(tmp_path, nodes=3, global_batch_size=40, lr=0.25)
     two = a_job(tmp_path, backend="torch", mode="async", optimizer="adam", seed=7, cores_per_node="0.5")
     write_a_compared_run(
-        tmp_path, "one", one, "succeeded", {"examples_per_second": 1234.5, "time_to_target_seconds": 2.5, "run_seconds": 3}
+        tmp_path,
+        "one",
+        one,
+        "succeeded",
+        {"examples_per_second": 1234.5, "time_to_target_seconds": 2.5, "run_seconds": 3, "final_train_loss": 0.25},
     )
     write_a_compared_run(tmp_path, "two", two, "failed", {"examples_per_second": 99.0, "time_to_target_seconds": None, "run_seconds": 4})
     with tensorboard(tmp_path) as address:
@@ -260,10 +264,10 @@ def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
     assert figures["one"] == {
         "eval/accuracy": 0.75,
         "eval/loss": 0.5,
-        "train/loss": 0.5,
         "summary/examples_per_second": 1234.5,
         "summary/time_to_target_seconds": 2.5,
         "summary/run_seconds": 3,
+        "summary/final_train_loss": 0.25,
     }
     assert (figures["two"]["eval/accuracy"], figures["two"]["eval/bleu"]) == (0.875, 31.5)
     assert "summary/time_to_target_seconds" not in figures["two"]
