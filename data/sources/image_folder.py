@@ -70,12 +70,12 @@ class ImageFolder:
             "links-outside": "yes" if self.links_outside else "no",
         }
         arguments = write_arguments(values, _DEFAULTS)
-        text = f"{self.folder or ''}{'?' if arguments else ''}{arguments}"
+        text = f"{self.folder or ''}{'?' if arguments or '?' in str(self.folder) else ''}{arguments}"
         return f"{_NAME}:{text}" if text else _NAME
 
     def with_arguments(self, text: str) -> ImageFolder:
         """Return the source for ``PATH``, ``PATH?size=64`` or ``?size=64`` (the folder then being --data-dir). Raises UsageError."""
-        path, _, arguments = text.rpartition("?") if "?" in text else (text, "", "")
+        path, _, arguments = text.rpartition("?") if "?" in text and not os.path.isdir(os.path.expanduser(text)) else (text, "", "")
         values = read_arguments(_NAME, arguments, _DEFAULTS)
         for key in ("skip-damaged", "links-outside"):
             if values[key] not in ("yes", "no"):

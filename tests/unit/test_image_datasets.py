@@ -33,6 +33,7 @@ from crosstrain.data.sources.cifar10 import Cifar10Source
 from crosstrain.data.sources.glyphs.renderer import BLOCK, render_block, render_split
 from crosstrain.data.sources.glyphs.source import GLYPHS
 from crosstrain.data.sources.glyphs.tiles import glyph_tiles
+from crosstrain.data.sources.image_folder import DATASET as IMAGE_FOLDER
 from crosstrain.data.sources.pictures import decode
 from crosstrain.data.sources.svhn import DATASET as SVHN
 from crosstrain.data.sources.svhn import SvhnSource
@@ -602,6 +603,13 @@ class TestImageFolder:
         spoil(pictures)
         with pytest.raises(UsageError, match=says):
             stored_dataset.open_dataset(f"image-folder:{pictures}")
+
+    def test_a_folder_may_have_a_question_mark_in_its_name(self, pictures):
+        folder = pictures.rename(pictures.with_name("which one?"))
+        source = IMAGE_FOLDER.with_arguments(str(folder))
+        assert (source.folder, source.name) == (folder, f"image-folder:{folder}?")
+        for written in (source, IMAGE_FOLDER.with_arguments(f"{folder}?size=32")):
+            assert IMAGE_FOLDER.with_arguments(written.name.partition(":")[2]) == written
 
     def test_a_folder_is_needed_once(self, pictures, tmp_path):
         with pytest.raises(UsageError, match="needs a folder; write image-folder:PATH"):
