@@ -437,3 +437,4 @@ class TrainingLoop:
             self.outcome.time_to_target_seconds = now
             self._stopping = True
             self.recorder.event("target_reached", target=self.job.until, step=step)
+            self.progress.message(f"stopping: target reached (--until {self.job.until})")

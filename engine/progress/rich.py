@@ -70,6 +70,7 @@ class RichProgress:
 
     def close(self) -> None:
         """Draw a last time and leave the picture standing."""
+        self._state.end()
         if self._live is not None:
             self._live.stop()
             self._live = None

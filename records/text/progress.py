@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from .many_nodes import lines_of, statistic
 from .numbers import UNKNOWN, bytes_text, duration_text, figure_text, number_text, rate_text
 
 __all__ = ["NodeSamples", "TrainingState", "evaluation_text", "node_text"]
+
+LEAST_TRAINED = 0.05
+"""Over less than this part of the time between two samples a rate of training is not told: pauses are known about that well."""
 
 
 @dataclass(slots=True)
@@ -37,6 +41,10 @@ class TrainingState:
         """Take note of an update, as `Progress.update` describes it."""
         self.step, self.loss, self.epoch = step, loss, epoch
         self.steps_per_second, self.time_left_seconds = steps_per_second, time_left_seconds
+
+    def end(self) -> None:
+        """Training has ended, also before all of its updates."""
+        self.time_left_seconds = None
 
     def line(self) -> str:
         """Return the state in one line."""
@@ -66,6 +74,7 @@ class NodeSamples:
     def __init__(self, *, until_shown: bool = False) -> None:
         self._until_shown = until_shown
         self._pauses: list[tuple[float, float]] = []
+        self._paused_since = math.inf
         self._of = " of training" if until_shown else ""
         self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
 
@@ -83,8 +92,12 @@ class NodeSamples:
         self._pauses = [pause for pause in self._pauses if pause[1] > first]
 
     def paused(self, start: float, end: float) -> None:
-        """Training has stood still from `start` to `end` on the run clock; what has not ended counts as training."""
+        """Training has paused from `start` to `end` on the run clock."""
         self._pauses.append((start, end))
+
+    def pausing(self, since: float = math.inf) -> None:
+        """Training pauses since that time on the run clock; by default it does not."""
+        self._paused_since = since
 
     def rows(self, nodes: int | None = None) -> list[Mapping[str, str]]:
         """Return what to show of each node, in node order, or of many nodes together; a dash stands for what was not observed.
@@ -92,7 +105,7 @@ class NodeSamples:
         `nodes` is how many the run has now, where it may have had more before.
         """
         samples = self._samples.copy()  # whoever draws may do so in a thread of its own
-        found = [_figures(*samples[node], self._pauses.copy()) for node in sorted(samples) if nodes is None or node < nodes]
+        found = [_figures(*samples[node], [*self._pauses, (self._paused_since, math.inf)]) for node in sorted(samples) if nodes is None or node < nodes]
         lines = lines_of(len(found))
         if lines == [*range(len(found))]:
             return [_row(str(figures["node"]), figures, self._of) for figures in found]
@@ -114,8 +127,11 @@ def _figures(before: SystemRecord | None, record: SystemRecord, pauses: Sequence
     if before is not None:
         first, last = before.time_seconds, record.time_seconds
         seconds = last - first
-        trained = seconds - sum(max(0.0, min(end, last) - max(start, first)) for start, end in pauses)
-    sent, received = (None if rate is None or trained <= 0 else rate * seconds / trained for rate in rates)
+        trained, until = seconds, first
+        for start, end in sorted(pauses):  # they may overlap
+            trained -= max(0.0, min(end, last) - max(start, until))
+            until = max(until, end)
+    sent, received = (None if rate is None or trained < LEAST_TRAINED * seconds else rate * seconds / trained for rate in rates)
     return {
         "node": record.node,
         "cores": record.cpu_cores_used,

@@ -134,6 +134,46 @@ def test_rates_of_a_line_are_of_the_training_since_the_line_before(sent, before_
         assert float(found[3]) == pytest.approx(seconds, abs=0.06)
 
 
+@given(st.lists(st.tuples(st.sampled_from(["train", "evaluate"]), st.integers(1, 30)), max_size=12), st.integers(0, 40))
+def test_lines_count_as_training_what_lies_between_updates(phases, translating):
+    """Neither an evaluation that has not ended, nor a translation, which ends in no record."""
+    lines, clock = io.StringIO(), 100.0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plain.time, "monotonic", lambda: clock)
+        progress = PlainProgress(lines)
+        progress.start(JOB, (), None)
+        progress.node(sample(0, 0.0, network_sent_bytes=0, network_received_bytes=0))
+        sent, shown_trained, trained = 0, 0.0, 0.0
+        for what, seconds in [*phases, ("translate", translating)]:
+            for _ in range(seconds):
+                clock += 1.0
+                if what == "train":
+                    trained, sent = trained + 1.0, sent + 1_000_000
+                    progress.update(1, 0.5, None, None, 0)
+                else:
+                    progress.doing(what)
+                progress.node(sample(0, clock - 100.0, network_sent_bytes=sent, network_received_bytes=0))
+            if what == "evaluate":
+                progress.evaluation(replace(EVALUATION, time_seconds=clock - 100.0, seconds=float(seconds)))
+                progress.doing(what)  # the leading tasks answer one after the other
+    for line in (line for line in lines.getvalue().splitlines() if line.startswith("node")):
+        rate, over = re.search(r"sent (.*?)  received .*  over (.*)$", line).groups()
+        assert (rate, over) == ("-", "-") or (rate == "1.0 MB/s" and over.endswith(" s of training"))
+        shown_trained += 0.0 if over == "-" else float(over.split()[0])
+    assert trained - 10.0 <= shown_trained <= trained
+
+
+@pytest.mark.parametrize("kind", [PlainProgress, RichProgress])
+def test_a_run_that_has_ended_has_no_time_left(kind, screen):
+    progress = kind(screen.stream)
+    progress.start(JOB, (), 200)
+    progress.update(160, 0.5, 35.0, 1.15, 2)
+    progress.close()
+    screen.close()
+    assert "step 160/200" in screen.text
+    assert "left" not in screen.text.rpartition("step 160/200")[2]
+
+
 def test_what_takes_long_beside_training_is_told_at_the_pace_of_other_lines(monkeypatch):
     stream = io.StringIO()
     progress = PlainProgress(stream)
