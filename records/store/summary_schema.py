@@ -215,24 +215,31 @@ class Summary(JsonObject):
 
     @model_validator(mode="after")
     def _numbered(self) -> Self:
-        for number, node in enumerate(self.per_node):  # they are in node order
+        rates = training_rates(vars(self), [vars(node) for node in self.per_node])
+        for number, (node, own) in enumerate(zip(self.per_node, rates, strict=True)):  # they are in node order
             node.node = number
-            for name, rate in training_rates(vars(self), vars(node)).items():
+            for name, rate in own.items():
                 if getattr(node, name) is None:  # earlier releases did not write it
                     setattr(node, name, rate)
         return self
 
 
-def training_rates(summary: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return what a node sent and received over the run's training time, that of profiled updates included; in bytes per second.
+def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
+    """Return what each node sent and received over the run's training time, that of profiled updates included; in bytes per second.
 
-    None where a restart had work done again: its bytes are the node's, and its time is no part of the training time. None too where that
-    is less than a microsecond.
+    The training time of a node that took part in some segments of a resumed run is that of these. None where a restart had work done again:
+    its bytes are the node's, and its time is no part of the training time. None too where that is less than a microsecond.
     """
-    seconds = summary["train_seconds"] + (summary.get("profile_seconds") or 0.0)
-    known = seconds >= 1e-6 and not summary.get("restart_seconds_lost")
-    amounts = {name: node.get(name) if known else None for name in ("network_sent_bytes", "network_received_bytes")}
-    return {f"{name}_per_train_second": None if amount is None else amount / seconds for name, amount in amounts.items()}
+    whole = summary["train_seconds"] + (summary.get("profile_seconds") or 0.0)
+    longest = max((node.get("train_seconds") or 0.0 for node in nodes), default=0.0) if summary.get("resumed") else 0.0
+    rates = []
+    for node in nodes:
+        own = node.get("train_seconds")
+        seconds = whole * own / longest if longest and own is not None else whole
+        known = seconds >= 1e-6 and not summary.get("restart_seconds_lost")
+        amounts = {name: node.get(name) if known else None for name in ("network_sent_bytes", "network_received_bytes")}
+        rates.append({f"{name}_per_train_second": None if amount is None else amount / seconds for name, amount in amounts.items()})
+    return rates
 
 
 def summary_type(path: Sequence[str]) -> Any:

@@ -293,7 +293,8 @@ def summarise(
         "time_shares": time_shares(reader.calibration(), job.mode, times, clock, began_seconds),
         "samples_thinned": lines.thinned,
     }
-    return {**summary, "per_node": [{**node, **training_rates(summary, node)} for node in nodes]}
+    rates = training_rates(summary, nodes)
+    return {**summary, "per_node": [{**node, **own} for node, own in zip(nodes, rates, strict=True)]}
 
 
 def _restarts(events: Sequence[EventRecord]) -> dict[str, Any]:

@@ -105,7 +105,11 @@ class NodeSamples:
         `nodes` is how many the run has now, where it may have had more before.
         """
         samples = self._samples.copy()  # whoever draws may do so in a thread of its own
-        found = [_figures(*samples[node], [*self._pauses, (self._paused_since, math.inf)]) for node in sorted(samples) if nodes is None or node < nodes]
+        found = [
+            _figures(*samples[node], [*self._pauses, (self._paused_since, math.inf)])
+            for node in sorted(samples)
+            if nodes is None or node < nodes
+        ]
         lines = lines_of(len(found))
         if lines == [*range(len(found))]:
             return [_row(str(figures["node"]), figures, self._of) for figures in found]

@@ -17,6 +17,7 @@ from run_samples import CLOCK, STEP, a_job, async_run, open_run, sample, summary
 
 from crosstrain.records.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.store.summary_schema import training_rates
 from crosstrain.records.summary.node_usage import per_node, rate_between
 from crosstrain.records.summary.summary import quantile, summarise
 
@@ -99,6 +100,18 @@ def test_rates_while_training_are_the_same_however_much_of_the_run_is_evaluation
     assert node["network_sent_bytes_per_train_second"] == pytest.approx(bytes_per_train_second, rel=0.01, abs=1)
     assert node["network_sent_bytes_per_second"] == pytest.approx(bytes_per_train_second * (1 - evaluating), rel=0.01, abs=1)
     assert node["network_received_bytes_per_train_second"] is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 1e4), st.integers(1, 6)), min_size=1, max_size=5),
+    st.lists(st.integers(1, 10**9), min_size=6, max_size=6),
+)
+def test_a_node_of_some_segments_has_its_rate_over_their_training_time(segments, rates):
+    whole, count = sum(seconds for seconds, _ in segments), max(nodes for _, nodes in segments)
+    there = [sum(seconds for seconds, nodes in segments if nodes > node) for node in range(count)]
+    nodes = [{"train_seconds": own, "network_sent_bytes": rate * own} for own, rate in zip(there, rates, strict=False)]
+    found = training_rates({"train_seconds": whole, "resumed": len(segments) - 1}, nodes)
+    assert [node["network_sent_bytes_per_train_second"] for node in found] == pytest.approx(rates[:count])
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.5])
