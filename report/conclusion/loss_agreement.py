@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..catalog.run import Run
-from ..comparison.factors import LOSS, RULES
+from ..comparison.caveats import changed_on_resume
+from ..comparison.factors import LOSS, RULES, Factor
 
 __all__ = ["EQUAL_WITHIN", "LossAgreement", "loss_agreements"]
 
@@ -48,7 +49,7 @@ def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
     """Return how runs agree with the first that should train alike: sync, of one seed, data, batch and whatever else decides a loss."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        if run.summary["mode"] == "sync":
+        if run.summary["mode"] == "sync" and not _changed_course(run):
             groups.setdefault(_course(run), []).append(run)
     found: list[LossAgreement] = []
     for first, *others in groups.values():
@@ -59,10 +60,21 @@ def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
     return found
 
 
+def _changed_course(run: Run) -> bool:
+    """Whether an earlier segment of a resumed run had other settings that decide the losses: the job has only those of the last one."""
+    batch = {"global_batch_size", "accumulate"}
+    if run.job.get("global_batch_size") is None:
+        batch |= {"batch_size", "nodes", "procs_per_node"}
+    return not batch.union(["mode"], (rule.key for rule in _rules())).isdisjoint(changed_on_resume(run))
+
+
+def _rules() -> list[Factor]:
+    return [rule for rule in RULES if (LOSS in rule.confounds or rule.key == "global_batch_size") and rule.key not in _MAY_DIFFER]
+
+
 def _course(run: Run) -> tuple[Any, ...]:
     """Return what decides the losses of a sync run, whatever computes them."""
-    rules = [rule for rule in RULES if (LOSS in rule.confounds or rule.key == "global_batch_size") and rule.key not in _MAY_DIFFER]
-    return tuple(rule.value(run) for rule in rules)
+    return tuple(rule.value(run) for rule in _rules())
 
 
 def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreement | None:

@@ -56,4 +56,6 @@ def _agreement_told(one: LossAgreement) -> str:
         return f"{pair} agree within {EQUAL_WITHIN:.2%} {over} (largest difference {one.largest:.1e})."
     mine, theirs = one.losses
     told = f"({number_text(theirs, 6)} and {number_text(mine, 6)})"
+    if one.parts_at == 1:
+        return f"{pair} differ from the first update on {told}."
     return f"{pair} agree within {EQUAL_WITHIN:.2%} until they diverge at update {one.parts_at:,} of {one.updates:,} {told}."

@@ -33,9 +33,10 @@ LOSSES = np.linspace(2.3, 0.2, 50, dtype=np.float32).tolist()
         ({}, "b and a: bitwise identical over 50 updates."),
         ({7: 1.00003}, "b and a agree within 0.01% over 50 updates (largest difference 3.0e-05)."),
         ({7: 1.00003, 9: 1.01}, "b and a agree within 0.01% until they diverge at update 10 of 50 (1.933429 and 1.914286)."),
+        ({0: 1.01}, "b and a differ from the first update on (2.323000 and 2.300000)."),
         ({3: float("nan")}, "b and a agree within 0.01% until they diverge at update 4 of 50 (NaN and 2.171429)."),
     ],
-    ids=["identical", "equal", "part", "nan"],
+    ids=["identical", "equal", "part", "first", "nan"],
 )
 def test_it_is_said_how_they_agree(tmp_path, change, said):
     other = [value * change.get(index, 1.0) for index, value in enumerate(LOSSES)]
@@ -53,6 +54,24 @@ def test_it_is_said_how_they_agree(tmp_path, change, said):
 def test_runs_that_train_otherwise_are_not_held_against_each_other(tmp_path, other):
     runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **other), LOSSES)]
     assert loss_agreements(runs) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "alike"),
+    [
+        ({"nodes": [2, 1], "epochs": [12, 20]}, False),
+        ({"nodes": [2, 1], "global_batch_size": [None, None]}, False),
+        ({"lr": [0.1, 0.05]}, False),
+        ({"mode": ["async", "sync"]}, False),
+        ({"backend": ["torch", "tf"], "epochs": [12, 20], "eval_every": ["1epoch", "end"]}, True),
+    ],
+)
+def test_a_run_that_learnt_otherwise_before_it_was_resumed_is_left_out(tmp_path, changed, alike):
+    first, second = recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b"), LOSSES)
+    path = second.path / "job.json"
+    segments = [{"step": 0, "run_seconds": 0.0}, {"step": 20, "run_seconds": 0.5, "changed": changed}]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "segments": segments}))
+    assert bool(loss_agreements([first, Run(second.path)])) is alike
 
 
 @pytest.mark.parametrize(
