@@ -23,6 +23,9 @@ FLAT = 0.05
 ALIKE = 0.1
 """Two rates or amounts that differ by less than this are the same."""
 
+LEAST_GROUPS = 5
+"""Async: groups of updates in an interval, at least; of those at its ends a part is outside."""
+
 MOST_NODES = 64
 """Nodes whose traffic is added up, the first ones; of more the sum is of these."""
 
@@ -34,18 +37,23 @@ def step_time_and_network(run: Run, explanation: Explanation, series: StepSeries
     found = _course(run, explanation, series, nodes[:MOST_NODES])
     if found is None:
         return None
-    step_seconds, sent = found
-    figures = _figures(step_seconds, sent)
-    return Answer("step_time_and_network", "step time", _text(figures), figures)
+    sync = explanation.evidence.summary["mode"] == "sync"
+    figures = _figures(*found)
+    return Answer("step_time_and_network", "step time", _text(figures, sync=sync), figures)
 
 
-def _course(run: Run, explanation: Explanation, series: StepSeries, nodes: Sequence[NodeSeries]) -> tuple[Floats, Floats] | None:
-    """Return (seconds of an update, bytes per second sent by all nodes) in intervals of training time, where both are known [k]."""
+def _course(run: Run, explanation: Explanation, series: StepSeries, nodes: Sequence[NodeSeries]) -> tuple[Floats, Floats, Floats] | None:
+    """Return (updates, seconds of training, bytes sent by all nodes) in intervals of training time, where all are known [k].
+
+    Where a group's updates are reported at its end, those of an interval are off by a part of a group. That changes the bytes of an update,
+    which in sync mode are always the same; in async mode an interval has several groups.
+    """
     began = explanation.evidence.part_began_seconds or 0.0
     if not len(series.count) or not nodes:
         return None
     groups = float(np.median(series.seconds)) if len(series.seconds) else 0.0
-    grid = grid_of(nodes, began, float(run.summary["run_seconds"]), groups)
+    least = groups if explanation.evidence.summary["mode"] == "sync" else LEAST_GROUPS * groups
+    grid = grid_of(nodes, began, float(run.summary["run_seconds"]), least)
     if grid is None:
         return None
     ends = np.concatenate([[0.0], np.maximum.accumulate(series.group_time_seconds)])
@@ -56,17 +64,17 @@ def _course(run: Run, explanation: Explanation, series: StepSeries, nodes: Seque
     known = (steps > 0) & (trained > 0.5 * grid.seconds) & np.isfinite(rates)
     if not known.any():
         return None
-    return trained[known] / steps[known], rates[known] * grid.seconds / trained[known]
+    return steps[known], trained[known], rates[known] * grid.seconds
 
 
-def _figures(step_seconds: Floats, sent: Floats) -> dict[str, Any]:
-    count = len(step_seconds)
+def _figures(steps: Floats, trained: Floats, amounts: Floats) -> dict[str, Any]:
+    count, step_seconds, sent = len(steps), trained / steps, amounts / trained
     spread = float(np.std(step_seconds) / np.mean(step_seconds))
     figures: dict[str, Any] = {
         "intervals": count,
-        "step_seconds": float(np.mean(step_seconds)),
+        "step_seconds": float(trained.sum() / steps.sum()),
         "step_seconds_spread": spread,
-        "sent_bytes_per_second": float(np.mean(sent)),
+        "sent_bytes_per_second": float(amounts.sum() / trained.sum()),
         "correlation": None,
         "fastest_tenth": None,
         "slowest_tenth": None,
@@ -75,15 +83,19 @@ def _figures(step_seconds: Floats, sent: Floats) -> dict[str, Any]:
         order, tenth = np.argsort(step_seconds, kind="stable"), max(1, count // 10)
         figures["correlation"] = correlation(step_seconds, sent)[0]
         for name, chosen in (("fastest_tenth", order[:tenth]), ("slowest_tenth", order[-tenth:])):
-            step, rate = float(np.mean(step_seconds[chosen])), float(np.mean(sent[chosen]))
-            figures[name] = {"step_seconds": step, "sent_bytes_per_second": rate, "bytes_per_step": step * rate}
+            made, seconds, amount = (float(values[chosen].sum()) for values in (steps, trained, amounts))
+            figures[name] = {
+                "step_seconds": seconds / made,
+                "sent_bytes_per_second": amount / seconds,
+                "bytes_per_step": amount / made,
+            }
     return figures
 
 
-def _text(figures: dict[str, Any]) -> str:
+def _text(figures: dict[str, Any], *, sync: bool) -> str:
     sent = bytes_text(figures["sent_bytes_per_second"], per_second=True)
-    count = figures["intervals"]
-    mean = f"{seconds_text(figures['step_seconds'])}, mean of {count} sampled intervals, at {sent} sent by all nodes while training"
+    count, of = figures["intervals"], "" if sync else " per update of all workers"
+    mean = f"{seconds_text(figures['step_seconds'])}{of}, mean of {count} sampled intervals, at {sent} sent by all nodes while training"
     if count < LEAST_POINTS:
         return f"{mean}; correlation of step time and sent rate not computed: {count} intervals of at least {LEAST_POINTS}"
     fast, slow = figures["fastest_tenth"], figures["slowest_tenth"]
@@ -96,11 +108,12 @@ def _text(figures: dict[str, Any]) -> str:
     rates = " and ".join(
         f"{seconds_text(part['step_seconds'])} at {bytes_text(part['sent_bytes_per_second'], per_second=True)}" for part in (fast, slow)
     )
-    return f"fastest and slowest tenth of {count} sampled intervals: {rates} sent by all nodes while training{r}; {_meaning(fast, slow)}"
+    told = f"fastest and slowest tenth of {count} sampled intervals: {rates} sent by all nodes while training{r}{of and f', seconds{of}'}"
+    return told if sync else f"{told}; {_meaning(fast, slow)}"
 
 
 def _meaning(fast: dict[str, float], slow: dict[str, float]) -> str:
-    """What the two tenths say: the traffic of a step is mostly the same, so that its rate falls with the pace by itself."""
+    """What the two tenths of an async run say: the traffic of an update is mostly the same, so that its rate falls with the pace."""
     if not fast["sent_bytes_per_second"]:
         return "nothing was sent"
     per_step = slow["bytes_per_step"] / fast["bytes_per_step"]

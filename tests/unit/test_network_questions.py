@@ -77,25 +77,25 @@ def test_a_correlation_is_that_of_numpy():
     assert correlation(first, second) == (pytest.approx(np.corrcoef(first, second)[0, 1]), 60)
 
 
-def exchanging(out, bytes_of):
-    """Two nodes for 10 s, the second half of it at half the speed; `bytes_of` is what a node sends in a second at this pace."""
+def exchanging(out, bytes_of, mode="async"):
+    """Two nodes for 40 s, the second half of it at half the speed; `bytes_of` is what a node sends in a second at this pace."""
     samples, total = [], 0.0
-    for tick in range(21):
-        pace = 1.0 if tick <= 10 else 0.5
+    for tick in range(81):
+        pace = 1.0 if tick <= 40 else 0.5
         total += bytes_of(pace) / 2
         for number in range(2):
             samples.append(sample(number, 0.5 * tick, network_sent_bytes=round(total), network_received_bytes=round(total)))
-    job = a_job(out, name="run", nodes=2, batch_size=10, steps=1500)
+    job = a_job(out, name="run", mode=mode, nodes=2, batch_size=10, steps=6000)
     writer = open_run(job)
     time_seconds, step = 0.0, 0
-    while time_seconds < 9.99:
-        seconds = 0.1 if time_seconds < 4.99 else 0.2
+    while time_seconds < 39.99:
+        seconds = 0.1 if time_seconds < 19.99 else 0.2
         time_seconds += seconds
-        writer.step(StepRecord(step, 10, 0, time_seconds, seconds, 200, (1.0,) * 10, (0.1,)))
+        writer.step(StepRecord(step, 10, 0, time_seconds, seconds, 200, (1.0,) * 10, (0.1,), worker=None if mode == "sync" else 0))
         step += 10
     for record in samples:
         writer.system(record)
-    clock = Clock(2.0, 10.0, 10.0, 0.0, 0.0, 12.0)
+    clock = Clock(2.0, 40.0, 40.0, 0.0, 0.0, 42.0)
     writer.write_summary(summarise(writer.path, clock, state="succeeded", updates_scheduled=step, updates_applied=step))
     writer.write_status("succeeded", exit_code=0)
     writer.close()
@@ -110,6 +110,16 @@ def test_step_time_and_traffic_of_the_slowest_and_the_fastest_tenth(tmp_path):
         assert found[tenth]["bytes_per_step"] == pytest.approx(20_000, rel=0.05)
     assert found["correlation"] < -0.95
     assert found["text"].endswith("a step moves 20.0 kB in both, so the sent rate follows the speed")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_averages_are_of_sums_and_a_sync_step_has_no_bytes_of_its_own(tmp_path, mode):
+    """3,000 updates in 40 s; the mean of the intervals' step times would be 15 ms."""
+    found = asked(exchanging(tmp_path, lambda pace: 1.5e6 if pace == 1.0 else 0.5e6, mode))["step_time_and_network"]
+    assert found["step_seconds"] == pytest.approx(40 / 3000, rel=0.01)
+    assert found["sent_bytes_per_second"] == pytest.approx(2e6, rel=0.01)
+    assert ("of a fast one" in found["text"], "per update of all workers" in found["text"]) == (mode == "async", mode == "async")
+    assert found["slowest_tenth"]["bytes_per_step"] == pytest.approx(20_000, rel=0.05)
 
 
 def test_a_network_that_is_as_busy_while_steps_are_slow(tmp_path):
