@@ -76,7 +76,8 @@ def time_shares(
         return None
     measured: Sequence[Mapping[str, Any]] = calibration["workers"]
     steps = {one["worker"]: times.seconds(one["worker"]) for one in measured}
-    own = {one["worker"]: (one["data_seconds"], _computing(one, steps[one["worker"]], calibration)) for one in measured}
+    part = _waited_part(measured, mode, times.waits()["data_wait_seconds"])
+    own = {one["worker"]: (part * one["data_seconds"], _computing(one, steps[one["worker"]], calibration)) for one in measured}
     if mode == "sync":
         slowest = max((sum(each) for each in own.values()), default=0.0)
         alone = len(measured) == 1
@@ -95,6 +96,13 @@ def time_shares(
         "nodes": _nodes(workers),
         "native": {**times.waits(), **calibration.get("native", {})},
     }
+
+
+def _waited_part(measured: Sequence[Mapping[str, Any]], mode: str, waited: float | None) -> float:
+    """Return the part of the calibrated reading of data that the run waited for, where it measured that: rank 0 in sync mode, else all."""
+    calibrated = [one["data_seconds"] for one in measured if mode == "async" or one["worker"] == 0]
+    read = sum(calibrated) / len(calibrated) if calibrated else 0.0
+    return 1.0 if waited is None or read <= 0 else min(1.0, waited / read)
 
 
 def _computing(one: Mapping[str, Any], step: float | None, calibration: Mapping[str, Any]) -> float:

@@ -11,10 +11,16 @@ from ...records.text.numbers import number_text, rate_text, seconds_text
 from .evidence import Evidence
 from .words import percent
 
-__all__ = ["BAND", "ExchangeCosts", "exchange_costs", "exchange_text"]
+__all__ = ["BAND", "ExchangeCosts", "exchange_costs", "exchange_text", "hidden_exchange"]
 
 BAND = 0.25
 """How far an estimate may be off: as a fraction; all that were judged on a machine at rest were within it (docs/where-the-time-goes.md)."""
+
+SLOWER = "the calibration was slower than the run itself"
+"""Why communication is not known."""
+
+UNMEASURABLE = "too little to be measured"
+"""What the bytes take where an exchange of a few took as long as the whole one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +29,20 @@ class ExchangeCosts:
 
     - `messages_seconds_per_step`: what an exchange of a few bytes takes; `bytes_seconds_per_step`: what that of the gradients takes more;
       `around_seconds_per_step`: what the step takes besides both and its own work. The three add up to what the exchange adds to a step
-    - `messages_fraction`: of the step
+    - `messages_fraction`: of the step. Where the calibration does not tell, all four are None, and where it does not tell messages from
+      bytes, `bytes_seconds_per_step` is
+    - `exchange_fraction_at_most`: `hidden_exchange`
     - `direct_exchange_…`: a step with ``--exchange direct`` as it was calibrated, what that is in steps per second, between which two
       figures those are expected, and how many times this run's. None with the reason in `no_estimate`
     """
 
     exchange: str
     step_seconds: float
-    messages_seconds_per_step: float
-    bytes_seconds_per_step: float
-    around_seconds_per_step: float
-    messages_fraction: float
+    messages_seconds_per_step: float | None = None
+    bytes_seconds_per_step: float | None = None
+    around_seconds_per_step: float | None = None
+    messages_fraction: float | None = None
+    exchange_fraction_at_most: float | None = None
     direct_exchange_step_seconds_estimate: float | None = None
     direct_exchange_steps_per_second_estimate: float | None = None
     direct_exchange_steps_per_second_low: float | None = None
@@ -56,21 +65,39 @@ def exchange_costs(evidence: Evidence, *, starved: bool) -> ExchangeCosts | None
     known = [entry for entry in calibrated if entry["communicate_seconds"] and entry["message_seconds"]]
     if evidence.summary["mode"] != "sync" or evidence.shares is None or not known or len(known) < len(calibrated):
         return None
-    step = _mean([worker.step_seconds for worker in evidence.workers])
+    step, exchange = _mean([worker.step_seconds for worker in evidence.workers]), evidence.job.get("exchange") or "native"
+    if (most := hidden_exchange(evidence)) is not None:
+        reason = None if exchange != "native" else SLOWER
+        return ExchangeCosts(exchange, step, exchange_fraction_at_most=most, no_estimate=reason)
     seen = _mean([worker.communicate_seconds for worker in evidence.workers])
     whole = _mean([entry["communicate_seconds"] for entry in known])
-    messages = min(whole, _mean([entry["message_seconds"] for entry in known]))
+    few = _mean([entry["message_seconds"] for entry in known])
+    messages = min(whole, few)
     shown = min(1.0, seen / whole)  # of the exchange; the rest is hidden behind computing
-    exchange = evidence.job.get("exchange") or "native"
     costs = ExchangeCosts(
         exchange=exchange,
         step_seconds=step,
         messages_seconds_per_step=shown * messages,
-        bytes_seconds_per_step=shown * (whole - messages),
+        bytes_seconds_per_step=None if few > whole else shown * (whole - messages),
         around_seconds_per_step=max(0.0, seen - whole),
         messages_fraction=shown * messages / step,
     )
     return costs if exchange != "native" else _with_estimate(costs, evidence.calibration or {}, starved=starved)
+
+
+def hidden_exchange(evidence: Evidence) -> float | None:
+    """Return the fraction of a step that its exchange takes at most where that is unknown: the calibration was slower than the run itself.
+
+    Own work fills the step there, though all steps exchange. That shows at most as it was calibrated by itself, or as far as the
+    calibration varied. None where the exchange is known, or there is none.
+    """
+    entries, shares = (evidence.calibration or {}).get("workers", ()), evidence.shares
+    steps = {worker.worker: worker.step_seconds for worker in evidence.workers if worker.communicate_seconds <= 1e-9 * worker.step_seconds}
+    slower = any(entry["data_seconds"] + entry["compute_seconds"] > steps.get(entry["worker"], math.inf) for entry in entries)
+    if shares is None or not slower or len(steps) < len(evidence.workers) or evidence.summary["workers"] == 1:
+        return None
+    alone = max((entry["communicate_seconds"] or 0.0) / steps[entry["worker"]] for entry in entries if entry["worker"] in steps)
+    return min(1.0, max(alone, shares.slowest.spread))
 
 
 def _with_estimate(costs: ExchangeCosts, calibration: Mapping[str, Any], *, starved: bool) -> ExchangeCosts:
@@ -98,13 +125,17 @@ def _mean(values: Sequence[float]) -> float:
 
 def exchange_text(costs: ExchangeCosts) -> str:
     """Return in words what communication costs, and the estimate for the direct all-reduce."""
+    step = f"communication in a step of {seconds_text(costs.step_seconds)} (mean without the first updates)"
+    if costs.messages_seconds_per_step is None:
+        return f"{step}: unknown, at most about {percent(costs.exchange_fraction_at_most)}, as {SLOWER}"
     parts = {
         "latency": costs.messages_seconds_per_step,
         "transfer of the bytes": costs.bytes_seconds_per_step,
         "framework overhead and waiting around the all-reduce": costs.around_seconds_per_step,
     }
-    shown = ", ".join(f"{name} {seconds_text(cost)} ({percent(cost / costs.step_seconds)})" for name, cost in parts.items() if cost)
-    spent = f"communication in a step of {seconds_text(costs.step_seconds)} (mean without the first updates): {shown}"
+    shown = [f"{name} {seconds_text(cost)} ({percent(cost / costs.step_seconds)})" for name, cost in parts.items() if cost]
+    shown += [] if costs.bytes_seconds_per_step is not None else [f"transfer of the bytes {UNMEASURABLE}"]
+    spent = f"{step}: {', '.join(shown)}"
     if costs.exchange != "native":
         return f"{spent}, with --exchange {costs.exchange}"
     if costs.direct_exchange_steps_per_second_estimate is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...records.text.numbers import bytes_text, number_text
+from .exchange_costs import hidden_exchange
 from .links import Link, busiest
 from .verdict import NEARLY_ALL, NOTABLE, Explanation, NodeView
 from .words import NAMES, bits_text, percent
@@ -72,7 +73,9 @@ def _payload(explanation: Explanation) -> str:
 
 
 def _compute(explanation: Explanation) -> str:
-    text = f"compute-bound: {percent(explanation.step_fractions['compute'])} of a worker's step is forward, backward and update"
+    share, unknown = explanation.step_fractions["compute"], hidden_exchange(explanation.evidence)
+    told = percent(share) if unknown is None else f"about {percent(share * (1 - unknown))} or more"
+    text = f"compute-bound: {told} of a worker's step is forward, backward and update"
     busy = [view for view in explanation.nodes if view.gpu_utilization is not None and view.limit == "GPU"]
     if busy:
         return f"{text}; GPUs are busy for {percent(max(view.gpu_utilization or 0.0 for view in busy))} of the time."

@@ -12,7 +12,7 @@ from ...records.text.many_nodes import MOST_NODES_SHOWN, ends_of
 from ...records.text.numbers import UNKNOWN, bytes_text, memory_basis, number_text
 from ..catalog.divergence import diverged_text
 from .batch_size_advice import Advice
-from .exchange_costs import exchange_text
+from .exchange_costs import exchange_text, hidden_exchange
 from .headline import headline
 from .links import busiest
 from .padding import padding_text
@@ -67,7 +67,10 @@ def _run_line(explanation: Explanation) -> str:
     training = f"{of}: training {percent(explanation.training_fraction)}{idle}, {_beside(explanation)}"
     if not explanation.calibrated:
         return training
-    steps = ", ".join(f"{NAMES[component]} {percent(fraction)}" for component, fraction in explanation.step_fractions.items())
+    unknown = hidden_exchange(explanation.evidence)
+    shares = {component: percent(fraction) for component, fraction in explanation.step_fractions.items()}
+    shares |= {} if unknown is None else {"network": f"unknown, at most about {percent(unknown)}"}
+    steps = ", ".join(f"{NAMES[component]} {share}" for component, share in shares.items())
     costs = "" if explanation.exchange_costs is None else f"\n{exchange_text(explanation.exchange_costs)}"
     return f"{training}\nof a worker's step: {steps}{costs}"
 
@@ -88,8 +91,9 @@ def _nodes(explanation: Explanation) -> Table:
     shown, some = ends_of(explanation.nodes, _waiting)
     if some:
         table.caption = f"Of {len(explanation.nodes):,} nodes: those that wait least for stragglers, and those that wait most."
+    unknown = hidden_exchange(explanation.evidence) is not None
     for view in shown:
-        step = view.step_fractions or {}
+        step = {**(view.step_fractions or {}), **({"network": None} if unknown else {})}
         shares = (percent(step.get(component)) for component in ("compute", "data", "peers", "network"))
         cores = (
             UNKNOWN if view.cpu_cores_used is None else f"{number_text(view.cpu_cores_used, 2)} of {number_text(view.cores_available, 2)}"

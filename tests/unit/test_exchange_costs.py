@@ -42,7 +42,9 @@ def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, who
         document["workers"] = [{**worker, "communicate_seconds": whole * MS} for worker in document["workers"]]
         (path / "calibration.json").write_text(json.dumps(document))
         costs = explain(Run(path)).exchange_costs
-    parts = (costs.messages_seconds_per_step, costs.bytes_seconds_per_step, costs.around_seconds_per_step)
+    parts = (costs.messages_seconds_per_step, costs.bytes_seconds_per_step or 0.0, costs.around_seconds_per_step)
+    assert (costs.bytes_seconds_per_step is None) == (message > whole)
+    assert ("their bytes too little to be measured" in exchange_text(costs)) == (message > whole)
     assert sum(parts) == pytest.approx(seen * MS)
     assert min(parts) >= 0
     assert costs.messages_fraction <= 1
@@ -57,6 +59,26 @@ def test_communication_that_is_mostly_around_the_all_reduce_is_called_overhead(t
     assert "transfer of the bytes 1.9 ms (21%), framework overhead and waiting around the all-reduce 6 ms (67%)" in said
     assert said.count("mostly framework overhead and waiting around the all-reduce") == 2
     assert "moving and summing" not in said
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(0.01, 10), st.floats(1.001, 3), st.floats(0.001, 20), st.floats(0.0, 0.5))
+def test_a_calibration_that_is_slower_than_the_run_tells_no_exchange(step, slower, whole, spread):
+    """All of the step is own work there, scaled down to it, which does not mean that nothing was exchanged."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = explained_run(Path(folder), [{"compute": step * MS, "spread": spread}] * 2, direct={"direct_step_seconds": MS})
+        document = json.loads((path / "calibration.json").read_text())
+        measured = {"compute_seconds": slower * step * MS, "communicate_seconds": whole * MS, "message_seconds": MS}
+        document["workers"] = [{**worker, **measured} for worker in document["workers"]]
+        (path / "calibration.json").write_text(json.dumps(document))
+        explanation = explain(Run(path))
+        said = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
+    costs = explanation.exchange_costs
+    assert costs.messages_seconds_per_step is costs.bytes_seconds_per_step is costs.direct_exchange_speedup_estimate is None
+    assert costs.exchange_fraction_at_most == pytest.approx(min(1.0, max(whole / step, spread)))
+    assert "unknown, at most about" in said
+    assert "stragglers 0%, communication 0%" not in said
+    assert "100% of a worker's step is forward" not in said
 
 
 def test_a_calibrated_step_is_the_estimate(tmp_path):

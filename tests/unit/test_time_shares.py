@@ -47,6 +47,19 @@ def test_the_quick_worker_waits_for_the_slow_one_and_both_for_the_exchange():
     assert shares["run"] == pytest.approx({**RUN, "train_seconds": 1.6, "eval_seconds": 0.3, "other_seconds": 0.1})
 
 
+@given(st.floats(0, 5), st.floats(0.01, 5), st.floats(0.01, 5), st.sampled_from(["sync", "async"]))
+def test_reading_data_takes_no_longer_than_the_run_waited_for_it(waited, first, second, mode):
+    groups = times(*((worker, 10, 200.0) for worker in ((None,) if mode == "sync" else (0, 1)) for _ in range(2)))
+    worker = None if mode == "sync" else 0
+    groups.add(StepRecord(0, 10, 0, 0.0, 200.0, 10, (1.0,) * 10, (0.1,), data_wait_seconds=waited * 10, worker=worker))
+    known = groups.waits()["data_wait_seconds"]
+    found = time_shares(calibration((0, first, 2.0, 5.0), (1, second, 2.0, 5.0)), mode, groups, CLOCK)
+    data = [worker["data_seconds"] for worker in found["workers"]]
+    calibrated, taken = (first, data[0]) if mode == "sync" else ((first + second) / 2, sum(data) / 2)
+    assert taken == pytest.approx(min(known, calibrated))
+    assert data[0] / data[1] == pytest.approx(first / second) if known else data == [0.0, 0.0]
+
+
 def test_computing_that_the_run_and_half_a_batch_contradict_is_taken_from_half_a_batch():
     """Other programs had the second worker's core while it was calibrated; it is no slow node. A slow one takes as long in steps."""
     sizes = {"batch_size": 16, "half_batch_size": 8}
