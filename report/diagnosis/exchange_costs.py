@@ -50,11 +50,6 @@ class ExchangeCosts:
     direct_exchange_speedup_estimate: float | None = None
     no_estimate: str | None = None
 
-    @property
-    def mostly_overhead(self) -> bool:
-        """Whether the all-reduce by itself is less than half of the communication."""
-        return self.around_seconds_per_step > self.messages_seconds_per_step + self.bytes_seconds_per_step
-
 
 def exchange_costs(evidence: Evidence, *, starved: bool) -> ExchangeCosts | None:
     """Return what the exchange costs; None for a run that has none, is async or has no calibration.

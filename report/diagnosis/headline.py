@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...records.text.numbers import bytes_text, number_text
+from ...records.text.numbers import bytes_text, number_text, seconds_text
 from .exchange_costs import hidden_exchange
-from .links import Link, busiest
-from .verdict import NEARLY_ALL, NOTABLE, Explanation, NodeView
+from .links import Link, busiest, exchange_seconds
+from .verdict import NEARLY_ALL, NOTABLE, SLOW, Explanation, NodeView
 from .words import NAMES, bits_text, percent
 
 __all__ = ["headline"]
@@ -36,7 +36,10 @@ def _starved(explanation: Explanation) -> str:
     found = explanation.starved
     if found is None:
         raise ValueError("nobody took this run's cores")
-    cores = f"{number_text(found.foreign_cores, 2)} of the {number_text(found.cores_available, 2)} cores that node {found.node} may use"
+    foreign, own = number_text(found.foreign_cores, 2), number_text(found.cores_available, 2)
+    cores = f"{foreign} of the {own} cores that node {found.node} may use"
+    if explanation.evidence.job.get("cores_per_node") or found.foreign_cores > found.cores_available:  # a quota on more cores
+        cores = f"{foreign} of the cores that node {found.node}, limited to {own}, runs on"
     return (
         f"CPU contention: other programs used {cores}, {percent(found.fraction)} of the CPU time that its tasks needed. "
         "The figures below are of a busy machine, so there is no recommendation. Run it again on a quiet one."
@@ -58,8 +61,9 @@ def _network(explanation: Explanation) -> str:
     if explanation.network_cause == "messages":
         few = f"{_exchange(explanation)} of a few bytes takes {percent(explanation.message_fraction)} of the time of the full one"
         return f"{share}: latency and overhead more than bandwidth{though}; {few}."
-    if explanation.exchange_costs is not None and explanation.exchange_costs.mostly_overhead:
-        return f"{share}, mostly framework overhead and waiting around the all-reduce{though}."
+    if explanation.network_cause == "waiting":
+        alone = seconds_text(exchange_seconds(explanation.evidence.calibration))
+        return f"{share}, mostly overhead and waiting{though}: {_exchange(explanation)} by itself takes {alone}."
     return f"{share}, for moving and summing {_payload(explanation)} per step{though}."
 
 
@@ -171,6 +175,14 @@ def _mixed(explanation: Explanation) -> str:
 
 
 def _unclear(explanation: Explanation) -> str:
+    shares, slow = explanation.evidence.shares, explanation.slow_node
+    doubtful = shares is not None and slow == shares.slowest.node and set(explanation.candidates) <= {"compute", "data", "peers"}
+    if shares is not None and doubtful and abs(shares.slowness - SLOW) <= shares.slowness_uncertainty:
+        times = f"{number_text(shares.slowness, 2)} ± {number_text(shares.slowness_uncertainty, 2)} times"
+        return (
+            f"unclear whether node {slow} is a straggler: its own work takes {times} as long as the median worker's; the limit is {SLOW}. "
+            f"The bottleneck is {_list(explanation, ' or ')}."
+        )
     return f"unclear: {_list(explanation, ' or ')}; the difference is too small to decide."
 
 

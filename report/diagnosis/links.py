@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from ...core.units import parse_bandwidth
 
-__all__ = ["Link", "NetworkCause", "busiest", "network_cause", "read_links"]
+__all__ = ["Link", "NetworkCause", "busiest", "exchange_seconds", "network_cause", "read_links"]
 
-NetworkCause = Literal["link", "messages", "transfer"]
-"""What makes an exchange slow: a full link, the number of messages (their latency and overhead), or the bytes for another reason."""
+NetworkCause = Literal["link", "messages", "transfer", "waiting"]
+"""What makes an exchange slow: a full link, the number of messages (their latency and overhead), the bytes for another reason, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,25 @@ DOMINANT_FRACTION = 0.5
 """A cause is named where it accounts for at least this much of what it is to explain."""
 
 
-def network_cause(network_fraction: float, links: Sequence[Link], calibration: Mapping[str, Any] | None) -> NetworkCause:
-    """Return why the exchange takes `network_fraction` of a step.
+def network_cause(network_fraction: float, links: Sequence[Link], calibration: Mapping[str, Any] | None, seconds: float) -> NetworkCause:
+    """Return why the exchange takes `network_fraction` of a step, which is `seconds`.
 
     The link, where sending the bytes at its full rate takes at least half that time; the messages, where an exchange of a few bytes takes
-    at least half as long as the whole one; else the bytes, on their way through memory and processor.
+    at least half as long as the whole one; else the bytes, on their way through memory and processor. Where the whole exchange was
+    calibrated at less than half of `seconds`, it is neither of these two: each side waits for the other, or for a core.
     """
     link = busiest(links)
     if link is not None and (link.fraction or 0.0) >= DOMINANT_FRACTION * network_fraction:
         return "link"
+    if (whole := exchange_seconds(calibration)) is not None and whole < DOMINANT_FRACTION * seconds:
+        return "waiting"
     return "messages" if (message_fraction(calibration) or 0.0) >= DOMINANT_FRACTION else "transfer"
+
+
+def exchange_seconds(calibration: Mapping[str, Any] | None) -> float | None:
+    """Return how long an exchange by itself takes, for the worker where it is the longest; None if unknown."""
+    workers = calibration["workers"] if calibration else ()
+    return max((entry["communicate_seconds"] for entry in workers if entry["communicate_seconds"]), default=None)
 
 
 def message_fraction(calibration: Mapping[str, Any] | None) -> float | None:

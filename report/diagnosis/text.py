@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from ...records.summary.lost_cpu import LEAST_SECONDS
 from ...records.text.many_nodes import MOST_NODES_SHOWN, ends_of
 from ...records.text.numbers import UNKNOWN, bytes_text, memory_basis, number_text
 from ..catalog.divergence import diverged_text
@@ -169,7 +170,12 @@ HELD_UP = 0.75
 def _held_up(explanation: Explanation, view: NodeView) -> str | None:
     """What there is to say of a node that computes all the time and yet is seldom on a core."""
     summary = explanation.evidence.summary
-    if view.step_fractions is None or view.limit not in ("CPU", "data") or None in (view.cpu_cores_used, view.cores_available):
+    if (
+        summary["run_seconds"] < LEAST_SECONDS
+        or view.step_fractions is None
+        or view.limit not in ("CPU", "data")
+        or None in (view.cpu_cores_used, view.cores_available)
+    ):
         return None
     working = sum(view.step_fractions[component] for component in ("compute", "data"))
     training = sum(explanation.run_fractions[component] for component in explanation.step_fractions)

@@ -165,7 +165,8 @@ def _judged(evidence: Evidence) -> Explanation:
         views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
         return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, evidence)
     exchange = shares.step["network"]
-    cause = network_cause(exchange, evidence.links, evidence.calibration) if exchange >= NOTABLE else None
+    seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
+    cause = network_cause(exchange, evidence.links, evidence.calibration, seconds) if exchange >= NOTABLE else None
     short = _saturated_node(evidence) if cause != "link" else None
     verdict, candidates = _ranked(shares, short is not None)
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None

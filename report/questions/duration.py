@@ -125,12 +125,18 @@ def _as_it_was(run: Run, part: _Part) -> Answer:
     names = ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds", "profile_seconds")
     figures = {name: summary[name] for name in names}
     evaluations = len(run.evals)  # of all parts, as the seconds are
-    parts = _parts(evaluations, *(figures[name] for name in names[2:-1])) + _rest_text(*(figures[name] for name in names[1:]))
+    parts = _parts(evaluations, *(figures[name] for name in names[2:-1]))
     if figures["profile_seconds"]:
         parts += f", profiling {time_text(figures['profile_seconds'])}"
     if run.job.get("translation_signatures") and not part.translated:
         parts += f", {'which' if figures['translate_seconds'] else f'without {_TRANSLATION}, which'} was not finished"
+    rest = max(0.0, summary["run_seconds"] - math.fsum(figures[name] for name in names[2:]))
+    lost = min(rest, summary.get("restart_seconds_lost") or 0.0)
+    figures |= {"restart_seconds_lost": lost, "other_seconds": rest - lost}
     around = time_text(summary["total_seconds"] - summary["run_seconds"])
+    if lost:
+        parts += f", lost by restarts {time_text(lost)}"
+    parts += _rest_text(rest - lost, summary["run_seconds"])
     text = f"{time_text(summary['total_seconds'])} {_why_it_ended(run, part.steps)}: start-up and shutdown {around}, {parts}"
     return Answer(KEY, QUESTION, text, {"predicted": False, "steps": part.steps, "total_seconds": summary["total_seconds"], **figures})
 
@@ -196,9 +202,8 @@ def _parts(evaluations: int, train: float, evaluate: float | None, save: float |
     return f"training {time_text(train)}, {evaluated}, {saved}{'' if translate == 0.0 else at_the_end}"
 
 
-def _rest_text(run: float, *parts: float | None) -> str:
+def _rest_text(rest: float, run: float) -> str:
     """Return what of the run clock is in no part, with a comma before it; empty where that is next to nothing."""
-    rest = run - math.fsum(part or 0.0 for part in parts)
     return f", {NAMES['other']} {time_text(rest)}" if rest >= NOTABLE_REST * run else ""
 
 
@@ -212,7 +217,9 @@ def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[
     around = f"{time_text(total - whole['run_seconds'])}{without}"
     earlier = f"until it was resumed {time_text(part.began_seconds)}, then " if part.began_seconds else ""
     times = [whole[name] for name in ("train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds")]
-    parts = _parts(whole["evaluations"], *times) + _rest_text(whole["run_seconds"], part.began_seconds, *times)
+    parts = _parts(whole["evaluations"], *times) + _rest_text(
+        whole["run_seconds"] - math.fsum(seconds or 0.0 for seconds in (part.began_seconds, *times)), whole["run_seconds"]
+    )
     judged = f"{count_text(whole['measured_steps'])} updates in {time_text(whole['measured_seconds'])}"
     since = " since the run was resumed" if part.began_seconds else ""
     return (

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..catalog.run import Run
 from ..diagnosis.links import busiest
-from ..diagnosis.verdict import NEARLY_ALL, Explanation
+from ..diagnosis.verdict import NEARLY_ALL, NOTABLE, Explanation
 from ..diagnosis.words import bits_text
 from ..series.arrays import NodeSeries
 from .answer import Answer, digits3, percent
@@ -25,8 +25,8 @@ _CAUSES = {
     "link": "limited by the link",
     "messages": "latency and overhead more than bandwidth",
     "transfer": "copying and summing take the time",
+    "waiting": "mostly overhead and waiting, not the exchange itself",
 }
-_OVERHEAD = "mostly framework overhead and waiting around the all-reduce"
 
 
 def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries]) -> Answer | None:
@@ -67,9 +67,7 @@ def _limit(explanation: Explanation) -> tuple[bool | None, str]:
     share = f"communication is {step} of a worker's step and {run} of the run time"
     known = f", {full}" if full else ""
     if explanation.verdict == "network":
-        costs, why = explanation.exchange_costs, _CAUSES.get(explanation.network_cause or "", "")
-        if explanation.network_cause == "transfer" and costs is not None and costs.mostly_overhead:
-            why = _OVERHEAD
+        why = _CAUSES.get(explanation.network_cause or "", "")
         return True, f"the bottleneck: {share}" + (f", {why}" if why else "") + known
     if "network" in explanation.candidates:
         return None, f"possibly the bottleneck: {share}{known}"

@@ -41,6 +41,9 @@ NODES_BASIS = "CPU cores: means over the whole run, evaluations and pauses inclu
 
 _PSS = "node_memory_pss_bytes_max"
 
+REPEATED = "Sent and received are not known over the training time: restarts repeated work. explain shows them with that work."
+"""Stands under the nodes of a run that has them not for this reason."""
+
 Show = Callable[[Any], str]
 
 _ROOM = "\u2800"  # a blank that is no white space, which would be cut off at the end of a cell
@@ -119,7 +122,11 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
     changed = changed_text(_run(summary, job))
     mixed = ["", changed] if changed else []
     pss = any(value is not None for value in figures[_PSS] or ())
-    return Group(main, "", _nodes(entry, pss), NODES_BASIS, memory_basis(pss), *_notes([summary]), *mixed)
+    return Group(main, "", _nodes(entry, pss), NODES_BASIS, memory_basis(pss), *_unknown_rates(summary), *_notes([summary]), *mixed)
+
+
+def _unknown_rates(summary: Mapping[str, Any]) -> list[str]:
+    return [REPEATED] if summary.get("restart_seconds_lost") else []
 
 
 def _not_translated(summary: Mapping[str, Any], run: Run, path: Path | None) -> str | None:

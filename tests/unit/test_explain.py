@@ -287,6 +287,19 @@ def test_whether_a_node_is_slow_can_be_unclear(tmp_path):
     workers = [{"compute": 6 * MS, "peers": 3.2 * MS, "spread": 0.1}, {"compute": 9.2 * MS, "spread": 0.1}]
     found = judged(tmp_path, workers)
     assert (found.verdict, set(found.candidates)) == ("unclear", {"compute", "peers"})
+    assert headline(found).startswith(
+        "not clear whether node 1 is a straggler: its own work takes 1.53 ± 0.31 times as long as an ordinary one's; the limit is 1.5."
+    )
+
+
+def test_an_exchange_that_is_quick_by_itself_is_neither_bytes_nor_messages(tmp_path):
+    found = judged(tmp_path, steps(compute=2, network=8), message_seconds=1 * MS, mode="async")
+    assert found.network_cause == "transfer"
+    path = found.evidence
+    calibration = {"workers": [{**entry, "communicate_seconds": 3.9 * MS} for entry in path.calibration["workers"]]}
+    waits = judge(replace(path, calibration={**path.calibration, **calibration}))
+    assert waits.network_cause == "waiting"
+    assert "by itself an exchange takes 3.9 ms, so most of it is waiting for the other side or for a core" in headline(waits)
 
 
 def test_a_slow_node_is_no_waiting_in_async_mode_where_it_is_unclear_too(tmp_path):
@@ -339,7 +352,7 @@ def test_nodes_that_share_cores_are_named(tmp_path):
 def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
     """Computing for nine tenths of the time takes nine tenths of a core; the second node had 0.5 of one."""
     used = [{"cpu_cores_used": {"mean": cores, "max": cores}, "cores_available": 2.0} for cores in (0.9, 0.5)]
-    found = judged(tmp_path, steps(compute=9, network=1), node_figures=used)
+    found = judged(tmp_path, steps(compute=9, network=1), node_figures=used, figures={"run_seconds": 2.0, "train_seconds": 2.0})
     assert [note for note in notes(found) if "short of CPU" in note] == [
         "Node 1 is short of CPU: it computes or loads data for 90% of its steps, which needs at least 0.90 cores, and got 0.50: "
         "other processes used the CPU."
@@ -378,6 +391,18 @@ def test_a_run_whose_cores_others_had_is_starved_and_nothing_is_advised(tmp_path
     assert f"used 1.20 of the 2.00 cores that node {starved} may use, {fractions[starved]:.0%} of the CPU time" in headline(found)
     assert notes(found) == []
     assert found.to_json()["starved"]["fraction"] == fractions[starved]
+
+
+def test_a_limit_below_the_cores_that_others_had_is_said(tmp_path):
+    taken = [{**node, "cores_available": 0.6} for node in starving(0.7)]
+    found = judged(tmp_path, steps(compute=10, count=1), node_figures=taken)
+    assert "other programs used 1.20 of the cores that node 0, limited to 0.60, runs on, 70% of the CPU time" in headline(found)
+
+
+def test_a_run_too_short_to_sample_names_no_other_programs(tmp_path):
+    used = [{"cpu_cores_used": {"mean": 0.1, "max": 0.1}, "cores_available": 2.0}] * 2
+    found = judged(tmp_path, steps(compute=9, network=1), node_figures=used)
+    assert [note for note in notes(found) if "processor" in note] == []
 
 
 @pytest.mark.parametrize(

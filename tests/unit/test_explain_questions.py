@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from explained_runs import explained_run, using
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from questioned_runs import asked, trained
 from run_samples import EVALUATION, sample, summary_of
 
@@ -130,6 +132,20 @@ def test_a_dataset_is_made_once(tmp_path):
         assert found["dataset_made_seconds"] == left_out
         assert found["total_seconds"] == pytest.approx(before["total_seconds"] - left_out)
         assert ("of dataset preparation" in found["text"]) is (left_out > 0)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.floats(0, 100), min_size=6, max_size=6))
+def test_the_parts_of_what_a_run_took_add_up(tmp_path_factory, seconds):
+    path = trained(tmp_path_factory.mktemp("run"), state="succeeded", total=200)
+    names = ("train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds", "restart_seconds_lost")
+    parts = dict(zip(names, seconds, strict=False))
+    run_seconds = sum(seconds)
+    write_document(path / "summary.json", {**summary_of(path), **parts, "run_seconds": run_seconds, "total_seconds": run_seconds + 2.5})
+    found = asked(path)["duration"]
+    assert sum(found[name] for name in (*names, "other_seconds")) == pytest.approx(found["run_seconds"])
+    assert (found["restart_seconds_lost"], found["other_seconds"]) == (pytest.approx(seconds[4]), pytest.approx(seconds[5], abs=1e-9))
+    assert ("lost by restarts" in found["text"], ", other" in found["text"]) == (seconds[4] > 0, seconds[5] >= 0.005 * (run_seconds + 2.5))
 
 
 def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):

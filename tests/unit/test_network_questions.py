@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from explained_runs import explained_run
 from questioned_runs import asked, trained
 from run_samples import a_job, open_run, sample
 
@@ -126,6 +127,12 @@ def test_a_network_that_is_as_busy_while_steps_are_slow(tmp_path):
     found = asked(exchanging(tmp_path, lambda _pace: 1e6))["step_time_and_network"]
     assert found["correlation"] is None
     assert found["text"].endswith("the sent rate is the same in slow steps, so they move more bytes")
+
+
+def test_an_exchange_that_is_little_of_the_run_is_not_called_little_of_a_step(tmp_path):
+    figures = {"run_seconds": 4.0, "train_seconds": 0.6, "eval_seconds": 3.0}
+    found = asked(explained_run(tmp_path, [{"compute": 0.004, "communicate": 0.006}] * 2, figures=figures))["network"]
+    assert found["text"].startswith("not the limit of the run, 9% of whose time is exchange, though 60% of each step is exchange")
 
 
 def test_a_process_alone_has_no_network(tmp_path):
