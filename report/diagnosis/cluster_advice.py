@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .batch_size_advice import Advice, batch_dependent_seconds, larger_batch
+from .evidence import Evidence
 from .links import busiest
+from .time_shares import Worker
 from .verdict import NEARLY_ALL, NOTABLE, Explanation
 
 __all__ = ["network", "peers"]
@@ -40,9 +42,9 @@ def _direct_exchange(explanation: Explanation) -> Iterator[Advice]:
 def _one_worker(explanation: Explanation) -> Iterator[Advice]:
     """The quickest worker by itself, without any exchange; its computing was measured without one.
 
-    It was measured while the others computed too: where they shared its cores, it is quicker alone. So it is where it fetched and sent
-    for each step, of which a process alone makes many in one go. A batch that was given for all workers is then its own, and computing
-    grows as from half a batch to a whole one.
+    It was measured while the others computed too: where they shared its cores, it is quicker alone. What its steps took beyond its own work
+    and the exchange by itself is overhead that it may have alone, too. A batch that was given for all workers is then its own, and
+    computing grows as from half a batch to a whole one. A lower bound is below by as much as what was calibrated varied.
     """
     evidence = explanation.evidence
     summary, workers = evidence.summary, evidence.workers
@@ -50,20 +52,31 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
     if count == 1 or summary["nodes"] not in (1, count):
         return
     quickest = min(workers, key=lambda worker: worker.own_seconds)
-    together = sum(1.0 / worker.step_seconds for worker in workers)
+    together, overhead = sum(1.0 / worker.step_seconds for worker in workers), _overhead(evidence, quickest)
     if evidence.job.get("global_batch_size") is None:
-        alone, caution = 1.0 / quickest.own_seconds, None if summary["mode"] == "async" else "the global batch is then one worker's"
+        alone = 1.0 / (quickest.own_seconds + overhead)
+        caution = None if summary["mode"] == "async" else "the global batch is then one worker's"
     else:
         more, caution = batch_dependent_seconds(explanation, quickest), None
         if more is None:
             return
-        alone = count / (quickest.own_seconds + (count - 1) * more)
+        alone = count / (quickest.own_seconds + overhead + (count - 1) * more)
     shared = summary["nodes"] == 1 or (summary["nodes_sharing_cores"] or 1) > 1
     one = "one task" if summary["nodes"] == 1 else "one node"
     reason = f"{one} alone: no communication{', and no sharing of cores' * shared}"
     option = "--procs-per-node 1" if summary["nodes"] == 1 else _only_nodes(explanation, [quickest.node])
     mode = " --mode sync" if summary["mode"] == "async" else ""
-    yield Advice(f"{option}{mode}", reason, alone / together, "at least" if shared or mode else "about", caution)
+    if shared or mode:
+        yield Advice(f"{option}{mode}", reason, alone / together / (1.0 + quickest.spread), "at least", caution)
+    else:
+        yield Advice(option, reason, alone / together, "about", caution)
+
+
+def _overhead(evidence: Evidence, worker: Worker) -> float:
+    """Return the seconds of a worker's step beyond its parts, each by itself; 0 where its exchange was not calibrated."""
+    entries = (evidence.calibration or {}).get("workers", ())
+    exchange = next((entry["communicate_seconds"] for entry in entries if entry["worker"] == worker.worker), None)
+    return 0.0 if exchange is None else max(0.0, worker.communicate_seconds - exchange)
 
 
 def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
