@@ -110,6 +110,7 @@ class TrainingLoop:
         self.outcome = TrainingTotals.at(start, len(tasks))
         self._queued: deque[_Command] = deque()
         self._plans = OutstandingPlans(job)
+        self._decoding: dict[tuple[bool, int], list[float]] = {}
         self._next_plan_steps = FIRST_PLAN_STEPS
         self._sequence = 0
         self._next_step = start.cursor.step
@@ -328,15 +329,28 @@ class TrainingLoop:
         self.outcome.train_seconds_by_leader[leader] += training
         if leader == 0:
             self.outcome.train_seconds += training
-            if command.message.kind == "decode" and self._trained:
-                self.outcome.translate_seconds += seconds - drained
-            elif command.message.kind in ("evaluate", "decode"):
+            if command.message.kind == "evaluate":
                 self.outcome.eval_seconds += seconds - drained
             if command.message.kind == "state":
                 self.outcome.checkpoint_seconds += seconds - drained
                 self.checkpoints.on_copied(command.sequence, seconds - drained, self.outcome.last_evaluation)
+        if command.message.kind == "decode":
+            self._on_decode_done(command.at_step, leader, seconds - drained)
         if command.waiting == 0:
             self._queued.remove(command)
+
+    def _on_decode_done(self, at_step: int, leader: int, seconds: float) -> None:
+        """Leading tasks translate independently, and all wait for the slowest: it is its time that counts."""
+        by_leader = self._decoding.setdefault((self._trained, at_step), [0.0] * len(self.tasks))
+        before = max(by_leader)
+        by_leader[leader] += seconds
+        more = max(by_leader) - before
+        if self._trained:
+            self.outcome.translate_seconds += more
+        else:
+            self.outcome.eval_seconds += more
+        if len(self._decoding) > 2:  # of an evaluation before the last nothing is outstanding
+            del self._decoding[next(iter(self._decoding))]
 
     def _expect_all_before(self, command: _Command) -> None:
         """Every command but ``train`` makes the cluster quiescent first; by its end every update before it has been reported."""

@@ -6,6 +6,7 @@ from test_translation_orders import OBJECTIVE, answer
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.protocol.messages import Message
 
 SENTENCES = 700
 STEPS = 24
@@ -65,6 +66,44 @@ def test_translating_at_the_end_is_time_of_its_own():
     decoded = run.tasks.commands.count("decode") - ORDERS_AT_THE_END
     assert outcome.translate_seconds == pytest.approx(0.1 * ORDERS_AT_THE_END)
     assert outcome.eval_seconds == pytest.approx(0.1 * (run.tasks.commands.count("evaluate") + decoded))
+
+
+class TwoTasks(Task):
+    """Two leading tasks, the second of which takes `slower` times as long to translate."""
+
+    def __init__(self, slower):
+        super().__init__(lambda command: None)
+        self.slower = slower
+
+    def __len__(self):
+        return 2
+
+    def send(self, command):
+        before = len(self.answers)
+        super().send(command)
+        own, self.answers[before:] = self.answers[before:], []
+        for leader in (1, 0):
+            for message in own:
+                if message.kind == "decoded":
+                    self.answers.append((leader, answer(command, leader, 2)))
+                elif message.kind == "done":
+                    seconds = 0.1 * (self.slower if leader and command.kind == "decode" else 1.0)
+                    self.answers.append((leader, Message("done", {**message.fields, "seconds": seconds})))
+                elif leader == 0:
+                    self.answers.append((0, message))
+
+    def receive(self, timeout_seconds):
+        return self.answers.pop(0) if self.answers else None
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+def test_translating_takes_as_long_as_the_slowest_task(slower):
+    tasks = TwoTasks(slower)
+    outcome = training_loop({"epochs": 3, "eval_every": "end"}, tasks, Records(), Saver(), OBJECTIVE, SENTENCES).run()
+    orders = -(-SENTENCES // 128)  # of both
+    decoded = tasks.commands.count("decode") - orders
+    assert outcome.translate_seconds == pytest.approx(0.1 * max(1.0, slower) * orders)
+    assert outcome.eval_seconds == pytest.approx(0.1 * (1 + max(1.0, slower) * decoded))
 
 
 def test_a_failure_of_the_translations_costs_no_state():
