@@ -145,5 +145,5 @@ def exchange_text(costs: ExchangeCosts) -> str:
     )
     return (
         f"{spent}; estimated with --exchange direct: {rate[:-2]} steps/s ({low[:-2]} to {high[:-2]}), "
-        f"{number_text(costs.direct_exchange_speedup_estimate, 2)}x this run's"
+        f"{number_text(costs.direct_exchange_speedup_estimate, 2)} × the {rate_text(1 / costs.step_seconds)[:-2]} of these steps"
     )

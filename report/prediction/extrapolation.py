@@ -192,7 +192,7 @@ def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str
         which = "with the exchange tried after it" if run.tried else "itself"
         texts.append(
             f"For {run.name} {which} the model gives {rate:,.0f} examples/s while it trains; {run.examples_per_second:,.0f} were measured "
-            f"({error:+.0%}).{poor}{_between(run)}"
+            f"in its steps ({error:+.0%}).{poor}{_between(run)}"
         )
     return texts
 

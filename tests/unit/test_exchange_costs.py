@@ -139,7 +139,7 @@ def test_the_command_says_both(tmp_path):
     assert (
         "communication in a step of 4 ms (mean without the first updates): latency 2 ms (50%), transfer of the bytes 1 ms (25%); " in said
     )
-    assert "estimated with --exchange direct: 1,000 steps/s (800 to 1,250), 4.00x this run's" in said
+    assert "estimated with --exchange direct: 1,000 steps/s (800 to 1,250), 4.00 × the 250 of these steps" in said
     document = json.loads(CliRunner().invoke(command, [str(path), "--json"], catch_exceptions=False).output)
     assert document["exchange_costs"]["messages_seconds_per_step"] == pytest.approx(2 * MS)
     assert document["exchange_costs"]["direct_exchange_steps_per_second_estimate"] == pytest.approx(1000)

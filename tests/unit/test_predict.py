@@ -337,7 +337,7 @@ class TestCommand:
         write(path, "summary.json", summary)
         assert re.search(self.FITS + r"\(-\d\d%\)\. It does not describe this run well", self.text(path))
 
-    FITS = r"For one itself the model gives [\d,]+ examples/s while it trains; [\d,]+ were measured "
+    FITS = r"For one itself the model gives [\d,]+ examples/s while it trains; [\d,]+ were measured in its steps "
 
     @staticmethod
     def text(path):
