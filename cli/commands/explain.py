@@ -25,6 +25,7 @@ from ...report.questions.duration import Wanted
 from ...report.tables.run_tables import to_text
 from ..options import GivenPath, IntegerRange
 from ..run_arguments import finished_runs, warn_of_lost_updates
+from ..wrapped_output import echo_wrapped
 
 __all__ = ["explain"]
 
@@ -67,8 +68,8 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
         document = {**explanation.to_json(), **words, "questions": answers_json(answered)}
         click.echo(json_text(finite_json(document), indent=1))
     else:
-        click.echo(to_text(page(explanation, advice)), nl=False)
-        click.echo(to_text(answers_page(answered)), nl=False)
+        echo_wrapped(to_text(page(explanation, advice)))
+        echo_wrapped(to_text(answers_page(answered)))
 
 
 def _folder_of_runs(text: str, out: Path) -> Path | None:
@@ -84,4 +85,4 @@ def _explain_several(folder: Path, out: Path, *, as_json: bool) -> None:
     if as_json:
         click.echo(json_text(explained.to_json(), indent=1))
     else:
-        click.echo(to_text(explained.page()), nl=False)
+        echo_wrapped(to_text(explained.page()))

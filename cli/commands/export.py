@@ -30,6 +30,7 @@ from ..interrupts import TerminationAsInterrupt
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
 from ..streams import output_is_a_copy
+from ..wrapped_output import echo_wrapped
 
 __all__ = ["export"]
 
@@ -211,7 +212,7 @@ def _describe(source: Path, *, as_json: bool) -> None:
         return
     width = max((len(row.path) for row in rows), default=0)
     for row in rows:
-        click.echo(f"{row.path:<{width}}  {_size(row.bytes):>9}  {row.purpose}")
+        echo_wrapped(f"{row.path:<{width}}  {_size(row.bytes):>9}  {row.purpose}\n")
     click.echo(f"{len(rows)} files, {_size(sum(row.bytes for row in rows))}")
     for text in problems.values():
         click.echo(text)

@@ -26,6 +26,7 @@ from ...report.prediction.observations import Observed, observe_all
 from ...report.prediction.table import document, prediction_table
 from ...report.tables.run_tables import to_text
 from ..options import GivenPath, IntegerRange, name_settings
+from ..wrapped_output import echo_wrapped
 
 __all__ = ["predict"]
 
@@ -104,7 +105,7 @@ def predict(
         found: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
         click.echo(json_text(found, indent=1))
     else:
-        click.echo(to_text(prediction_table(fitted, question, rows, validation)), nl=False)
+        echo_wrapped(to_text(prediction_table(fitted, question, rows, validation)))
 
 
 def _that_trained(runs: Sequence[Run]) -> Sequence[Run]:

@@ -46,6 +46,7 @@ from ..run_placement import check_place, launch_request, place_of, request_elsew
 from ..shown_settings import settings_as_json, settings_as_text
 from ..streams import output_is_a_copy
 from ..typed_run import TypedRun
+from ..wrapped_output import echo_wrapped
 
 if TYPE_CHECKING:
     from ...launch.resume.resumption import Resumption
@@ -327,7 +328,7 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
     from ...records.store.run_directory import RunReader
     from ...report.tables.run_tables import one_run, to_text
 
-    click.echo(to_text(one_run(summary, RunReader(path).job(), Path(path))))
+    echo_wrapped(to_text(one_run(summary, RunReader(path).job(), Path(path))) + "\n")
     click.echo(f"run directory: {path}")
     if summary["profile"] is not None:
         folder = Path(path) / summary["profile"]

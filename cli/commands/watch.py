@@ -30,6 +30,7 @@ from ...report.tables.run_tables import one_run, to_text
 from ..interrupts import INTERRUPTED, RememberedInterrupts
 from ..options import GivenPath, NumberRange
 from ..run_arguments import warn_of_lost_updates
+from ..wrapped_output import echo_wrapped
 
 __all__ = ["watch"]
 
@@ -92,7 +93,7 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
         watched.close()
     summary = watched.reader.summary()
     if summary is not None and not as_json:
-        click.echo(to_text(one_run(summary, watched.reader.job(), watched.reader.path)))
+        echo_wrapped(to_text(one_run(summary, watched.reader.job(), watched.reader.path)) + "\n")
         click.echo(f"run directory: {one_line(str(path))}")
     warn_of_lost_updates([Run(path)])
     return 0 if watched.state == "succeeded" else 1

@@ -25,6 +25,7 @@ from ....report.catalog.summary_rows import metric_figures
 from ....report.tables.runs_list import runs_table
 from ...options import GivenPath, IntegerRange
 from ...streams import output_is_a_copy
+from ...wrapped_output import echo_wrapped
 
 __all__ = ["runs"]
 
@@ -182,7 +183,10 @@ def show_command(run: str, as_json: bool, out: Path) -> None:
     from .show import as_text, shown
 
     found = shown(find_run(run, out))
-    click.echo(json_text(finite_json(found), indent=1) if as_json else as_text(found), nl=as_json)
+    if as_json:
+        click.echo(json_text(finite_json(found), indent=1))
+    else:
+        echo_wrapped(as_text(found))
 
 
 @runs.command("delete", short_help="Delete runs, after asking.")
