@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,7 +17,7 @@ from ..core.errors import OutputError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["guard_streams", "output_is_a_copy"]
+__all__ = ["echo_wrapped", "guard_streams", "output_is_a_copy", "wrapped"]
 
 _COPY = "crosstrain.output_is_a_copy"
 """Under this key of click's context a command keeps that its work stands in files."""
@@ -112,3 +115,40 @@ def _over(raw: _Output, like: TextIO | None = None) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         buffer, like.encoding, like.errors, newline="\n", line_buffering=like.line_buffering, write_through=like.write_through
     )
+
+
+_BEFORE_VALUE = re.compile(r".*\S {2,}(?=\S)")
+"""What stands before the last column of a line: nothing in prose, a key before its value."""
+
+_MOST = 0.6
+"""A last column that begins further to the right, as a part of the width, has no room to be wrapped in."""
+
+_SENTENCE = 3
+"""Where it has so many words, all of its line is wrapped; of fewer it is a cell of a table."""
+
+
+def echo_wrapped(text: str) -> None:
+    """Write a text, on a terminal in lines of its width; elsewhere a line is one line, as other programs read it."""
+    import click
+
+    click.echo(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, nl=False)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return a text whose lines of prose, and of a key and its value, are at most `width` characters long where words allow it.
+
+    What continues is indented, below the value where there is a key. Rows of tables stay as they are.
+    """
+    return "".join(_wrapped(line, width) for line in text.splitlines(keepends=True))
+
+
+def _wrapped(line: str, width: int) -> str:
+    body = line.rstrip("\n")
+    before = _BEFORE_VALUE.match(body)
+    start = before.end() if before is not None else 0
+    if len(body) <= width or (start > _MOST * width and len(body[start:].split()) < _SENTENCE):
+        return line
+    start = 0 if start > _MOST * width else start
+    indent = " " * (start or len(body) - len(body.lstrip()) + 2)
+    lines = textwrap.wrap(body, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) + line[len(body) :]

@@ -25,7 +25,7 @@ from ...report.questions.duration import Wanted
 from ...report.tables.run_tables import to_text
 from ..options import GivenPath, IntegerRange
 from ..run_arguments import finished_runs, warn_of_lost_updates
-from ..wrapped_output import echo_wrapped
+from ..streams import echo_wrapped
 
 __all__ = ["explain"]
 

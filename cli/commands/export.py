@@ -29,8 +29,7 @@ from ..checkpoint_options import checkpoint_options
 from ..interrupts import TerminationAsInterrupt
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
-from ..streams import output_is_a_copy
-from ..wrapped_output import echo_wrapped
+from ..streams import echo_wrapped, output_is_a_copy
 
 __all__ = ["export"]
 

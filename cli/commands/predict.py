@@ -26,7 +26,7 @@ from ...report.prediction.observations import Observed, observe_all
 from ...report.prediction.table import document, prediction_table
 from ...report.tables.run_tables import to_text
 from ..options import GivenPath, IntegerRange, name_settings
-from ..wrapped_output import echo_wrapped
+from ..streams import echo_wrapped
 
 __all__ = ["predict"]
 

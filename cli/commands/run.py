@@ -44,9 +44,8 @@ from ..options import (
 from ..run_arguments import find_run_or_checkpoint, recorded_start_timeout
 from ..run_placement import check_place, launch_request, place_of, request_elsewhere, within_allocation
 from ..shown_settings import settings_as_json, settings_as_text
-from ..streams import output_is_a_copy
+from ..streams import echo_wrapped, output_is_a_copy
 from ..typed_run import TypedRun
-from ..wrapped_output import echo_wrapped
 
 if TYPE_CHECKING:
     from ...launch.resume.resumption import Resumption

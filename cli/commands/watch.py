@@ -30,7 +30,7 @@ from ...report.tables.run_tables import one_run, to_text
 from ..interrupts import INTERRUPTED, RememberedInterrupts
 from ..options import GivenPath, NumberRange
 from ..run_arguments import warn_of_lost_updates
-from ..wrapped_output import echo_wrapped
+from ..streams import echo_wrapped
 
 __all__ = ["watch"]
 

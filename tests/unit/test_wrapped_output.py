@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.cli.wrapped_output import wrapped
+from crosstrain.cli.streams import wrapped
 
 WORDS = st.lists(st.text("abcdefgh1.,%", min_size=1, max_size=12), min_size=1, max_size=60)
 

@@ -24,8 +24,7 @@ from ....report.catalog.run import Run
 from ....report.catalog.summary_rows import metric_figures
 from ....report.tables.runs_list import runs_table
 from ...options import GivenPath, IntegerRange
-from ...streams import output_is_a_copy
-from ...wrapped_output import echo_wrapped
+from ...streams import echo_wrapped, output_is_a_copy
 
 __all__ = ["runs"]
 
