@@ -7,7 +7,7 @@ from typing import Any
 
 from ..catalog.run import Run
 from ..diagnosis.links import busiest
-from ..diagnosis.verdict import NEARLY_ALL, NOTABLE, Explanation
+from ..diagnosis.verdict import NEARLY_ALL, Explanation
 from ..diagnosis.words import bits_text
 from ..series.arrays import NodeSeries
 from .answer import Answer, digits3, percent
