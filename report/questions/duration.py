@@ -204,7 +204,7 @@ def _parts(evaluations: int, train: float, evaluate: float | None, save: float |
 
 def _rest_text(rest: float, run: float) -> str:
     """Return what of the run clock is in no part, with a comma before it; empty where that is next to nothing."""
-    return f", {NAMES['other']} {time_text(rest)}" if rest >= NOTABLE_REST * run else ""
+    return f", {NAMES['other']} {time_text(rest)}" if 0.0 < NOTABLE_REST * run <= rest else ""
 
 
 def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, who
         costs = explain(Run(path)).exchange_costs
     parts = (costs.messages_seconds_per_step, costs.bytes_seconds_per_step or 0.0, costs.around_seconds_per_step)
     assert (costs.bytes_seconds_per_step is None) == (message > whole)
-    assert ("their bytes too little to be measured" in exchange_text(costs)) == (message > whole)
+    assert ("transfer of the bytes too little to be measured" in exchange_text(costs)) == (message > whole)
     assert sum(parts) == pytest.approx(seen * MS)
     assert min(parts) >= 0
     assert costs.messages_fraction <= 1

@@ -21,6 +21,7 @@ from crosstrain.report.catalog.run import Run
 from crosstrain.report.catalog.unfinished import as_recorded
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.questions.answers import answers
+from crosstrain.report.questions.duration import NOTABLE_REST
 from crosstrain.report.questions.hardware_use import hardware_use
 
 MS = 1e-3
@@ -145,7 +146,10 @@ def test_the_parts_of_what_a_run_took_add_up(tmp_path_factory, seconds):
     found = asked(path)["duration"]
     assert sum(found[name] for name in (*names, "other_seconds")) == pytest.approx(found["run_seconds"])
     assert (found["restart_seconds_lost"], found["other_seconds"]) == (pytest.approx(seconds[4]), pytest.approx(seconds[5], abs=1e-9))
-    assert ("lost by restarts" in found["text"], ", other" in found["text"]) == (seconds[4] > 0, seconds[5] >= 0.005 * (run_seconds + 2.5))
+    assert ("lost by restarts" in found["text"], "idle and coordination" in found["text"]) == (
+        seconds[4] > 0,
+        seconds[5] >= NOTABLE_REST * run_seconds > 0,
+    )
 
 
 def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):

@@ -132,7 +132,7 @@ def test_a_network_that_is_as_busy_while_steps_are_slow(tmp_path):
 def test_an_exchange_that_is_little_of_the_run_is_not_called_little_of_a_step(tmp_path):
     figures = {"run_seconds": 4.0, "train_seconds": 0.6, "eval_seconds": 3.0}
     found = asked(explained_run(tmp_path, [{"compute": 0.004, "communicate": 0.006}] * 2, figures=figures))["network"]
-    assert found["text"].startswith("not the limit of the run, 9% of whose time is exchange, though 60% of each step is exchange")
+    assert found["text"].startswith("not the bottleneck: communication is 60% of a worker's step and 9% of the run time")
 
 
 def test_a_process_alone_has_no_network(tmp_path):

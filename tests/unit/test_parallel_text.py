@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import os
+import random
 import re
 import sys
 import tracemalloc
@@ -280,7 +281,8 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_refused(tmp_path):
 
 @pytest.mark.parametrize("bytes_too", [True, False])
 def test_the_size_that_is_named_fits(bytes_too):
-    lines = [f"der Hund läuft {number} Meter" for number in range(40)]
+    letters = random.Random(7)
+    lines = [" ".join("".join(letters.choices("abcdefghijklmnoprstuwzäöü", k=5)) for _ in range(4)) for _ in range(200)]
     for wrong in (20, 60_000):
         with pytest.raises(UsageError, match=f"no vocabulary of {wrong:,} pieces") as refused:
             train_vocabulary(lines, wrong, bytes_too=bytes_too)

@@ -47,8 +47,8 @@ def test_runs_of_one_seed_are_repeats_as_those_of_several_are():
     (best,) = conclude(ALIKE).best
     assert best.set_up.label == "tf"
     assert best.over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
-    (line,) = told(conclude(ALIKE)).axes
-    assert line.sure.startswith("significance unknown (not every configuration has repeats); runs of one job differ by up to 5%")
+    (said,) = told(conclude(ALIKE)).best
+    assert "; significance unknown (not every configuration has repeats); runs of one job differ by up to 5%" in said
 
 
 def copied(folder, runs, copies):
@@ -137,7 +137,7 @@ SCATTERED = speeds_of(tf=[1000.0, 1210.0], torch=[1030.0, 990.0])
 def test_repeats_are_judged_together():
     found = conclude(SCATTERED)
     assert found.verdicts[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
-    assert "not significant; needs about" in told(found).axes[0].sure
+    assert "not significant; needs about" in told(found).best[0]
 
 
 def test_runs_of_one_job_are_not_ranked():
@@ -162,8 +162,8 @@ def test_runs_of_one_job_are_not_ranked():
     ],
 )
 def test_only_repeats_show_what_a_difference_is_worth(jobs, said):
-    (line,) = told(conclude(speeds_of(**jobs))).axes
-    assert line.sure == said
+    (best,) = told(conclude(speeds_of(**jobs))).best
+    assert best.endswith(f"; {said}.")
 
 
 def test_a_starved_run_decides_nothing_and_spoils_no_mean():
@@ -250,7 +250,7 @@ def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_wit
     paths = written(tmp_path, *runs)
     text = points_text([(tmp_path / point.name, point.settings) for point in points], repeats=False, width=None)
     compared = CliRunner().invoke(compare, paths, catch_exceptions=False).output
-    assert "  precision  bf16 over fp32  1.00 × in throughput" in text
+    assert ": 1.00 × as fast as precision " in text
     assert as_text(told(conclude(compare_paths(paths).runs)), None) in compared
     assert "† not comparable with" in text
     assert text.splitlines()[-1] == "`trainer compare --by precision` takes that for what is compared, and marks nothing for it."

@@ -72,5 +72,5 @@ def test_what_examples_take_is_that_of_as_many_as_an_update_has(tmp_path, size, 
         (path / "job.json").write_text(json.dumps({**described, "dataset": {"sizes": {"train": size, "test": 4}}}))
         runs.append(Run(path))
     fast, slow = told(conclude(runs)).why
-    assert fast.endswith(f" ({examples} examples take {seconds_text(examples / 1000)} in all).")
-    assert slow.endswith(f" ({examples} examples take {seconds_text(examples / 500)} in all).")
+    assert fast.endswith(f" ({examples} examples take {seconds_text(examples / 1000)}).")
+    assert slow.endswith(f" ({examples} examples take {seconds_text(examples / 500)}).")
