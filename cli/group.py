@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "SOURCES", "LazyCommand", "invoke", "trainer"]
 
 
+_OF_A_PATH = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.ELOOP, errno.ENOTDIR}
+"""What the system says of a path that somebody has given, and not of our use of it."""
+
 SOURCES = "crosstrain.sources"
 """Under this a command keeps, in its context, where the values of settings came from (`options.name_settings`)."""
 
@@ -162,6 +165,8 @@ def _invoke_shown(given: list[str]) -> int:
     except OSError as error:
         if error.errno == errno.ENOENT and not os.path.isabs(error.filename or "") and _misses_working_directory():
             return _fail("this needs the working directory.", UsageError.exit_code)
+        if error.errno in _OF_A_PATH and error.filename is not None:  # `Path.is_file` and its like raise these too
+            return _fail(f"{os.fsdecode(error.filename)!r}: {error.strerror}.", UsageError.exit_code)
         if error.errno != errno.EPIPE:
             raise
         _abandon_output()

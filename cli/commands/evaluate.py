@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +13,7 @@ import numpy as np
 from ...backends.base import State
 from ...checkpoint.compatibility import rebuilt_model
 from ...checkpoint.selection import ChosenWeights, Selection
+from ...core.drafts import replacing
 from ...core.errors import UsageError, writing
 from ...core.job import Job
 from ...core.untrusted.console import json_text, note
@@ -108,15 +108,8 @@ def _check_new(path: Path) -> None:
 
 def _write_predictions(path: Path, logits_nk: Any, labels_n: Any) -> None:
     """Write the file in one move, so that there is never half of it. Raises DiskError."""
-    with writing(path):
-        descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-        try:
-            with open(descriptor, "wb") as file:
-                np.savez(file, logits=logits_nk, labels=labels_n)
-            os.replace(draft, path)
-        except BaseException:
-            os.unlink(draft)
-            raise
+    with writing(path), replacing(path) as draft, draft.open("wb") as file:
+        np.savez(file, logits=logits_nk, labels=labels_n)
 
 
 def _figures(chosen: ChosenWeights, job: Job, dataset: StoredDataset, evaluated: Evaluated, predictions: Path | None) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from ...core.drafts import replacing
 from ...core.errors import RunFailedError, UsageError, writing
 from ...core.process import python as python_command
 from ...core.settings.sources import Resolved
@@ -117,17 +118,12 @@ def _write(script: Path, text: str) -> None:
 
     Raises UsageError where something else than a file is in its place, DiskError where the disk refuses it.
     """
-    draft = script.with_name(f".{script.name}.{os.getpid()}")
     with writing(script):
         script.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(script) and not stat.S_ISREG(os.lstat(script).st_mode):
             raise UsageError(f"--name: {str(script)!r}, where the script belongs, is no regular file; remove it, or give another --name")
-        try:
-            with draft.open("x", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(draft, script)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replacing(script) as draft:
+            draft.write_text(text, encoding="utf-8")
 
 
 def _refuse_seed(resolved: Resolved) -> None:

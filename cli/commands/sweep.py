@@ -140,7 +140,7 @@ def _sweep_folder(given: str) -> Path:
 
 def _lasting(config: str | None) -> str | None:
     """Return a shipped configuration by name, any other by its full path, so that the sweep can go on from elsewhere."""
-    return config if config is None or config in shipped() else str(Path(config).resolve())
+    return config if config is None or config in shipped() else os.path.realpath(config)
 
 
 def _lasting_names(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import click
 from click.shell_completion import CompletionItem
 
+from ...core.drafts import replacing
 from ...core.untrusted.console import json_text
 
 __all__ = ["Described", "completing_command"]
@@ -59,12 +60,8 @@ def _keep(place: Path, document: Mapping[str, Any]) -> None:
     if not place.is_absolute():
         raise FileNotFoundError(place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
+    with replacing(place) as draft:
         draft.write_text(json_text(document), encoding="utf-8")
-        os.replace(draft, place)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _kept(place: Path, state: list[Any]) -> dict[str, Described]:

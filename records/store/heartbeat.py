@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from ...core.drafts import replacing
 from ...core.errors import DiskError, UsageError, writing
 
 __all__ = ["HEARTBEAT", "SILENT_SECONDS", "Heartbeat", "is_silent"]
@@ -43,13 +44,8 @@ class Heartbeat:
         self._taken = False
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        partial = folder / f".{HEARTBEAT}.{self._token.decode()}"
-        with writing(self._path):
-            try:
-                partial.write_bytes(self._line())
-                os.replace(partial, self._path)
-            finally:
-                partial.unlink(missing_ok=True)
+        with writing(self._path), replacing(self._path) as draft:
+            draft.write_bytes(self._line())
         self._counted_at = time.clock_gettime(_CLOCK)
         threading.Thread(target=self._go_on, name=HEARTBEAT, daemon=True).start()
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from ...core.drafts import replacing
 from ...core.errors import RunFailedError, TrainerError, writing
 from ...core.untrusted.bounded_json import NotJsonError, UnreadableError, is_readable_line, parse_json, read_lines
 from ...core.untrusted.path_names import spelled
@@ -307,13 +308,8 @@ class LineFile:
 
 def write_document(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file in one move: a reader sees the old one or the new one. Adds ``schema``. Raises DiskError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    with writing(path):
-        try:
-            partial.write_text(_document_text(value), encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    with writing(path), replacing(path) as draft:
+        draft.write_text(_document_text(value), encoding="utf-8")
 
 
 def overwrite_document(path: Path, value: Mapping[str, Any]) -> None:

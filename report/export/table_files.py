@@ -8,13 +8,13 @@ import itertools
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
+from ...core.drafts import replacing
 from ...core.errors import MissingPackageError, TrainerError, UsageError
 from ...core.untrusted.console import ShownStream
 from ...core.untrusted.spreadsheet_cells import cell_text
@@ -60,29 +60,15 @@ def write_file(table: Table, path: Path, file_format: str, *, overwrite: bool) -
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Yield a file beside `path`, readable as the user's files are, that takes its place at the end; what fails leaves nothing.
+    """Yield the name of a file beside `path` that takes its place at the end; what fails leaves nothing.
 
     Raises TrainerError where the file cannot be written, such as on a full disk.
     """
-    partial: Path | None = None
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(descriptor)
-        partial = Path(name)
-        yield partial
-        partial.chmod(0o666 & ~_umask())
-        os.replace(partial, path)
+        with replacing(path) as draft:
+            yield draft
     except OSError as error:
         raise TrainerError(f"{path}: cannot be written ({error.strerror}).") from error
-    finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _batches(table: Table) -> Iterator[list[Cells]]:

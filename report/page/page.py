@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ...core.drafts import replacing
 from ...core.errors import UsageError
 from ...core.untrusted.console import shown
 from ..catalog.run import Run
@@ -60,14 +60,11 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
     """
     _check(path)
     text = render(runs)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        with replacing(path) as draft:
+            draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output: {str(path)!r} cannot be written ({error.strerror}). Give another place.") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

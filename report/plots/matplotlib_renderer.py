@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
 import warnings
@@ -19,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
+from ...core.drafts import replacing
 from ...core.errors import UsageError
 from ...core.untrusted.console import note, shown
 from .figure import INK, Bars, Curve, Dots, Mark, Panel, Picture, colour, dash, end_labels, keys, kinds, marker
@@ -128,12 +128,8 @@ def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset
             missing = lacking(figure, families)
             matplotlib.rcParams["font.family"] = families
             figure = _draw(picture, look)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            figure.savefig(partial, format=image, dpi=150, metadata=dict(_METADATA[image]))
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as draft:
+            figure.savefig(draft, format=image, dpi=150, metadata=dict(_METADATA[image]))
     return missing
 
 
