@@ -89,7 +89,9 @@ def evaluate(
         refuse_unscorable(dataset, spec.objective.translation)
     evaluator = Evaluator(job, spec, dataset, note)
     evaluated = evaluator.evaluate(state, cast(Split, split), logits=predictions is not None)
-    if evaluated.without_numbers:
+    if evaluated.without_numbers and spec.objective.translation is None:
+        note(f"the logits of {evaluated.without_numbers:,} of {evaluated.result.examples:,} examples are not finite")
+    elif evaluated.without_numbers:
         note(f"the model's output is not finite for {evaluated.without_numbers:,} sentences; each of them counts as an empty translation")
     _print(_figures(chosen, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
     if predictions is not None and evaluated.logits is not None:

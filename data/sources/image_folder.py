@@ -35,7 +35,7 @@ _BLOCK_BYTES = 1 << 26
 """Of pictures that are decoded before they are written."""
 
 _MOST_SHOWN = 100
-"""Files that an error names."""
+"""Files, or classes, that an error names."""
 
 _MOST_LISTED = 10_000
 """Files that the store's manifest names: it has to stay a file that can be read."""
@@ -100,9 +100,7 @@ class ImageFolder:
         listings: dict[Split, _Listing] = {split: _list(data_dir, split, self.links_outside) for split in _SPLITS}
         classes = listings["train"].classes
         if unknown := sorted(set(listings["test"].classes) - set(classes)):
-            raise UsageError(
-                f"data: {str(listings['test'].root)!r} has classes that are missing in the train folder: {', '.join(unknown)}."
-            )
+            raise UsageError(f"data: {str(listings['test'].root)!r} has classes that are missing in the train folder: {_joined(unknown)}.")
         damaged = [f"{_named(file)}: lies in no class folder" for listing in listings.values() for file in listing.strays]
         transparent: list[Path] = []
         block = max(1, _BLOCK_BYTES // (3 * self.size**2))
@@ -169,11 +167,11 @@ def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
         advice = f"remove, or take with {_NAME}:PATH?links-outside=yes"
         raise UsageError(f"data: {count} out of {str(data_dir)!r}; {advice}:{_shown([_named(path) for path in outside])}")
     if wrong := [spelled(name) for name in pictures if not is_text(name)]:
-        raise UsageError(f"data: {str(root)!r} has class folders whose names are not UTF-8: {', '.join(wrong)}. Rename them.")
+        raise UsageError(f"data: {str(root)!r} has class folders whose names are not UTF-8: {_joined(wrong)}. Rename them.")
     if not pictures:
         raise UsageError(f"data: {str(root)!r} has no class folders; {_NAME} needs {_LAYOUT}.")
     if empty := [name for name, files in pictures.items() if not files]:
-        raise UsageError(f"data: {str(root)!r} has class folders without a file: {', '.join(empty)}. Fill or remove them.")
+        raise UsageError(f"data: {str(root)!r} has class folders without a file: {_joined(empty)}. Fill or remove them.")
     return _Listing(root, pictures, [entry for entry in entries if not entry.is_dir()])
 
 
@@ -221,6 +219,10 @@ def _named(path: Path) -> str:
 def _shown(lines: Sequence[str]) -> str:
     """Return some lines for the end of a message."""
     return "".join(f"\n  {line}" for line in _first(lines, _MOST_SHOWN))
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ", ".join(map(one_line, _first(names, _MOST_SHOWN)))
 
 
 def _first(lines: Sequence[str], most: int) -> Sequence[str]:

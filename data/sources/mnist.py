@@ -11,12 +11,14 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import UsageError
+from ...core.untrusted.bounded_json import UnreadableError, open_regular
 from ..base import PreparedArrays, Split
 from ..statistics import channel_statistics
 from .download import download
@@ -34,7 +36,7 @@ _FILES_HINT = (
 _UNSIGNED_BYTE = 0x08
 _GZIP = b"\x1f\x8b"
 _MOST_BYTES = 1 << 30
-"""Of a file, unpacked: twenty times the original. A small gzip file can unpack to terabytes."""
+"""Of a file, unpacked: twenty times the original."""
 
 
 class MnistSource:
@@ -73,12 +75,15 @@ def _names(stems: tuple[str, str]) -> list[tuple[str, str, str]]:
 
 def _find(folder: Path, name: str) -> Path:
     """Return the file, plain or compressed; some copies spell the name with a dot before ``idx``."""
-    for place in _FOLDERS:
-        for spelling in (name, name.replace("-idx", ".idx")):
-            for suffix in ("", ".gz"):
-                path = folder / place / f"{spelling}{suffix}"
-                if path.is_file():
-                    return path
+    for place, spelling, suffix in product(_FOLDERS, (name, name.replace("-idx", ".idx")), ("", ".gz")):
+        path = folder / place / f"{spelling}{suffix}"
+        try:
+            open_regular(path).close()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except UnreadableError as error:
+            raise _wrong(path, f"it {error}") from error
+        return path
     raise UsageError(f"data_dir: {str(folder)!r} has no file {name!r} or {name + '.gz'!r}; {_FILES_HINT}.")
 
 
@@ -108,36 +113,30 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
     Raises UsageError, naming the file, where it has another type or number of dimensions, or is torn or too long.
     """
-    content = _content(path)
-    header = 4 + 4 * dimensions
     expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
-    if content[:4] != expected:
-        raise _wrong(
-            path,
-            f"it begins with 0x{content[:4].hex()}; unsigned bytes in {dimensions} dimensions begin with 0x{expected.hex()}",
-        )
-    if len(content) < header:
-        raise _wrong(path, f"it ends after {len(content)} bytes, within the header")
-    shape = struct.unpack_from(f">{dimensions}I", content, 4)
-    if len(content) - header != math.prod(shape):
-        raise _wrong(
-            path, f"its header promises {' × '.join(map(str, shape))} = {math.prod(shape)} bytes, but {len(content) - header} follow"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
-
-
-def _content(path: Path) -> bytes:
+    header = 4 + 4 * dimensions
     try:
-        with path.open("rb") as raw:
+        with open_regular(path) as raw:
             file = gzip.GzipFile(fileobj=raw) if raw.peek(len(_GZIP))[: len(_GZIP)] == _GZIP else raw
-            content = file.read(_MOST_BYTES + 1)
+            head = file.read(header)
+            if head[:4] != expected:
+                began = f"it begins with 0x{head[:4].hex()}"
+                raise _wrong(path, f"{began}; unsigned bytes in {dimensions} dimensions begin with 0x{expected.hex()}")
+            if len(head) < header:
+                raise _wrong(path, f"it ends after {len(head)} bytes, within the header")
+            shape = struct.unpack(f">{dimensions}I", head[4:])
+            size = math.prod(shape)
+            content = file.read(min(size, _MOST_BYTES) + 1)  # a small gzip file can unpack to terabytes
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _wrong(path, f"it is not a whole gzip file ({error})") from error
-    except OSError as error:
-        raise _wrong(path, f"it cannot be read ({error.strerror})") from error
+    except (OSError, UnreadableError) as error:
+        raise _wrong(path, f"it {error}" if isinstance(error, UnreadableError) else f"it cannot be read ({error.strerror})") from error
     if len(content) > _MOST_BYTES:
         raise _wrong(path, f"it holds more than {_MOST_BYTES >> 20} MiB")
-    return content
+    if len(content) != size:
+        follow = "more" if len(content) > size else len(content)
+        raise _wrong(path, f"its header promises {' × '.join(map(str, shape))} = {size} bytes, but {follow} follow")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
 def _wrong(path: Path, why: str) -> UsageError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from ...engine.protocol.impossible_answers import ImpossibleAnswerError
 from ...engine.protocol.messages import Message
 from ...engine.translation.decodings import at_the_end
 from ...engine.translation.orders import TranslationOrders
+from ...metrics import LOSS
 from ...models.base import Array, ModelSpec
 from .task import StandaloneTask
 
@@ -34,7 +36,7 @@ class Evaluated:
 
     The sums, the figures that they make by name, the precision that was really used, and logits float32 [n, classes] where they were
     asked for. `signature` is what figures of translations are comparable with, None of a model that translates nothing;
-    `without_numbers` of how many sentences the model's output was not finite.
+    `without_numbers` of how many examples or sentences the model's output was not finite.
     """
 
     result: EvalResult
@@ -69,6 +71,9 @@ class Evaluator:
                 result = replace(result, sums={**result.sums, **orders.sums}, seconds=result.seconds + orders.seconds)
             figures = self._model.objective.figures(result.sums)
             predicted = self._predict(split) if logits else None
+            if self._model.classes and not math.isfinite(figures[LOSS.name]):
+                blocks = self._blocks(split) if predicted is None else [(0, predicted)]
+                without_numbers = sum(int((~np.isfinite(logits_bk).all(1)).sum()) for _, logits_bk in blocks)
             return Evaluated(result, figures, task.precision_used, predicted, signature, without_numbers)
 
     def _translate(self, orders: TranslationOrders) -> None:
@@ -79,13 +84,18 @@ class Evaluator:
                 self._task.refuse(str(error))
 
     def _predict(self, split: Split) -> Array:
+        logits_nk: Array = np.empty((self._data.info.sizes[split], self._model.classes), np.float32)
+        for start, logits_bk in self._blocks(split):
+            logits_nk[start : start + len(logits_bk)] = logits_bk
+        return logits_nk
+
+    def _blocks(self, split: Split) -> Iterator[tuple[int, Array]]:
+        """Yield the logits of a split's examples block by block, and where each begins."""
         size = self._data.info.sizes[split]
-        logits_nk: Array = np.empty((size, self._model.classes), np.float32)
-        block = max(1, min(PREDICTION_BLOCK, PREDICTION_BYTES // (logits_nk.itemsize * self._model.classes)))
+        block = max(1, min(PREDICTION_BLOCK, PREDICTION_BYTES // (np.dtype(np.float32).itemsize * self._model.classes)))
         for start in range(0, size, block):
             stop = min(start + block, size)
             logits_bk = self._task.ask(Message("predict", {"split": split, "start": start, "stop": stop})).array("logits")
             if logits_bk.shape != (stop - start, self._model.classes):
                 self._task.refuse(f"logits of shape {logits_bk.shape} for {stop - start} examples of {self._model.classes} classes")
-            logits_nk[start:stop] = logits_bk
-        return logits_nk
+            yield start, logits_bk

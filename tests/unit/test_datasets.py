@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
 import struct
 import subprocess
 import sys
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,6 +193,23 @@ class TestMnistFiles:
             stored_dataset.open_dataset("mnist", idx_files[0])
         assert not cache.exists()
 
+    @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder"), (Path("/dev/zero"), "a device")])
+    def test_that_are_no_files_are_named_as_what_they_are(self, idx_files, cache, make, kind):
+        path = idx_files[0] / "t10k-labels-idx1-ubyte"
+        path.unlink()
+        path.symlink_to(make) if isinstance(make, Path) else make(path)
+        with pytest.raises(UsageError, match=f"{path.name}' is not a usable idx file: it is {kind}, not a file"):
+            stored_dataset.open_dataset("mnist", idx_files[0])
+
+    def test_of_which_a_gzip_bomb_goes_on_are_not_held(self, tmp_path):
+        with gzip.open(tmp_path / "bomb.gz", "wb") as file:
+            file.write(b"\0\0\x08\x01\0\0\0\x02" + bytes(200 << 20))
+        tracemalloc.start()
+        with pytest.raises(UsageError, match="promises 2 = 2 bytes, but more follow"):
+            read_idx(tmp_path / "bomb.gz", 1)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        tracemalloc.stop()
+
     @pytest.mark.parametrize(
         ("name", "content", "says"),
         [
@@ -198,9 +217,14 @@ class TestMnistFiles:
             ("t10k-labels-idx1-ubyte", b"", "begins with 0x;"),
             ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0", "within the header"),
             ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x0a123", r"promises 10 = 10 bytes, but 3 follow"),
+            ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x0212345", r"promises 2 = 2 bytes, but more follow"),
             ("train-images-idx3-ubyte.gz", b"\x1f\x8b torn", "not a whole gzip file"),
             # without its time of making, which would be another in each process that collects the tests
-            ("train-images-idx3-ubyte.gz", gzip.compress(bytes(1000), mtime=0)[:-9], "not a whole gzip file"),
+            (
+                "train-images-idx3-ubyte.gz",
+                gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x09" * 3 + bytes(1000), mtime=0)[:-9],
+                "not a whole gzip file",
+            ),
             ("train-images-idx3-ubyte.gz", gzip.compress(bytes(1000), mtime=0), "begins with 0x00000000"),
         ],
     )

@@ -489,6 +489,19 @@ class TestImageFolder:
             stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert not (tmp_path / "log").exists()
 
+    def test_damaged_notes_of_a_camera_are_no_matter(self, pictures, cache, recwarn):
+        notes = b"Exif\0\0II*\0\x08\0\0\0\x09\0" + b"\x12\x01\3\0\xff\xff\xff\0" * 2
+        picture(pictures / "train" / "cats" / "noted.jpg", (1, 1, 1), exif=notes)
+        stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
+        assert [str(one.message) for one in recwarn if "EXIF" in str(one.message)] == []
+
+    def test_of_many_classes_the_first_are_named(self, pictures, cache):
+        for number in range(300):
+            (pictures / "train" / f"{number:03d}").mkdir()
+        with pytest.raises(UsageError, match=r"without a file: 000, 001, .*, 099, and 200 more\. Fill") as refused:
+            stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
+        assert len(str(refused.value)) < 2000
+
     def test_links_in_a_circle_end_and_each_folder_is_read_once(self, pictures, cache):
         cats = pictures / "train" / "cats"
         for name, target in {"l1": ".", "l2": ".", "up": "..", "top": "../..", "again": "deep"}.items():

@@ -95,18 +95,27 @@ def test_text_is_unpacked_by_its_content_whatever_it_is_called(tmp_path):
         assert count_lines(tmp_path / name) == len(SENTENCES)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf16_is_said_to_be_that(tmp_path, encoding):
+    (tmp_path / "text.en").write_bytes("\ufeff".encode(encoding)[-2:] + "one\ntwo\n".encode(encoding))
+    with pytest.raises(UsageError, match=r"text\.en' is UTF-16, not UTF-8"):
+        count_lines(tmp_path / "text.en")
+
+
 def test_what_is_left_out_is_counted_by_its_reason_with_the_first_line(tmp_path):
     source, target = list(SENTENCES), list(SÄTZE)
     source[4] = target[7] = " "
     source[9] = b"caf\xe9"
     target[11] = "x" * (LONGEST_LINE_BYTES + 1)
     source[20] = "word " * 300
+    target[30] = "word \0 word"
     dataset = open_dataset(corpus(tmp_path, source, target))
-    assert dataset.info.sizes == {"train": 395, "test": 2}
+    assert dataset.info.sizes == {"train": 394, "test": 2}
     assert dataset.left_out == (
         "train: 2 pairs with an empty line (the first in line 5)",
         "train: 1 pair with a line that is not UTF-8 (in line 10)",
         f"train: 1 pair with a line of more than {LONGEST_LINE_BYTES:,} bytes (in line 12)",
+        "train: 1 pair with a NUL character (in line 31)",
         "train: 1 pair with more than 200 pieces (in line 21)",
     )
 

@@ -1,18 +1,21 @@
 """Text whose lines are as long as lines may be is prepared in bounded memory: what is held at once is counted in bytes."""
 
+import gzip
 import itertools
 import random
 import string
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.translation import pairs
-from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES
+from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES, count_lines
 from crosstrain.data.sources.translation.pairs import MOST_SAMPLED_LINES, SAMPLE_SEED, _Sample, _sampled_places, chosen
 from crosstrain.data.sources.translation.text_amounts import entry_bytes, parts, text_bytes
 from crosstrain.data.store.stored_dataset import open_dataset
@@ -99,3 +102,28 @@ def test_of_a_larger_text_an_even_share_is_sampled_and_the_same_each_time(monkey
     sample = _Sample(lambda: iter(entries), 3000, places)
     sampled = sum(map(text_bytes, sample.lines()))
     assert sampled == pytest.approx(share * size, rel=0.1)
+
+
+@given(count=st.integers(0, 400), most=st.integers(0, 400), seed=st.integers(0, 9))
+def test_places_are_those_of_the_least_keys_however_many_are_drawn_at_a_time(count, most, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "_KEYS", 37)
+        found = chosen(count, most, seed)
+    keys = np.random.Philox(np.random.SeedSequence([seed, count])).random_raw(count)
+    assert found.tolist() == sorted(np.argsort(keys)[:most].tolist())
+
+
+def test_a_line_costs_no_memory_where_places_are_drawn():
+    tracemalloc.start()
+    try:
+        assert len(chosen(20_000_000, 1000, 1)) == 1000
+        assert tracemalloc.get_traced_memory()[1] < 80 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_packed_file_of_line_feeds_is_refused_before_they_are_counted(tmp_path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(b"\n" * 20_000_000))
+    with pytest.raises(UsageError, match="unpacks to more than 200 times its size"):
+        count_lines(path)

@@ -24,6 +24,9 @@ _BLOCK_BYTES = 1 << 20
 _MOST_EXPANSION = 200
 """How many times as large as its file unpacked text may be: what shrinks that much is no text, which shrinks to a third."""
 
+_LEAST_BYTES = 1 << 14
+"""That a file counts as: a short text of one sentence, again and again, may shrink more."""
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -64,13 +67,15 @@ def _blocks(path: Path) -> Iterator[bytes]:
             raw = files.enter_context(open_regular(path))
             packed = raw.peek(2)[:2] == b"\x1f\x8b"  # what begins like this is no UTF-8; names are wrong where a download unpacks
             file = files.enter_context(cast("BinaryIO", gzip.GzipFile(fileobj=raw))) if packed else cast("BinaryIO", raw)
-            limit = _MOST_EXPANSION * max(path.stat().st_size, _BLOCK_BYTES)
+            limit = _MOST_EXPANSION * max(path.stat().st_size, _LEAST_BYTES)
             read = 0
             while block := file.read(_BLOCK_BYTES):
                 read += len(block)
                 if packed and read > limit:
                     raise UsageError(f"data: {str(path)!r} unpacks to more than {_MOST_EXPANSION} times its size; that is no text.")
                 if read == len(block):
+                    if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                        raise UsageError(f"data: {str(path)!r} is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8).")
                     block = block.removeprefix(_BYTE_ORDER_MARK)
                 if block:
                     yield block

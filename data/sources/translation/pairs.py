@@ -31,13 +31,24 @@ MOST_SAMPLED_LINES, MOST_SAMPLED_BYTES = 1_000_000, 256 << 20
 
 SAMPLE_SEED = 1
 
+_KEYS = 1 << 20
+"""Drawn at a time, of which the least are kept."""
+
 
 def chosen(count: int, most: int, seed: int) -> NDArray[np.int64]:
     """Return at most `most` of the numbers 0 … count − 1, rising; the same ones for the same seed on every machine."""
     if count <= most:
         return np.arange(count)
-    keys = np.random.Philox(np.random.SeedSequence([seed, count])).random_raw(count)
-    return np.sort(np.argpartition(keys, most)[:most])
+    random = np.random.Philox(np.random.SeedSequence([seed, count]))
+    keys, places = np.empty(0, np.uint64), np.empty(0, np.int64)
+    for start in range(0, count, _KEYS):  # what is held does not grow with the text, whose lines can be blank
+        end = min(start + _KEYS, count)
+        keys = np.concatenate([keys, random.random_raw(end - start)])
+        places = np.concatenate([places, np.arange(start, end)])
+        if len(keys) > most:
+            least = np.argpartition(keys, most)[:most]
+            keys, places = keys[least], places[least]
+    return np.sort(places)
 
 
 def prepared_pairs(

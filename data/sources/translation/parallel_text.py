@@ -56,6 +56,7 @@ _EARLIER_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
 
 _EMPTY, _NOT_UTF8 = "with an empty line", "with a line that is not UTF-8"
 _TOO_LONG = f"with a line of more than {LONGEST_LINE_BYTES:,} bytes"
+_NUL = "with a NUL character"
 _NO_LINE = b"\n"
 """Stands for the line of a file that has fewer than the other; no line holds a line feed."""
 _KNOWN = "of which a text is in the test split"
@@ -225,6 +226,9 @@ def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | st
             break
         if source is None or target is None:
             yield _TOO_LONG
+            continue
+        if b"\0" in source or b"\0" in target:
+            yield _NUL
             continue
         try:
             pair = source.decode(), target.decode()
