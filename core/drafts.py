@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     An OSError is that of the block or of the move: on a read-only file system removing the draft fails too.
     """
-    draft = path.with_name(f".{path.name[:_KEPT_CHARACTERS]}.{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name[:_KEPT_CHARACTERS]}.{os.urandom(8).hex()}")
     try:
         yield draft
         os.replace(draft, path)

@@ -12,10 +12,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 from ...core.errors import UsageError
 from ...core.job import MOST_NODES
 from ...core.settings.config_files import hand_written
+from ...core.untrusted.bounded_json import UnreadableError, open_regular
 
 __all__ = ["Host", "parse_hosts", "read_hostfile"]
 
@@ -28,7 +30,7 @@ MOST_ENTRIES = 1 << 17
 MOST_CHARACTERS = 512
 """Of a host, maybe with a user before it; names that are known to DNS have half of it."""
 
-_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?(?:[A-Za-z0-9_]|::)[A-Za-z0-9_.:%-]*")
 """A host's name or address, maybe with a user. It cannot begin with a dash, which a program would take for an option."""
 
 _BRACKETED_ADDRESS = re.compile(r"(?:[^\[\]@]*@)?\[[0-9A-Fa-f.]*:")
@@ -56,11 +58,13 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     """
     where = f"--hostfile {os.fspath(path)!r}"
     try:
-        with open(path, "rb") as file:
+        with open_regular(Path(path)) as file:
             data = file.read(MOST_BYTES + 1)
         text = hand_written(data)
     except OSError as error:
         raise UsageError(f"{where}: cannot be read: {error.strerror}.") from error
+    except UnreadableError as error:
+        raise UsageError(f"{where}: {error}.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: is no text.") from error
     if len(data) > MOST_BYTES:
@@ -85,6 +89,8 @@ def _hosts_of_line(line: str, where: str) -> Iterator[Host]:
             raise UsageError(f"{where}: got {option!r} after the host; allowed: slots=COUNT.")
         if not _COUNT.fullmatch(value):
             raise UsageError(f"{where}: got {option!r}; allowed: a whole number of processes, from 1 to 9999.")
+        if key.lower() == "slots" and slots is not None:
+            raise UsageError(f"{where}: says slots= twice.")
         if key.lower() == "slots":
             slots = int(value)
     for host in _hosts_of_list(first, where):
@@ -95,8 +101,12 @@ def _items(text: str, where: str) -> Iterator[str]:
     """Yield what stands between commas outside of brackets."""
     if not text.strip():
         raise UsageError(f"{where}: got no host; give at least one, such as node0,node1.")
-    for match in re.finditer(r"(?:\[[^\[\]]*\]|[^,\[\]]++)+|[,\[\]]", text):
-        item = match[0]
+    before = ","
+    for match in re.finditer(r"(?:\[[^\[\]]*\]|[^,\[\]]++)+|[,\[\]]|$", text):
+        item = match[0] or ","  # the end
+        if item == "," == before:
+            raise UsageError(f"{where}: got {text[:120]!r}, in which an entry is empty; leave it out.")
+        before = item
         if item in "[]":
             raise UsageError(f"{where}: got {text[:120]!r}, in which a bracket has no other; write ranges as node[01-03,7].")
         if item != ",":

@@ -22,7 +22,7 @@ import numpy as np
 from ...core.drafts import replacing
 from ...core.errors import RunFailedError, TrainerError, writing
 from ...core.untrusted.bounded_json import NotJsonError, UnreadableError, is_readable_line, parse_json, read_lines
-from ...core.untrusted.path_names import spelled
+from ...core.untrusted.path_names import is_text, spelled
 from ..schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "decode",
     "encode",
     "finite_json",
+    "no_record",
     "overwrite_document",
     "read_records",
     "write_document",
@@ -151,10 +152,18 @@ def _step_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     rates, staleness = value["learning_rates"], value.get("staleness")
     return {
         **_known(StepRecord, value),
-        "losses": _losses(value["losses"]),
-        "learning_rates": tuple(map(_number, rates)),
-        "staleness": None if staleness is None else tuple(staleness),
+        "losses": _made("losses", _losses, value["losses"]),
+        "learning_rates": _made("learning_rates", lambda found: tuple(map(_number, found)), rates),
+        "staleness": None if staleness is None else _made("staleness", tuple, staleness),
     }
+
+
+def _made(name: str, make: Callable[[Any], Any], item: Any) -> Any:
+    """Return what a field's value becomes. Raises ValueError with the field's name where that is of another kind."""
+    try:
+        return make(item)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{name} has a value of another kind") from None
 
 
 def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,14 +175,22 @@ def _figure(declared: str, item: Any) -> Any:
     return NON_FINITE.get(item, item) if isinstance(item, str) and declared.startswith("float") else item
 
 
+def _task_fields(tasks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [_known(TaskSample, task) for task in tasks]
+
+
 def _system_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_known(SystemRecord, value), "tasks": [_known(TaskSample, task) for task in value.get("tasks", ())]}
+    return {**_known(SystemRecord, value), "tasks": _made("tasks", _task_fields, value.get("tasks", ()))}
+
+
+def _metric_fields(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _figure("float", figure) for name, figure in metrics.items()}
 
 
 def _eval_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     """Lines of earlier releases, whose models had one metric, have the accuracy beside the loss."""
     metrics = value["metrics"] if "metrics" in value else {"accuracy": value["accuracy"]}
-    return {**_known(EvalRecord, value), "metrics": {name: _figure("float", figure) for name, figure in metrics.items()}}
+    return {**_known(EvalRecord, value), "metrics": _made("metrics", _metric_fields, metrics)}
 
 
 _FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -184,18 +201,30 @@ _FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 }
 
 
-def decode(kind: type[R], value: dict[str, Any]) -> R:
+def no_record(kind: type, error: ValueError) -> str:
+    """Return what is said of a line for which `decode` has raised an error."""
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    return f"not {article} {kind.__name__} that this release reads ({error})"
+
+
+def decode(kind: type[R], value: Any) -> R:
     """Return the record that a line's JSON object stands for, every field of its type and within its bounds.
 
-    Raises ValueError where the schema is not this release's or a field is none that a record has; KeyError or TypeError where one is
-    missing or of another kind.
+    Raises ValueError, naming the field, where it stands for none.
     """
-    if value["schema"] != SCHEMA:
-        raise ValueError(f"schema {value['schema']!r}, and this release reads schema {SCHEMA}")
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    if value.get("schema") != SCHEMA:
+        raise ValueError(f"schema {value.get('schema')!r}, and this release reads schema {SCHEMA}")
     try:
         record: R = msgspec.convert(_FIELDS[kind](value), kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
+    except KeyError as error:
+        raise ValueError(f"{error.args[0]} is missing") from error
+    except UnicodeEncodeError as error:
+        names = [spelled(name) for name, item in value.items() if not is_text(json.dumps({name: item}, ensure_ascii=False))]
+        raise ValueError(f"{', '.join(names)[:80]} has half of a character") from error
     if isinstance(record, StepRecord):
         _expect_agreement(record)
     return record
@@ -242,10 +271,8 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
         for number, value in _objects(path, read_lines(path)):
             try:
                 record = decode(kind, value)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise DamagedRunError(
-                    f"{path}, line {number}: not a {kind.__name__} that this release reads ({type(error).__name__}: {error})."
-                ) from error
+            except ValueError as error:
+                raise DamagedRunError(f"{path}, line {number}: {no_record(kind, error)}.") from error
             yield record
     except FileNotFoundError:
         return

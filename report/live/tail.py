@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Generic
 
 from ...core.untrusted.bounded_json import MOST_LINE_BYTES, UnreadableError, open_regular, parse_json
-from ...records.store.jsonl import DamagedRunError, R, decode
+from ...records.store.jsonl import DamagedRunError, R, decode, no_record
 
 __all__ = ["Tail"]
 
@@ -29,6 +29,7 @@ class Tail(Generic[R]):
         self._descriptor: int | None = None
         self._offset = 0
         self._inside_line = False
+        self._line: int | None = None
 
     def read(self) -> list[R]:
         """Return the records that have been added. Raises DamagedRunError for a whole line that is no record."""
@@ -68,6 +69,7 @@ class Tail(Generic[R]):
         size = os.fstat(descriptor).st_size
         skipped = 0 if self._most_bytes is None else max(0, size - self._most_bytes)
         self._inside_line = skipped > 0
+        self._line = None if skipped else 0
         self._offset = max(0, skipped - 1)  # the byte before tells whether a line begins here
         return descriptor
 
@@ -94,11 +96,10 @@ class Tail(Generic[R]):
         return lines
 
     def _record(self, line: bytes) -> R:
+        self._line = None if self._line is None else self._line + 1
         try:
             record: R = decode(self._kind, parse_json(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedRunError(
-                f"{self._path}: a line before byte {self._offset} is no {self._kind.__name__} that this release reads "
-                f"({type(error).__name__}: {error})."
-            ) from error
+        except ValueError as error:
+            where = "a line near its end" if self._line is None else f"line {self._line}"
+            raise DamagedRunError(f"{self._path}, {where}: {no_record(self._kind, error)}.") from error
         return record

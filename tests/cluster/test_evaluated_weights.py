@@ -8,10 +8,24 @@ import json
 import pytest
 from digit_pairs import lines, text
 
+from crosstrain.checkpoint.manifest import digest_of, write_manifest
 from crosstrain.conformance.runs import run_job, trainer
 
 pytestmark = pytest.mark.cluster
 SLOW = pytest.mark.slow
+
+
+def test_logits_that_are_not_finite_are_counted_and_no_accuracy_is_known(tmp_path):
+    run = run_job(tmp_path, model="logreg", data="digits", steps=2, eval_every="end", calibrate=False, checkpoint_every="end")
+    checkpoint = sorted((run.path / "checkpoints").iterdir())[-1]
+    path = checkpoint / "parameters.safetensors"
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    path.write_bytes(content[:header] + b"\xff" * (len(content) - header))
+    write_manifest(checkpoint, {file.name: digest_of(file) for file in (path, checkpoint / "checkpoint.json")})
+    done = trainer("evaluate", str(checkpoint), "--json")
+    assert (done.returncode, done.stderr) == (0, "the logits of 360 of 360 examples are not finite\n")
+    assert [json.loads(done.stdout)[name] for name in ("loss", "accuracy")] == ["NaN", "NaN"]
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ class TestMnistFiles:
             # without its time of making, which would be another in each process that collects the tests
             (
                 "train-images-idx3-ubyte.gz",
-                gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x09" * 3 + bytes(1000), mtime=0)[:-9],
+                gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x0b" * 3 + bytes(1000), mtime=0)[:-9],
                 "not a whole gzip file",
             ),
             ("train-images-idx3-ubyte.gz", gzip.compress(bytes(1000), mtime=0), "begins with 0x00000000"),

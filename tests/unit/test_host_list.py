@@ -1,5 +1,6 @@
 """Hosts of a run: lists as people, Slurm and MPI write them, and what is none."""
 
+import os
 import time
 import tracemalloc
 
@@ -28,6 +29,7 @@ def names(text):
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
         ("r[1-2]n5x", ["r1n5x", "r2n5x"]),
         ("fe80::1,fe80::2", ["fe80::1", "fe80::2"]),
+        ("::1,b,me@::ffff:10.0.0.1", ["::1", "b", "me@::ffff:10.0.0.1"]),
     ],
 )
 def test_lists(text, expected):
@@ -44,6 +46,14 @@ def test_a_file_of_either_mpi(tmp_path):
     assert read_hostfile(path) == [Host("node0", 1), Host("node1", 2), Host("node2", 3), Host("node3"), Host("node4")]
 
 
+def test_a_host_with_two_numbers_and_what_is_no_file_are_refused(tmp_path):
+    (tmp_path / "twice").write_text("a slots=2 slots=3\n")
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (("twice", "line 1: says slots= twice"), ("pipe", "is a pipe, not a file"), ("none", "No such file")):
+        with pytest.raises(UsageError, match=said):
+            read_hostfile(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -52,6 +62,11 @@ def test_a_file_of_either_mpi(tmp_path):
         ("-oProxyCommand=x", "names or addresses"),
         ("a,-b", "names or addresses"),
         ("a b", "names or addresses"),
+        (":1", "names or addresses"),
+        ("a,,b", "an entry is empty"),
+        (",a", "an entry is empty"),
+        ("a,b,", "an entry is empty"),
+        ("a[1-2],,b", "an entry is empty"),
         ("a;rm", "names or addresses"),
         ("$(x)", "names or addresses"),
         ("a,a", "names 'a' twice"),

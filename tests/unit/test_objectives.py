@@ -56,6 +56,15 @@ def test_a_goal_without_its_equals_sign_is_shown_with_it():
         Target.parse("acuracy = 0.9")
 
 
+@pytest.mark.parametrize("loss_sum", [math.nan, math.inf])
+def test_an_accuracy_is_not_known_where_the_loss_is_not_finite(loss_sum):
+    """The largest of logits that are NaN is the first, on either framework, which is the label of a tenth of the examples."""
+    sums = {"loss_sum": loss_sum, "correct": 1.0, "examples": 10.0}
+    assert math.isnan(CLASSIFICATION.figures(sums)["accuracy"])
+    assert CLASSIFICATION.wrong_with(sums) is None
+    assert CLASSIFICATION.figures({**sums, "loss_sum": 3.0})["accuracy"] == 0.1
+
+
 def test_labels_count_one_each():
     with pytest.raises(ValueError, match="each example counts 1"):
         Objective("scoring", "cross_entropy", ("loss_sum", "examples", "x_tokens"), (metric(),), weight="x_tokens")

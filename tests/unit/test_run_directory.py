@@ -27,6 +27,7 @@ from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.records.schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from crosstrain.records.store.jsonl import DamagedRunError, LineFile, encode, read_records
 from crosstrain.records.store.run_directory import RunReader, RunWriter
+from crosstrain.report.live.tail import Tail
 
 NOW = datetime(2025, 11, 20, 21, 44, 13).astimezone()
 
@@ -218,13 +219,13 @@ def test_a_torn_line_in_the_middle_is_named(tmp_path, torn):
     ("change", "complaint"),
     [
         ({"schema": SCHEMA + 1}, "schema 2, and this release reads schema 1"),
-        ({"losses": None}, "TypeError"),
+        ({"losses": None}, "losses has a value of another kind"),
         ({"seconds": "soon"}, r"Expected `float`, got `str` - at `\$\.seconds`"),
         ({"seconds": "NaN"}, r"\$\.seconds"),
         ({"count": 0}, r"`int` >= 1 - at `\$\.count`"),
         ({"worker": 10**9}, r"\$\.worker"),
         ({"step": 2**60}, r"\$\.step"),
-        ({"staleness": 3}, "TypeError"),
+        ({"staleness": 3}, "staleness has a value of another kind"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(tmp_path, change, complaint):
@@ -232,6 +233,41 @@ def test_a_line_that_is_no_record_is_named(tmp_path, change, complaint):
     path.write_text(json.dumps({**json.loads(encode(STEP)), **change}) + "\n")
     with pytest.raises(DamagedRunError, match=rf"steps\.jsonl, line 1: not a StepRecord .*{complaint}"):
         list(read_records(path, StepRecord))
+
+
+@pytest.mark.parametrize(
+    ("record", "change", "complaint"),
+    [
+        (EVALUATION, {"metrics": "good"}, "not an EvalRecord that this release reads (metrics has a value of another kind)"),
+        (EVENT, {"detail": "\ud800"}, "not an EventRecord that this release reads (detail has half of a character)"),
+        (SYSTEM, {"tasks": [3]}, "not a SystemRecord that this release reads (tasks has a value of another kind)"),
+        (SYSTEM, {"tasks": 3}, "not a SystemRecord that this release reads (tasks has a value of another kind)"),
+        (STEP, {"learning_rates": ["fast"]}, "not a StepRecord that this release reads (learning_rates has a value of another kind)"),
+    ],
+)
+def test_a_field_of_another_kind_is_named_alike_in_a_finished_run_and_in_one_in_progress(tmp_path, record, change, complaint):
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{encode(record).decode()}{json.dumps({**json.loads(encode(record)), **change})}\n")
+    for read in (lambda: list(read_records(path, type(record))), lambda: Tail(path, type(record)).read()):
+        with pytest.raises(DamagedRunError) as damaged:
+            read()
+        assert str(damaged.value) == f"{path}, line 2: {complaint}."
+
+
+@given(record=st.sampled_from([STEP, EVALUATION, EVENT, SYSTEM]), data=st.data())
+def test_whatever_a_field_is_a_line_is_a_record_or_the_error_is_ours(tmp_path_factory, record, data):
+    value = json.loads(encode(record))
+    name = data.draw(st.sampled_from(sorted(value)))
+    leaf = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["NaN", "x", "\ud800"])
+    value[name] = data.draw(
+        st.recursive(leaf, lambda of: st.lists(of, max_size=3) | st.dictionaries(st.sampled_from("ab"), of, max_size=2))
+    )
+    path = tmp_path_factory.getbasetemp() / "changed.jsonl"
+    path.write_text(f"{json.dumps(value)}\n")
+    try:
+        list(read_records(path, type(record)))
+    except DamagedRunError as error:
+        assert "Error" not in str(error)  # noqa: PT017
 
 
 def test_fields_of_a_later_release_are_passed_over(tmp_path):

@@ -110,5 +110,5 @@ def test_a_line_longer_than_a_piece(path, tail):
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b'{"schema":2}\n', b'{"schema":1}\n'])
 def test_a_whole_line_that_is_no_record_is_damage(path, tail, line):
     append(path, updates(0, 1), line)
-    with pytest.raises(DamagedRunError, match=r"steps\.jsonl.* is no StepRecord"):
+    with pytest.raises(DamagedRunError, match=r"steps\.jsonl, line 2: not a StepRecord"):
         tail.read()
