@@ -222,6 +222,7 @@ def test_a_model_without_a_forward_function_on_the_backend():
             "batchsize = 3",
             "batchsize (in file {path}): no setting has this name. Did you mean 'batch_size'? " + SEE,
         ),
+        ('"" = 1', "'' (in file {path}): no setting has this name. " + SEE),
         ("epochs = true", "epochs: got 'true' (from file {path}); allowed: a whole number of at least 1 and at most 1000000000."),
         ("lr = -1", "lr: got '-1' (from file {path}); allowed: a number greater than 0 and at most 1e+30."),
         ("name = 5", "name: got '5' (from file {path}); allowed: text."),
