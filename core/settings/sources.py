@@ -255,7 +255,8 @@ def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
                 f"{option.variable}, or write it into your own file ({own_file(os.environ)})"
             )
         if key not in Job.model_fields:
-            raise UsageError(_unknown(f"{one_line(key) or repr(key)} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
+            name = one_line(key) or repr(key)
+            raise UsageError(_unknown(f"{name} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
     return {key: GivenValue(value, key, label, label) for key, value in values.items()}
 
 
