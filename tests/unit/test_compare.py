@@ -283,6 +283,7 @@ def test_a_conclusion_is_on_the_figures_that_were_asked_for(tmp_path, metric, ve
         for lr in (1, 2)
     ]
     output = CliRunner().invoke(compare, [*written(tmp_path, *runs), "--metric", metric], catch_exceptions=False).output
+    output = " ".join(output.split())
     assert ("as fast as" in output or "Throughput is not ranked" in output) == verdict
     assert ("Throughput is not ranked" in output or "has the highest throughput" in output) == verdict
     assert ("has the best test accuracy" in output) == quality

@@ -103,12 +103,13 @@ _NO_SENTENCE = "!sentences_.empty()"
 
 def _why_none(told: str, smallest: int) -> str:
     """Return the rest of a sentence that says why there is no such vocabulary, and which size fits, from what sentencepiece says."""
-    for found, bound in ((_TOO_MANY.search(told), "at most"), (_TOO_FEW.search(told), "at least")):
-        if found is not None and int(found[1]) < smallest:
-            return f": it is too short, with at most {int(found[1]):,} pieces; the smallest vocabulary has {smallest:,}. Give more text."
-        if found is not None:
-            why = "it is short, and has" if bound == "at most" else "its characters need"
-            return f": {why} {bound} {int(found[1]):,} pieces. Give --vocabulary {found[1]}, or ?vocabulary={found[1]} in the data's name."
+    most, fewest = ((found := pattern.search(told)) and int(found[1]) for pattern in (_TOO_MANY, _TOO_FEW))
+    if most is not None and most < smallest:
+        return f": it is too short, with at most {most:,} pieces; the smallest vocabulary has {smallest:,}. Give more text."
+    if most is not None or fewest is not None:
+        why = f"it is short, and has at most {most:,}" if most is not None else f"its characters need at least {fewest:,}"
+        size = most if most is not None else max(fewest or 0, smallest)
+        return f": {why} pieces. Give --vocabulary {size}, or ?vocabulary={size} in the data's name."
     if _NO_SENTENCE in told:
         return ": it has no sentence."
     return f" ({(told.partition('] ')[2] or told).strip()}). Give another size: --vocabulary N, or ?vocabulary=N in the data's name."
