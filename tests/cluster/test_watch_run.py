@@ -64,7 +64,7 @@ def test_it_sees_a_run_that_is_killed(tmp_path):
             run.process.send_signal(signal.SIGKILL)
             output, errors = watch.communicate(timeout=60)
             assert (watch.returncode, output) == (1, "")
-            assert f"died: its process {run.process.pid} on " in errors
+            assert f"died: its driver process {run.process.pid} on " in errors
             wait_until(lambda: not run.alive(), 30, "the end of its processes")
 
 
