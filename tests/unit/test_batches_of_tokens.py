@@ -51,7 +51,7 @@ def test_twice_the_tokens_are_advised_and_can_be_asked_for(tmp_path, mode, accum
     assert not [option for option in found if option.startswith(("--batch-size", "--global-batch-size"))]
     entry = found["--batch-tokens 2048"]
     assert (entry.speedup, entry.bound) == (before.speedup, "about")
-    assert entry.reason == "now 1024; halves the communication per token"
+    assert (entry.now, entry.reason) == ("now 1024", "halves the communication per token")
     assert "--scale-lr" in before.caution
     assert "--scale-lr" not in entry.caution
     Job(batch_tokens=2048, accumulate=accumulate)

@@ -197,7 +197,7 @@ def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
     first, second = followed.published.notes
     assert first.startswith("run-1: ")
     assert "status.json" in first
-    assert re.match(r"run-3 is skipped: .*evals\.jsonl, line 1: not a EvalRecord", second)
+    assert re.match(r"run-3 is skipped: .*evals\.jsonl, line 1: not an EvalRecord", second)
     assert followed.reports == [first, second]
     version = followed.published.version
     followed.refresher._next_at = 0.0
