@@ -8,7 +8,7 @@ from ...records.text.numbers import duration_text
 from ..catalog.cpu_starvation import contention_judged
 from ..catalog.summary_rows import number
 from ..comparison.names import MOST_NAMED, some_of
-from ..comparison.ratios import USUAL_SCATTER, Ratio, geometric_mean
+from ..comparison.ratios import Ratio, geometric_mean
 from ..diagnosis.words import percent
 from .conclusion import Conclusion
 from .number_words import counted, times_text
@@ -70,7 +70,7 @@ def _contention(found: SetUps) -> list[str]:
     if (more := len(found.disturbed) - MOST_NAMED) > 0:
         lines.append(f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either.")
     ranked = [one for one in found.all if found.ranks(one)]
-    slowed = [one for one in ranked if len(ranked) > 1 and one.contention_factor >= 1.0 + USUAL_SCATTER]
+    slowed = [one for one in ranked if len(ranked) > 1 and one.contended]
     if slowed:
         named = some_of([f"{one.label} up to {times_text(one.contention_factor)} as fast" for one in slowed])
         widened = any(one.interval(SPEED_FIGURE) for one in slowed)

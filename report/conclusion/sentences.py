@@ -263,7 +263,7 @@ def _does(one: Best) -> str:
     within = ""
     if one.interval is not None:
         low, high = map(duration_text if one.figure is TARGET else _rate, one.interval)
-        within = f"geometric mean; {interval_text(low, high, widened=one.set_up.contention_factor >= 1.0 + USUAL_SCATTER)}, "
+        within = f"geometric mean; {interval_text(low, high, widened=one.set_up.contended)}, "
     interval = f" ({within}n = {len(one.set_up.figures(one.figure))})"
     if one.figure is TARGET:
         goal = one_line(str(one.set_up.row.figures["target"]))

@@ -18,7 +18,7 @@ from ..comparison.caveats import LEARNT_UNDER_CONTENTION
 from ..comparison.comparability import Comparability, Difference, compare_settings
 from ..comparison.factors import RULES, SPEED, TARGET, Factor
 from ..comparison.names import setting_text
-from ..comparison.ratios import Ratio, Sample, better_by, interval_of_mean
+from ..comparison.ratios import USUAL_SCATTER, Ratio, Sample, better_by, interval_of_mean
 from ..comparison.rows import Row, make_entries, tells_apart
 from ..diagnosis.time_shares import STEP_COMPONENTS, read_workers
 from .quality import Quality, judge_quality
@@ -113,6 +113,11 @@ class SetUp:
     def contention_factor(self) -> float:
         """How many times as fast it may have been without contention below the limit, which widens its intervals."""
         return math.exp(self.sample(SPEED_FIGURE).leeway)
+
+    @property
+    def contended(self) -> bool:
+        """Whether that is more than the usual scatter, so that it is said."""
+        return self.contention_factor >= 1.0 + USUAL_SCATTER
 
     @cached_property
     def typical_run(self) -> Run:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...records.text.numbers import duration_text, number_text, rate_text
 from ..catalog.cpu_starvation import timed_runs
 from ..catalog.translations import searched
-from ..comparison.ratios import USUAL_SCATTER, geometric_mean
+from ..comparison.ratios import geometric_mean
 from ..conclusion.set_ups import FIGURES, Figure, SetUp
 from ..series.repeats import one_by_one
 from .figure import COLOURS, Dots, Panel, Picture, stroke
@@ -38,7 +38,7 @@ def decision(lines: Lines) -> Picture | None:
     panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
     if (learnt := _learnt(lines, ranked)) is not None:
         panels.append(learnt)
-    widened = any(_of(line).contention_factor >= 1.0 + USUAL_SCATTER for line in rows if id(line.set_up) in comparable)
+    widened = any(_of(line).contended for line in rows if id(line.set_up) in comparable)
     bar = f" Tick: geometric mean. Bar: its 95 % confidence interval{', widened for CPU contention' * widened}."
     note = f"Dot: a run.{bar * lines.repeated} "
     words = "; ".join(_said(lines, line, figure, comparable) for line in rows)

@@ -201,15 +201,25 @@ def test_the_run_directory_page_knows_every_field(repository, tmp_path):
     assert fields - documented == set()
 
 
-def test_the_code_of_the_run_directory_page_runs(repository, tmp_path, monkeypatch, capsys):
-    (code,) = blocks(repository / "docs/run-directory.md", "python")
-    (path,) = re.findall(r'"(runs/[^"]+)"', code)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    sync_run(tmp_path).rename(tmp_path / path)
-    names: dict[str, object] = {}
-    exec(code, names)
-    summary = RunReader(tmp_path / path).summary()
+@pytest.fixture
+def run_page(repository, tmp_path, monkeypatch):
+    """Return a function that executes a page's Python block on a run, and returns the run's summary and the names of the block."""
+
+    def execute(page, make):
+        (code,) = blocks(repository / page, "python")
+        (path,) = re.findall(r'"(runs/[^"]+)"', code)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "runs").mkdir()
+        make(tmp_path).rename(tmp_path / path)
+        names: dict[str, object] = {}
+        exec(code, names)
+        return RunReader(tmp_path / path).summary(), names
+
+    return execute
+
+
+def test_the_code_of_the_run_directory_page_runs(run_page, capsys):
+    summary, names = run_page("docs/run-directory.md", sync_run)
     assert str(summary["examples_per_second"]) in capsys.readouterr().out
     assert len(names["losses"]) == summary["steps"]
 
@@ -263,14 +273,9 @@ def test_the_code_of_the_checkpoints_page_reads_weights(repository, tmp_path, mo
     assert names["weights"]["dense.bias"].tolist() == [0, 1, 2]  # type: ignore[index]
 
 
-def test_the_code_of_the_report_page_reads_curves(repository, tmp_path, monkeypatch, capsys):
-    (code,) = blocks(repository / "docs/report.md", "python")
-    (path,) = re.findall(r'"(runs/[^"]+)"', code)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    async_run(tmp_path).rename(tmp_path / path)
-    exec(code, {})
-    assert capsys.readouterr().out.startswith(f"{RunReader(tmp_path / path).summary()['steps']} ")
+def test_the_code_of_the_report_page_reads_curves(run_page, capsys):
+    summary, _ = run_page("docs/report.md", async_run)
+    assert capsys.readouterr().out.startswith(f"{summary['steps']} ")
 
 
 def test_the_code_of_the_translation_page_is_that_of_an_export(repository):
