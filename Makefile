@@ -2,15 +2,18 @@
 #
 #   PYTHON   the interpreter for .venv, 3.11 or newer    make demo PYTHON=python3.12
 #   PYTEST   arguments for pytest                        make test PYTEST='tests/unit -x'
-#   JOBS     processes that test side by side: five, of which some wait for a run, or three for the unit tests alone
+#   JOBS     processes that test side by side: five, of which some wait, or three for `make check`
 
 PYTHON ?= python3
 PYTEST ?=
-JOBS   ?=
+JOBS   ?= 5
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LINK   := .dev/crosstrain
+
+# Files and classes side by side, the longest first (tests/conftest.py).
+SIDE_BY_SIDE = $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations 40 --durations-min 5
 
 # Images and shells that forbid Python to keep what it has compiled would have each of some thousand processes compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,11 +21,12 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL  := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test check clusters faults conformance lint types format bench install clean distclean
+.PHONY: help demo test test-thorough check clusters faults conformance lint types format bench install clean distclean
 
 help:
 	@echo 'make demo       train on TensorFlow (async) and on torch (sync), three nodes each, and compare'
-	@echo 'make test       ruff, mypy and every test'
+	@echo 'make test       ruff, mypy and the tests, in ten minutes on two cores'
+	@echo 'make test-thorough  further cases of them, and the long tests, in half an hour'
 	@echo 'make check      ruff, mypy and the quick unit tests, for the daily loop'
 	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference; all slow tests'
 	@echo 'make clusters   runs on hosts behind ssh, Slurm and Ray, and their faults'
@@ -41,11 +45,17 @@ demo: $(VENV)/.all
 
 test: lint
 	@echo '== pytest'
-	@$(BIN)/python -m pytest -n $(or $(JOBS),5) --dist loadscope --no-loadscope-reorder --durations 60 --durations-min 5 $(PYTEST)
+	@$(SIDE_BY_SIDE) $(PYTEST)
 
+test-thorough: $(VENV)/.dev
+	@echo '== pytest (thorough tests)'
+	@$(SIDE_BY_SIDE) -m 'thorough and not slow and not clusters' $(PYTEST)
+
+check: JOBS = 3
 check: lint
-	@echo '== pytest (unit tests)'
-	@$(BIN)/python -m pytest tests/unit -n $(or $(JOBS),3) --dist loadscope --no-loadscope-reorder -m 'not slow and not long and not cluster' $(PYTEST)
+	@echo '== pytest (quick unit tests)'
+	@$(SIDE_BY_SIDE) tests/unit --shorter-than 0.05 $(PYTEST)
+	@echo 'make test runs also tests/cluster, tests/faults and tests/browser'
 
 clusters: $(VENV)/.dev
 	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py tests/cluster/test_gpus.py \

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -43,10 +44,18 @@ TOGETHER = "test_*.py"
 """Files whose tests share processes. Others (``*_checks.py``) have one to themselves, into which they import a framework."""
 
 DURATIONS = Path(__file__).with_name("durations.json")
-"""Seconds that the tests of each scope took when `--record-durations` last measured them; see `_scope`."""
+"""Seconds that tests took when `--record-durations` last measured them, and by files and classes the longest set-up of one of theirs.
 
-UNMEASURED_SECONDS = 60.0
-"""What a scope that has not been measured yet is taken to need, so that it starts early."""
+What took less than `RECORDED_SECONDS` is left out.
+"""
+
+RECORDED_SECONDS = 0.05
+
+LEFT_TO = {"clusters": "make clusters", "slow": "make conformance", "thorough": "make test-thorough"}
+"""The command that runs the tests with a marker, the first of these that a test has; all others run by ``make test``."""
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""How many tests of this session's folders were left out, by the command that runs them."""
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that processes ignore where the one that starts them does."""
@@ -59,7 +68,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="repeat what a test that draws its cases printed under this seed")
-    parser.addoption("--record-durations", action="store_true", help=f"write the seconds of each file and class to {DURATIONS.name}")
+    parser.addoption("--shorter-than", type=float, metavar="SECONDS", help=f"leave out tests that took longer by {DURATIONS.name}")
+    parser.addoption("--record-durations", action="store_true", help=f"write the seconds of the tests to {DURATIONS.name}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,37 +79,98 @@ def pytest_configure(config: pytest.Config) -> None:
         pool = ForkServerPool()
         os.environ[LENT_SERVERS_VARIABLE] = pool.name
         config.add_cleanup(pool.close)
+    config.stash[LEFT_OUT] = Counter()
     if config.getoption("record_durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder())
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the cases of a parametrised test `thorough` that its marker `quick_cases` does not name."""
+    if (quick := item.get_closest_marker("quick_cases")) and item.callspec.id not in quick.args:  # type: ignore[attr-defined]
+        item.add_marker("thorough")
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", tryfirst=True)
+def refuse_unknown_quick_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a marker `quick_cases` that names a case which the test does not have: all cases would be thorough."""
+    named: dict[str, set[str]] = {}
+    for item in items:
+        if marker := item.get_closest_marker("quick_cases"):
+            named.setdefault(item.nodeid.partition("[")[0], set(marker.args)).discard(item.callspec.id)  # type: ignore[attr-defined]
+    wrong = {test: cases for test, cases in named.items() if cases and not any("::" in argument for argument in config.args)}
+    if wrong:
+        raise pytest.UsageError(f"the marker quick_cases names cases that are not there: {wrong}")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start the longest files and classes first, and put those with tests marked `alone` last.
 
     So no process is left with a long file at the end, and none waits for another's long test before each test that is `alone`.
     """
+    measured, seconds = json.loads(DURATIONS.read_bytes()), Counter[str]()
+    if (limit := config.getoption("shorter_than")) is not None:
+        longest = Counter[str]()  # of the cases of a test: they may share what the first of them computes
+        for item in items:
+            longest[_test(item)] = max(longest[_test(item)], measured.get(item.nodeid, 0.0), measured.get(_scope(item.nodeid), 0.0))
+        config.hook.pytest_deselected(items=[item for item in items if longest[_test(item)] > limit])
+        items[:] = [item for item in items if longest[_test(item)] <= limit]
     alone = {_scope(item.nodeid) for item in items if item.get_closest_marker("alone")}
-    seconds = json.loads(DURATIONS.read_bytes())
-    items.sort(key=lambda item: (_scope(item.nodeid) in alone, -seconds.get(_scope(item.nodeid), UNMEASURED_SECONDS), _scope(item.nodeid)))
+    for item in items:
+        seconds[_scope(item.nodeid)] += measured.get(item.nodeid, RECORDED_SECONDS / 10)
+    items.sort(key=lambda item: (_scope(item.nodeid) in alone, -seconds[_scope(item.nodeid)], _scope(item.nodeid)))
 
 
 class DurationRecorder:
-    """Writes `DURATIONS` when a session ends; scopes of which no test ran keep what they had."""
+    """Writes `DURATIONS` when a session ends; tests that did not run keep what they had."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the time of a test's set-up, call or tear-down."""
-        self.seconds[_scope(report.nodeid)] += report.duration
+        self.seconds[report.nodeid] += report.duration
+        if report.when == "setup":
+            scope = _scope(report.nodeid)
+            self.seconds[scope] = max(self.seconds[scope], report.duration)
 
     def pytest_sessionfinish(self) -> None:
-        """Write one line a scope, those of removed files left out."""
-        before = json.loads(DURATIONS.read_bytes()) if DURATIONS.exists() else {}
-        root = DURATIONS.parents[1]
-        now = {scope: round(seconds, 1) for scope, seconds in (before | self.seconds).items() if (root / scope.split("::")[0]).exists()}
-        DURATIONS.write_text(json.dumps(now, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+        """Write one line a test, those of removed files left out."""
+        root, before = DURATIONS.parents[1], json.loads(DURATIONS.read_bytes()) if DURATIONS.exists() else {}
+        known = {test: round(seconds, 2) for test, seconds in (before | self.seconds).items() if (root / test.split("::")[0]).exists()}
+        long = {test: seconds for test, seconds in known.items() if seconds >= RECORDED_SECONDS}
+        DURATIONS.write_text(json.dumps(long, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what is left out by the command that runs it."""
+    for item in items:
+        item.config.stash[LEFT_OUT][next((LEFT_TO[marker] for marker in LEFT_TO if item.get_closest_marker(marker)), "make test")] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the counts of a process that tests beside others to the one that reports; all of them collect the same."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts of a process that has ended."""
+    node.config.stash[LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many tests which command runs; not where tests were chosen by their names."""
+    if (left_out := config.stash[LEFT_OUT]) and not config.option.keyword:
+        told = ", ".join(f"{count:,} ({command})" for command, count in sorted(left_out.items()))
+        terminalreporter.write_line(f"Tests left to other commands: {told}")
+
+
+def _test(item: pytest.Item) -> str:
+    """What the cases of a parametrised test have in common."""
+    return item.nodeid.partition("[")[0]
 
 
 def _scope(nodeid: str) -> str:

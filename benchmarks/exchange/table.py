@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from crosstrain.core.units import bandwidth_text
 from crosstrain.report.plots.figure import COLOURS, INK
 
@@ -57,6 +54,9 @@ def markdown(series: Series) -> str:
 
 def draw(panels: Mapping[str, Series], path: Path) -> None:
     """Draw seconds over bytes, both on logarithmic axes, a panel for each network, as SVG: the same bytes for the same figures."""
+    import matplotlib  # as late as this, since it takes seconds to import
+    from matplotlib.figure import Figure
+
     style = {"svg.hashsalt": "crosstrain", "font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares, nnls
 
 from ...core.errors import UsageError
 from .cost_model import (
@@ -137,6 +136,8 @@ def fit_compute(runs: Sequence[Observed]) -> Compute:
     if len({batch for batch, _ in points}) == 1:
         return Compute(fmean(seconds for _, seconds in points), 0.0)
     matrix = np.array([[1 / seconds, batch / seconds] for batch, seconds in points])
+    from scipy.optimize import nnls  # as late as this, since it takes a second to import
+
     fixed, slope = nnls(matrix, np.ones(len(points)))[0]
     return Compute(float(fixed), float(slope))
 
@@ -190,6 +191,8 @@ def fit_server(runs: Sequence[Observed]) -> Server:
     while all exchange at once, and the update in training, which counts twice since it was measured for longest. How often workers pull
     follows from the bytes that the parameter servers' nodes sent and received.
     """
+    from scipy.optimize import least_squares  # as late as this, since it takes a second to import
+
     payload, shared = runs[0].payload_bytes, any(run.shared_cores for run in runs)
     slowdown = max(1.0, 1 / min(run.server_cores for run in runs))
     pulls = _pulls_per_update(runs)

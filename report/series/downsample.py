@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from .arrays import Floats, Integers
 
@@ -74,6 +73,8 @@ def smoothed(values: Floats | NDArray[np.float32], weight: float) -> Floats:
     finite = np.asarray(values, np.float64)[known]
     averaged = np.full(len(values), np.nan)
     if len(finite):
+        from scipy.signal import lfilter  # as late as this, since it takes seconds to import
+
         past = lfilter([1 - weight], [1, -weight], finite)
         averaged[known] = past / -np.expm1(np.log(weight) * np.arange(1, len(finite) + 1)) if weight else past
     return averaged

@@ -13,6 +13,8 @@ import pytest
 from growing_runs import GrowingRun
 from report_runs import make_run
 
+pytestmark = pytest.mark.thorough
+
 SECONDS = 60
 """For what the page shows after a change: several times what it takes where the machine is busy."""
 

@@ -12,7 +12,7 @@ from processes import MarkedRun, free_ports, wait_until
 
 from crosstrain.records.store.heartbeat import Heartbeat
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 STEPS = 6000
 
@@ -32,6 +32,7 @@ def steps_done(folder):
     return [step for line in lines for entry in [json.loads(line)] for step in range(entry["step"], entry["step"] + entry["count"])]
 
 
+@pytest.mark.thorough
 def test_the_same_command_serves_every_start(tmp_path):
     with MarkedRun(command(tmp_path), tmp_path) as first:
         wait_until(lambda: first.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
@@ -49,6 +50,7 @@ def test_the_same_command_serves_every_start(tmp_path):
     assert (tmp_path / "run/steps.jsonl").read_bytes() == records
 
 
+@pytest.mark.thorough
 def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path):
     with MarkedRun([*command(tmp_path), "--checkpoint-every", "5000steps"], tmp_path) as first:
         wait_until(lambda: all((tmp_path / "run" / name).exists() for name in ("job.json", "status.json")), 60, "the run directory")
@@ -61,6 +63,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path):
     assert (tmp_path / "run.before-1/job.json").exists()
 
 
+@pytest.mark.thorough
 def test_nodes_started_by_hand_need_not_know_which_it_is(tmp_path):
     """Node 1 has no run at all, and types the same as node 0, the first time and the second."""
     port, checkpoints = free_ports(1), tmp_path / "node0/run/checkpoints"

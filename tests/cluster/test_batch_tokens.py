@@ -50,6 +50,7 @@ def examples_by_step(run):
     return {record.step + record.count: int(examples) for record, examples in zip(records, consumed, strict=True)}
 
 
+@pytest.mark.thorough
 def test_both_frameworks_take_the_same_batches(runs):
     one, other = runs["torch"], runs["tf"]
     np.testing.assert_allclose(one.losses, other.losses, rtol=2e-5)
@@ -82,6 +83,7 @@ def larger_batches(sentences, initial, steps, lr):
     return np.array(losses), weights
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "mode"),
     [("torch", "sync"), ("tf", "sync"), pytest.param("torch", "async", marks=SLOW), pytest.param("tf", "async", marks=SLOW)],
@@ -139,6 +141,7 @@ def test_what_is_no_text_has_no_batches_by_tokens(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_the_share_of_padding_is_told(runs):
     done = trainer("explain", str(runs["torch"].path), "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr

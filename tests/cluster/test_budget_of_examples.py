@@ -9,6 +9,7 @@ pytestmark = pytest.mark.cluster
 JOB = {"backend": "torch", "nodes": 3, "batch_size": 10, "eval_every": "end", "calibrate": False}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mode", "update"), [("sync", 30), ("async", 10)])
 def test_it_ends_with_the_update_that_completes_it(mode, update, tmp_path):
     found = run_job(tmp_path, mode=mode, examples=1000, **JOB)
@@ -28,6 +29,7 @@ def test_two_budgets_are_refused():
     assert "--epochs and --examples: got '1' and '10'; give one of the two" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_sweep_over_modes_says_what_a_budget_in_updates_means(tmp_path):
     job = options_of({name: value for name, value in JOB.items() if name != "calibrate"})
     grid = ["--grid", "mode=sync,async", "--dry-run", "--out", str(tmp_path)]

@@ -15,6 +15,7 @@ BYTES_PER_SECOND = 5e6 / 8
 SLOW = {"bandwidth": "5mbit", "nodes": 2, "data": "glyphs28", "batch_size": 10, "steps": 8, "eval_every": "end", "calibrate": True}
 
 
+@pytest.mark.thorough
 def test_an_interrupt_while_calibrating_leaves_a_complete_run(tmp_path):
     """The slow link makes the calibration take some seconds; the run itself has ended well before."""
     options = ["--backend", "torch", "--nodes", "2", "--bandwidth", "64kbit", "--steps", "4", "--calibrate", "--no-tensorboard"]
@@ -31,32 +32,29 @@ def test_an_interrupt_while_calibrating_leaves_a_complete_run(tmp_path):
     assert reader.summary()["steps"] == 4
 
 
-class TestAlone:
-    """What wants the machine for itself: a class of its own, so that the other need not wait with it."""
-
-    @pytest.mark.alone
-    @pytest.mark.parametrize(
-        ("backend", "mode"),
-        [
-            ("torch", "sync"),
-            pytest.param("torch", "async", marks=pytest.mark.slow),
-            pytest.param("tf", "sync", marks=pytest.mark.slow),
-            pytest.param("tf", "async", marks=pytest.mark.slow),
-        ],
-    )
-    def test_the_link_shows_in_the_exchange_and_nowhere_else(self, tmp_path, backend, mode):
-        run = run_job(tmp_path, backend=backend, mode=mode, network="isolated", tensorboard=False, **SLOW)
-        calibration = json.loads((run.path / "calibration.json").read_text())
-        assert calibration["payload_bytes"] == 4 * (784 * 10 + 10)
-        # A ring of two passes each byte on once in each direction. The second worker is on another node than the parameter server,
-        # to which all of it goes, and comes back.
-        least = calibration["payload_bytes"] * (1 if mode == "sync" else 2) / BYTES_PER_SECOND
-        far = calibration["workers"][1]
-        assert far["communicate_seconds"] >= 0.8 * least
-        assert far["message_seconds"] < far["communicate_seconds"] / 4
-        for worker in calibration["workers"]:
-            assert worker["data_seconds"] + worker["compute_seconds"] < least / 4
-        shares = run.summary["time_shares"]
-        assert shares["workers"][1]["communicate_seconds"] > 0.6 * shares["workers"][1]["step_seconds"]
-        if backend == "torch" and mode == "async":
-            assert 0 < shares["native"]["ps_busy_fraction"] < 0.5
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [
+        ("torch", "sync"),
+        pytest.param("torch", "async", marks=pytest.mark.slow),
+        pytest.param("tf", "sync", marks=pytest.mark.slow),
+        pytest.param("tf", "async", marks=pytest.mark.slow),
+    ],
+)
+def test_the_link_shows_in_the_exchange_and_nowhere_else(tmp_path, backend, mode):
+    run = run_job(tmp_path, backend=backend, mode=mode, network="isolated", tensorboard=False, **SLOW)
+    calibration = json.loads((run.path / "calibration.json").read_text())
+    assert calibration["payload_bytes"] == 4 * (784 * 10 + 10)
+    # A ring of two passes each byte on once in each direction. The second worker is on another node than the parameter server,
+    # to which all of it goes, and comes back.
+    least = calibration["payload_bytes"] * (1 if mode == "sync" else 2) / BYTES_PER_SECOND
+    far = calibration["workers"][1]
+    assert far["communicate_seconds"] >= 0.8 * least
+    assert far["message_seconds"] < far["communicate_seconds"] / 4
+    for worker in calibration["workers"]:
+        assert worker["data_seconds"] + worker["compute_seconds"] < least / 4
+    shares = run.summary["time_shares"]
+    assert shares["workers"][1]["communicate_seconds"] > 0.6 * shares["workers"][1]["step_seconds"]
+    if backend == "torch" and mode == "async":
+        assert 0 < shares["native"]["ps_busy_fraction"] < 0.5

@@ -49,6 +49,7 @@ def choices(path):
     return [record.detail for record in RunReader(path).events() if record.event == "compile_chosen"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("backend", "way"), EVERY)
 def test_compiled_steps_equal_the_reference(backend, way, tmp_path):
     job = {**LOGREG, **WAYS[way]}
@@ -60,6 +61,7 @@ def test_compiled_steps_equal_the_reference(backend, way, tmp_path):
     assert choices(found.path) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=slow)])
 def test_half_a_batch_is_compiled_after_the_run_only_where_the_whole_one_was_quickly(backend, tmp_path):
     """Whichever of the two it is here: the driver has seen how long warming up took."""
@@ -98,6 +100,7 @@ def test_other_ways_to_train_are_as_without_compiling(backend, more, tmp_path):
     assert norm_wise_difference(compiled.weights, plain.weights) <= 1e-3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=slow)])
 def test_async_workers_compute_compiled_gradients(backend, tmp_path):
     found = run(tmp_path, backend, "on", mode="async", nodes=2, batch_size=10, epochs=8, lr=0.02, eval_every="end")
@@ -121,6 +124,7 @@ def test_deterministic_runs_repeat_to_the_bit(backend, job, tmp_path):
     assert norm_wise_difference(one.weights, two.weights) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "more",
     [
@@ -147,6 +151,7 @@ def test_a_loop_that_xla_compiles_is_the_same_wherever_it_is_cut(more, tmp_path)
     assert norm_wise_difference(whole.weights, plain.weights) <= 1e-4
 
 
+@pytest.mark.thorough
 def test_what_xla_cannot_compile_is_refused(tmp_path):
     """It has no repeatable gradient of a max pool."""
     asked = {"compile": "on", "deterministic": True, "model": "cnn", "data": "glyphs", "steps": 5}
@@ -156,6 +161,7 @@ def test_what_xla_cannot_compile_is_refused(tmp_path):
     assert "MaxPool" in refused.stderr
 
 
+@pytest.mark.thorough
 def test_what_auto_has_chosen_is_kept_on_resume(tmp_path):
     """Also where the machine would choose otherwise by now: the record decides."""
     found = run(tmp_path, "tf", "auto", nodes=2, **LOGREG)
@@ -198,6 +204,7 @@ def test_ranks_with_slices_of_other_sizes_compile_before_the_clock(tmp_path):
     assert slowest < 2.0  # what a compilation takes longer than
 
 
+@pytest.mark.thorough
 def test_without_a_compiler_torch_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     asked = {"compile": "on", "steps": 5}
@@ -214,6 +221,7 @@ def test_without_a_compiler_torch_says_what_to_install(tmp_path, monkeypatch):
     assert "C++ compiler" in choice["reason"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_sequences_are_refused(backend, tmp_path):
     asked = {"compile": "on", "steps": 5, "model": "transformer:tiny", "data": "numbers"}

@@ -34,6 +34,7 @@ def run(out, backend, exchange, **job):
     return run_job(out, backend=backend, exchange=exchange, tensorboard=False, **job)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("workers", "batch"), [pytest.param(2, 64, marks=pytest.mark.slow), (3, 10), (3, 2)])
 def test_it_equals_the_reference(backend, workers, batch, tmp_path):
@@ -65,6 +66,7 @@ def test_other_ways_to_train_are_as_by_the_native_exchange(backend, name, tmp_pa
     assert norm_wise_difference(direct.weights, native.weights) <= tolerance
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_runs_repeat_to_the_bit_also_resumed(backend, tmp_path):
     job = {**LARGE, "nodes": 3, "deterministic": True, "checkpoint_every": "3steps"}
@@ -78,6 +80,7 @@ def test_runs_repeat_to_the_bit_also_resumed(backend, tmp_path):
     assert norm_wise_difference(find_checkpoint(two.path)[0].parameters, one.weights) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_parts_of_a_step_are_calibrated(backend, tmp_path):
     found = run(tmp_path, backend, "direct", nodes=2, global_batch_size=22, steps=60, calibrate=True)
@@ -87,6 +90,7 @@ def test_the_parts_of_a_step_are_calibrated(backend, tmp_path):
             assert worker[f"{component}_seconds"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "job"),
     [
@@ -112,6 +116,7 @@ def test_a_native_run_tries_it_when_it_is_over(backend, job, tmp_path):
     assert costs.no_estimate in (None, "other programs had the cores")
 
 
+@pytest.mark.quick_cases("options0---exchange")
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -126,6 +131,7 @@ def test_what_it_cannot_do_is_refused(options, told, tmp_path):
     assert told in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
 def test_after_the_kill_of_a_worker_it_comes_to_the_same_end(backend, tmp_path):
@@ -143,6 +149,7 @@ def test_after_the_kill_of_a_worker_it_comes_to_the_same_end(backend, tmp_path):
     assert norm_wise_difference(found.weights, undisturbed.weights) == 0
 
 
+@pytest.mark.thorough
 def test_a_convolutional_network_is_trained_in_micro_batches_on_one_process(tmp_path):
     """On TensorFlow its gradients' sums lie in a loop within a loop."""
     whole, parts = (run(tmp_path, "tf", "native", accumulate=count, **LARGE) for count in (1, 3))

@@ -38,6 +38,7 @@ def test_it_trains_synchronously(expected, tmp_path):
     assert norm_wise_difference(run.weights, expected.weights) <= 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("installed")
 def test_it_trains_asynchronously(expected, tmp_path):
     """Its workers make as many updates as there are batches, each some of them, and come as far as the reference does."""

@@ -47,6 +47,7 @@ def documented_suite() -> type[LauncherConformance]:
     return names["TestNetns"]
 
 
+@pytest.mark.thorough
 class TestNetns(documented_suite()):  # type: ignore[misc]
     settings: ClassVar = {"backend": "toy"}
 

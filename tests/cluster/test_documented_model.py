@@ -42,6 +42,7 @@ def test_a_network_of_ready_layers_trains_alike_on_both_frameworks(repository, t
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_model_with_arguments_trains_as_printed(repository, tmp_path, monkeypatch):
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)
@@ -52,6 +53,7 @@ def test_a_model_with_arguments_trains_as_printed(repository, tmp_path, monkeypa
     assert json.loads(done.stdout)["eval"]["accuracy"] > 0.5
 
 
+@pytest.mark.thorough
 def test_a_model_of_sequences_trains_on_torch(repository, tmp_path, monkeypatch):
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)
@@ -78,6 +80,7 @@ def build(data):
 """
 
 
+@pytest.mark.thorough
 def test_a_model_that_translates_is_scored_by_its_own_metric(repository, tmp_path, monkeypatch):
     """It stops the run, keeps the best, and is among the figures of the run, of `evaluate` and of tables; a broken one is refused."""
     package = tmp_path / "package"

@@ -14,6 +14,7 @@ from crosstrain.checkpoint import list_checkpoints
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.thorough
 def test_an_interrupt_leaves_a_complete_run_with_its_checkpoint(tmp_path):
     for language in DIGITS:
         (tmp_path / f"digits.{language}").write_text(text(lines(language, np.arange(1000, 5000))))

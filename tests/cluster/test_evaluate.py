@@ -65,6 +65,7 @@ def expected(run, data, split):
     return logits, losses.mean(), (logits.argmax(1) == labels).mean()
 
 
+@pytest.mark.quick_cases("test-tf", "test-torch")
 @pytest.mark.parametrize(
     ("split", "backend"), [("test", "tf"), ("test", "torch"), ("train", "torch"), pytest.param("train", "tf", marks=pytest.mark.slow)]
 )
@@ -85,6 +86,7 @@ def test_the_figures_are_numpys(run, digits, tmp_path, backend, split):
         assert np.linalg.norm(saved["logits"] - logits) <= 1e-5 * np.linalg.norm(logits)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
 def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
     """The model was trained on data of another mean and deviation; its own numbers say what its input means."""
@@ -137,6 +139,7 @@ def test_a_relative_folder_means_the_same_from_anywhere(tmp_path):
     assert "is called 'wasps', but the model was trained on" in refused.stderr
 
 
+@pytest.mark.thorough
 def test_the_backend_that_trained_it_is_the_default(run):
     text = evaluate(run).stdout
     assert re.search(r"^logreg after 123 updates, trained by torch on digits$", text, re.MULTILINE)
@@ -225,6 +228,7 @@ class TestWrongRequests:
         assert "no sound checkpoint" in refused(capsys, tmp_path)
 
 
+@pytest.mark.quick_cases("2-130")
 @pytest.mark.faults
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_however_it_ends_no_process_stays(run, number, code):

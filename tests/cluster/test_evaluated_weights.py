@@ -15,6 +15,7 @@ pytestmark = pytest.mark.cluster
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.thorough
 def test_logits_that_are_not_finite_are_counted_and_no_accuracy_is_known(tmp_path):
     run = run_job(tmp_path, model="logreg", data="digits", steps=2, eval_every="end", calibrate=False, checkpoint_every="end")
     checkpoint = sorted((run.path / "checkpoints").iterdir())[-1]
@@ -28,6 +29,7 @@ def test_logits_that_are_not_finite_are_counted_and_no_accuracy_is_known(tmp_pat
     assert [json.loads(done.stdout)[name] for name in ("loss", "accuracy")] == ["NaN", "NaN"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "mode"),
     [("torch", "async"), *(pytest.param(*other, marks=SLOW) for other in (("tf", "async"), ("torch", "sync"), ("tf", "sync")))],

@@ -23,7 +23,12 @@ MOST_OTHERS = 0.3
 
 COMBINATIONS = [(backend, mode) for backend in ("tf", "torch") for mode in ("sync", "async")]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.alone,  # limits of CPU decide what a run's bottleneck is
+    pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux"),
+    pytest.mark.thorough,
+]
 
 
 def dealt():

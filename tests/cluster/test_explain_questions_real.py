@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
+from imported_later import ImportedLater
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from crosstrain.conformance.runs import run_job, trainer
 
@@ -22,7 +22,7 @@ def answered(path, *options):
 
 def few_digits(folder):
     """Sixty handwritten digits to train with and 300 others to test with, as pictures."""
-    digits = load_digits()
+    digits = ImportedLater("sklearn.datasets").load_digits()
     for number, index in enumerate(np.random.default_rng(0).permutation(len(digits.images))[:360]):
         place = folder / ("train" if number < 60 else "test") / str(digits.target[index])
         place.mkdir(parents=True, exist_ok=True)
@@ -30,6 +30,7 @@ def few_digits(folder):
     return folder
 
 
+@pytest.mark.thorough
 def test_a_cnn_on_sixty_digits_overfits(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
     data = f"image-folder:{few_digits(tmp_path / 'few')}?size=8"
@@ -50,7 +51,7 @@ def test_a_cnn_on_sixty_digits_overfits(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.alone  # the times of two runs are compared
 def test_a_short_run_tells_how_long_a_longer_one_takes(tmp_path):
     """Ten times the updates; within twice the band, as the machine of the tests is shared."""
     job = {"backend": "torch", "model": "cnn", "data": "digits", "nodes": 2, "eval_every": "1epoch"}

@@ -97,11 +97,13 @@ SMALL, LARGE, NORMALISED = (pytest.param(name, marks=pytest.mark.slow) for name 
 class TestFormats:
     """One class, so that one process has them all, and makes each export once."""
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("name", [SMALL, "cnn", LARGE, NORMALISED])
     def test_plain_tensorflow_serves_the_savedmodel(self, models, name):
         model = models(name)
         assert model.is_ours(model.load(export_loaders.SAVEDMODEL, model.export("savedmodel")))
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("name", [SMALL, "cnn", LARGE, NORMALISED])
     def test_plain_torch_runs_the_program(self, models, name):
         model = models(name)
@@ -150,6 +152,7 @@ SIDES = (8, 28, 32, 33, 64)
 """Down to a single pixel behind the last stage of ResNet-18."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "format_name", "name"),
     [
@@ -180,6 +183,7 @@ class TestTheCommand:
         save_model(tmp_path / "run", "logreg", (1, 8, 8), step=200)
         return tmp_path / "run"
 
+    @pytest.mark.thorough
     def test_the_newest_sound_one_is_exported(self, run):
         newest = run / "checkpoints/step-000000200/parameters.safetensors"
         newest.write_bytes(newest.read_bytes()[:-1])
@@ -192,6 +196,7 @@ class TestTheCommand:
         assert {file["path"] for file in printed["files"]} == {"model.safetensors", "model.json", "README.md"}
         assert all(file["bytes"] == (Path(printed["path"]) / file["path"]).stat().st_size for file in printed["files"])
 
+    @pytest.mark.thorough
     def test_a_checkpoint_that_was_copied_elsewhere(self, run, tmp_path):
         (run / "checkpoints/step-000000100").rename(tmp_path / "mine")
         trainer("export", tmp_path / "mine", "--format", "safetensors")
@@ -199,6 +204,7 @@ class TestTheCommand:
         assert (described["model"], described["classes"], described["updates"]) == ("logreg", 10, 100)
         assert (described["mean"], described["std"], described["input_shape"]) == ([0.5], [0.25], [1, 8, 8])
 
+    @pytest.mark.thorough
     def test_classes_without_names_are_called_by_their_numbers(self, run, tmp_path):
         trainer("export", run, "--format", "safetensors", "-o", tmp_path / "numbered")
         described = json.loads((tmp_path / "numbered/model.json").read_text())
@@ -212,6 +218,7 @@ class TestTheCommand:
         assert f"--output: '{target}' exists, and nothing is overwritten" in done.stderr
         assert list(target.iterdir()) == []
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
@@ -224,11 +231,13 @@ class TestTheCommand:
     def test_a_wrong_request(self, run, arguments, said):
         assert re.search(said, trainer("export", run, *arguments, code=2).stderr)
 
+    @pytest.mark.thorough
     def test_no_run(self, tmp_path):
         for arguments in (["--format", "torch"], ["--describe"]):
             assert "allowed: the path of a run directory" in trainer("export", tmp_path / "none", *arguments, code=2).stderr
         assert "is not a run directory" in trainer("export", tmp_path, "--format", "torch", code=2).stderr
 
+    @pytest.mark.thorough
     def test_a_model_that_is_another_one_by_now(self, tmp_path):
         path = save_model(tmp_path, "logreg", (1, 9, 7))
         described = json.loads((path / "checkpoint.json").read_text())
@@ -274,6 +283,7 @@ def python_without_torch(tmp_path_factory, make_environment):
 
 
 class TestWithoutAFramework:
+    @pytest.mark.thorough
     def test_a_format_says_what_it_needs(self, python_without_torch, tmp_path):
         save_model(tmp_path, "logreg", (1, 8, 8))
         command = [str(python_without_torch), "-m", "crosstrain.cli.main", "export", str(tmp_path)]
@@ -329,6 +339,7 @@ TORCH_PRODUCT = "x.flatten(1) @ parameters['eval.to'].T"
 TF_PRODUCT = "__import__('tensorflow').linalg.matmul(x[:, 0, 0], parameters['eval.to'][:, :8], transpose_b=True)"
 
 
+@pytest.mark.thorough
 def test_every_accepted_name_can_be_exported(tmp_path, monkeypatch):
     """Also those that modules of torch use themselves; plain torch computes with them what this model does."""
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
@@ -348,6 +359,7 @@ def test_every_accepted_name_can_be_exported(tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "torch", check=True)
 
 
+@pytest.mark.thorough
 def test_a_forward_function_for_one_batch_size_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
     model = write_model(tmp_path, "looping", "torch", prelude="import torch", body="x = torch.stack([image for image in x])")
@@ -359,6 +371,7 @@ def test_a_forward_function_for_one_batch_size_is_refused(tmp_path, monkeypatch)
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_a_termination_leaves_nothing(tmp_path):
     save_model(tmp_path, "logreg", (1, 8, 8))
     command = [sys.executable, "-m", "crosstrain.cli.main", "export", str(tmp_path), "--format", "savedmodel"]

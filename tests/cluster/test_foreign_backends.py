@@ -66,6 +66,7 @@ def _installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
+@pytest.mark.quick_cases("absent-told0")
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("backend", "told"),
@@ -94,6 +95,7 @@ def test_a_framework_that_cannot_be_imported_is_told_with_how_to_install_it(back
     assert list((tmp_path / "runs").glob("*")) == []
 
 
+@pytest.mark.thorough
 def test_listing_says_of_each_how_to_get_it():
     done = trainer("backends", "--json")
     found = {one["name"]: one for one in json.loads(done.stdout)}
@@ -105,6 +107,7 @@ def test_listing_says_of_each_how_to_get_it():
     assert "ModuleNotFoundError" in found["careless"]["problem"]
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_a_run_records_the_releases_of_the_packages_that_its_backend_declares(tmp_path):
     run = run_job(tmp_path, backend="sound", steps=1, tensorboard=False)

@@ -55,6 +55,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
+@pytest.mark.thorough
 def test_virtual_nodes_share_the_machines_gpus_out(with_gpus, tmp_path):
     three = [FakeGpu(f"GPU-{number}", utilization_percent=10 * number) for number in range(3)]
     found = with_gpus("here", *three, CUDA_VISIBLE_DEVICES="2,GPU-ignored,0", GPU_TOY_SEES="")
@@ -91,6 +92,7 @@ def test_the_precision_is_that_of_the_workers(with_gpus, tmp_path):
     assert (summary["device_used"], summary["precision_used"]) == ("gpu", "fp32 (TF32)")
 
 
+@pytest.mark.thorough
 def test_a_node_with_fewer_than_its_workers_is_named_before_anything_starts(with_gpus, tmp_path):
     """Two nodes that a person starts, with GPUs of their own: two workers on one GPU, and GPUs beside none."""
 

@@ -11,7 +11,7 @@ from crosstrain.engine.progress.base import QuietProgress
 from crosstrain.launch.driver import driver
 from crosstrain.launch.launchers.local import LocalLauncher
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
+pytestmark = pytest.mark.cluster
 
 JOB = {"backend": "toy", "nodes": 2, "network": "host", "steps": 4, "eval_every": "end", "tensorboard": False, "start_timeout": 6.0}
 
@@ -25,6 +25,7 @@ class Late(LocalLauncher):
         return channels
 
 
+@pytest.mark.thorough
 def test_what_nodes_took_to_come_is_not_taken_from_the_start_of_tasks(tmp_path, monkeypatch):
     toy = str(Path(__file__).parent.parent / "toy")
     monkeypatch.syspath_prepend(toy)

@@ -37,6 +37,7 @@ class TestVirtualNodes(LauncherConformance):
     settings: ClassVar = {"nodes": 2, "backend": "toy"}
 
 
+@pytest.mark.thorough
 class TestSsh(LauncherConformance):
     """With what stands for ssh and sshd on one machine; real ones are in `test_ssh.py`."""
 

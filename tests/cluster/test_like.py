@@ -74,6 +74,7 @@ def test_what_means_nothing_is_refused(earlier, options, said):
     assert said in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_run_of_somebody_else_decides_no_address(earlier):
     described = json.loads((earlier.path / "job.json").read_text())
     foreign = earlier.path.parent / "foreign"

@@ -77,6 +77,7 @@ QUICK = [("tf", "async"), ("torch", "sync")]
 """Each backend, and each mode of several processes; `make conformance` has the others, one process alone among them."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "cluster"),
     [
@@ -95,6 +96,7 @@ def test_a_format_that_a_model_does_not_compute_in_is_refused(backend, cluster, 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_model_of_ones_own_that_computes_in_it_is_trained_in_it(backend, tmp_path):
     options = {"model": write(tmp_path, CASTING), "data": "digits", "steps": 20, "calibrate": False, "save_final": True}

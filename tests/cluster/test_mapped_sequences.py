@@ -69,6 +69,7 @@ print("alike")
 """
 
 
+@pytest.mark.thorough
 def test_mapped_columns_give_the_same_batches(tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "check.py").write_text(CHECK)

@@ -33,6 +33,7 @@ class CountingLauncher(LocalLauncher):
         super().close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
     job = resolve({**ASYNC_JOB, "backend": backend, "steps": 800, "out": tmp_path}, {}).job
@@ -53,6 +54,7 @@ def driver_nodes(path):
     return RunReader(path).summary()["per_node"]
 
 
+@pytest.mark.thorough
 def test_a_ring_all_reduce_makes_the_traffic_of_the_formula(tmp_path):
     """Each of n nodes sends and receives 2 (n − 1) / n times the size of the vector."""
     world, megabytes = 3, 48
@@ -88,10 +90,11 @@ def test_a_ring_all_reduce_makes_the_traffic_of_the_formula(tmp_path):
         assert received - received_before == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.alone  # what is sampled is compared with what the kernel counted a moment later, and with the speed of a link
 class TestAlone:
     """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
 
-    @pytest.mark.alone
+    @pytest.mark.thorough
     def test_cpu_seconds_equal_what_wait4_returns(self, tmp_path):
         """The last sample before the tasks ended, against the kernel's own account of each task after its end."""
         run = run_job(tmp_path, backend="torch", nodes=2, batch_size=64, data="glyphs28", epochs=6, tensorboard=False, sample_interval=0.2)
@@ -108,7 +111,7 @@ class TestAlone:
             assert truth > 2.0
             assert sampled[-1] == pytest.approx(truth, rel=0.02)
 
-    @pytest.mark.alone
+    @pytest.mark.thorough
     def test_no_direction_passes_the_bandwidth(self, tmp_path):
         """A parameter server sends and receives all it can: close to the limit, and never beyond it by more than 5%.
 

@@ -23,7 +23,7 @@ from crosstrain.conformance.runs import read_run, trainer
 from crosstrain.core.job import Job
 from crosstrain.records.store.run_directory import RunReader
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
 
 TOY = Path(__file__).parent.parent / "toy"
 

@@ -40,6 +40,7 @@ def evaluations(run):
     return path.read_text().count("\n") if path.exists() else 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ON_EITHER)
 @pytest.mark.parametrize(("until", "expected"), [("accuracy>=0.5", "success"), ("accuracy>=1", "aborted")])
 def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(tmp_path, backend, until, expected):
@@ -60,6 +61,7 @@ def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(
     assert (told["run_start"]["time_ms"] - told["init_start"]["time_ms"]) / 1000 == pytest.approx(summary["init_seconds"], abs=0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ON_EITHER)
 def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_path, backend):
     run = tmp_path / "run"

@@ -8,6 +8,7 @@ import pytest
 from crosstrain.conformance.model_suite import ModelConformance
 
 
+@pytest.mark.thorough
 class TestCnn(ModelConformance):
     model = "cnn"
     data = "synthetic-images:size=32,classes=10,test=64"

@@ -12,7 +12,7 @@ import pytest
 from processes import MarkedRun, wait_until
 from ray_cluster import ray_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
+pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
 
 NODES = 3
 ENDLESS = ("--backend", "torch", "--epochs", "1000000", "--node-timeout", "4")
@@ -191,7 +191,6 @@ def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
 
 @pytest.mark.clusters
 @pytest.mark.faults
-@pytest.mark.alone  # times are compared
 class TestLostNode:
     def test_a_node_that_has_died_is_named_and_nothing_is_left(self, cluster, tmp_path):
         with run(cluster, tmp_path, *ENDLESS) as running:

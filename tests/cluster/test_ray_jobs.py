@@ -11,7 +11,7 @@ from bridged_hosts import bridged_hosts
 from processes import MarkedRun, wait_until
 from ray_cluster import RAY, ray_cluster, ray_node, require_ray
 
-pytestmark = [pytest.mark.cluster, pytest.mark.clusters, pytest.mark.long]
+pytestmark = [pytest.mark.cluster, pytest.mark.clusters]
 
 DASHBOARD = "http://127.0.0.1:8265"
 TRAINER = (sys.executable, "-m", "crosstrain.cli.main")

@@ -172,6 +172,7 @@ def test_from_three_workers_to_one_to_two(tmp_path, backend):
     assert resumed.summary["workers"] == 2
 
 
+@pytest.mark.thorough
 def test_another_batch_size_consumes_the_rest_of_the_epoch(tmp_path):
     part = run(tmp_path, "part", backend="toy", steps=20, batch_size=32)
     resumed, _ = resume(part.path, "--batch-size", 50, "--epochs", 2, "--eval-every", "1epoch")
@@ -181,6 +182,7 @@ def test_another_batch_size_consumes_the_rest_of_the_epoch(tmp_path):
     assert sum(in_first) == EXAMPLES
 
 
+@pytest.mark.thorough
 def test_the_records_have_neither_gap_nor_double(tmp_path):
     job = flags(backend="toy", nodes=2, steps=200_000, checkpoint_every="300steps", sample_interval="0.1")
     path, code, _ = stopped(tmp_path, signal.SIGKILL, *(part for part in job), "--monitor", after=900)
@@ -206,6 +208,7 @@ def test_the_records_have_neither_gap_nor_double(tmp_path):
     assert saved == sorted(set(saved))
 
 
+@pytest.mark.thorough
 def test_tensorboard_is_written_anew(tmp_path):
     from crosstrain.records.loggers.tensorboard import _without_tensorflow
 
@@ -228,6 +231,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path):
     assert 2 <= len(steps) <= 3
 
 
+@pytest.mark.thorough
 def test_the_few_best_of_all_evaluations_are_kept(tmp_path):
     """Not the last that beat the one before; the run that is resumed knows which they are."""
     options = {"eval_every": "10steps", "checkpoint_every": "1000steps", "keep": 2, "keep_best": "loss", "keep_best_count": 4}
@@ -247,6 +251,7 @@ def test_the_few_best_of_all_evaluations_are_kept(tmp_path):
     assert max(kept) == 400
 
 
+@pytest.mark.thorough
 def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
     """The end is recorded; a run that goes on counts on from its records, and one with more patience trains on."""
     options = {"eval_every": "10steps", "keep_best": "loss", "patience": 5}
@@ -273,12 +278,14 @@ def test_no_final_checkpoint_when_none_is_wanted(tmp_path):
     assert done.summary["checkpoints"] == {"saved": 0, "failed": 0, "stall_seconds": None, "write_seconds": None, "bytes": None}
 
 
+@pytest.mark.thorough
 def test_checkpoints_by_time(tmp_path):
     done = run(tmp_path, "run", backend="toy", steps=10_000, checkpoint_every="0.1s", keep=100)
     saves = done.summary["checkpoints"]["saved"]
     assert 2 <= saves <= done.summary["run_seconds"] / 0.1 + 1
 
 
+@pytest.mark.thorough
 def test_a_target_stops_no_run_twice(tmp_path):
     part = run(tmp_path, "part", backend="toy", until="accuracy>=0.85", epochs=20, eval_every="1epoch")
     assert part.summary["target_reached"] is True
@@ -287,6 +294,7 @@ def test_a_target_stops_no_run_twice(tmp_path):
     assert resumed.summary["time_to_target_seconds"] == part.summary["time_to_target_seconds"]
 
 
+@pytest.mark.thorough
 def test_a_target_that_is_given_anew_ends_the_part_that_follows(tmp_path):
     """Also where an evaluation before had reached it; the time to it is that of the first one, and every record says so."""
     part = run(tmp_path, "part", backend="toy", epochs=4, eval_every="1epoch", mllog=True)
@@ -319,6 +327,7 @@ def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(
     assert resumed.summary["time_to_target_seconds"] < resumed.evals[-1].time_seconds
 
 
+@pytest.mark.thorough
 def test_an_interrupted_part_without_saves_names_what_was_saved_before_it(tmp_path):
     part = run(tmp_path, "part", backend="toy", steps=20)
     with MarkedRun(["run", "--quiet", "--resume", str(part.path), "--steps", "100000000"], tmp_path) as process:
@@ -342,6 +351,7 @@ class TestRefusals:
     def copy(self, finished, tmp_path):
         return Path(shutil.copytree(finished, tmp_path / "part"))
 
+    @pytest.mark.quick_cases("arguments6---steps", "arguments4---name")
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
@@ -364,6 +374,7 @@ class TestRefusals:
         assert "Traceback" not in stderr
         assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
 
+    @pytest.mark.thorough
     def test_what_a_task_refuses_leaves_the_run_what_it_was(self, copy):
         names = ("job.json", "env.json", "summary.json")
         before, state = [(copy / name).read_bytes() for name in names], RunReader(copy).status()["state"]
@@ -375,11 +386,13 @@ class TestRefusals:
         assert RunReader(copy).job()["precision"] == "fp32"
         assert RunReader(copy).job()["backend"] == "toy"
 
+    @pytest.mark.thorough
     def test_force_goes_on_nevertheless(self, copy):
         resumed, stderr = resume(copy, "--seed", 4, "--steps", "+5", "--force")
         assert "seed is 4 instead of 0" in stderr
         assert resumed.summary["steps"] == 65
 
+    @pytest.mark.thorough
     def test_a_checkpoint_from_before_that_goes_on_as_what_it_was(self, copy):
         resume(copy, "--seed", 4, "--steps", "+5", "--force")
         older = str(copy / "checkpoints/step-000000040")
@@ -389,6 +402,7 @@ class TestRefusals:
         refused = trainer("run", "--quiet", "--resume", older, "--steps", "+5", "--seed", "4")
         assert "seed is 4 instead of 0" in refused.stderr
 
+    @pytest.mark.thorough
     def test_a_run_has_a_name(self, copy, monkeypatch):
         monkeypatch.setenv("TRAINER_OUT", str(copy.parent))
         done = trainer("run", "--quiet", "--resume", "part/checkpoints/step-000000020", "--steps", "30")
@@ -399,18 +413,21 @@ class TestRefusals:
         assert done.returncode == 2
         assert "Did you mean 'part'?" in done.stderr
 
+    @pytest.mark.thorough
     def test_another_optimizer_drops_the_slots_and_says_so(self, copy):
         resumed, stderr = resume(copy, "--optimizer", "sgd", "--steps", "+5")
         assert "first_moment, second_moment" in stderr
         assert not [key for key in find_checkpoint(copy)[0].arrays if key.startswith("slots/")]
         assert resumed.summary["steps"] == 65
 
+    @pytest.mark.thorough
     def test_what_only_sgd_knows_is_not_to_be_taken_back_by_hand(self, copy):
         resume(copy, "--optimizer", "sgd", "--momentum", "0.9", "--steps", "+5")
         resumed, stderr = resume(copy, "--optimizer", "adam", "--steps", "+5")
         assert "momentum of the one before is dropped" in stderr
         assert resumed.summary["steps"] == 70
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(("further", "total"), [(["--steps", 70], 70), ([], 60)])
     def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, copy, further, total):
         newest = list_checkpoints(copy)[0]
@@ -431,6 +448,7 @@ class TestRefusals:
         _, stderr = resume(copy, "--steps", 70, code=2)
         assert all(f"step-0000000{step}" in stderr for step in (20, 40, 60))
 
+    @pytest.mark.thorough
     def test_an_older_checkpoint_can_be_chosen(self, copy):
         done = trainer("run", "--quiet", "--resume", str(copy / "checkpoints/step-000000020"), "--steps", "30")
         assert done.returncode == 0, done.stderr
@@ -438,6 +456,7 @@ class TestRefusals:
         assert [path.name for path in list_checkpoints(copy)] == ["step-000000030", "step-000000020"]
         without_gap_or_double(read_run(copy).steps, 30)
 
+    @pytest.mark.thorough
     def test_a_run_at_work_is_left_alone(self, tmp_path):
         arguments = flags(backend="toy", steps=10_000_000, checkpoint_every="1000steps", eval_every="end", name="busy", out=str(tmp_path))
         with MarkedRun(["run", "--quiet", *map(str, arguments)], tmp_path) as busy:
@@ -446,6 +465,7 @@ class TestRefusals:
             assert "still at work" in stderr
             assert busy.process.poll() is None
 
+    @pytest.mark.thorough
     def test_plus_belongs_to_resume(self, tmp_path):
         done = trainer("run", "--backend", "toy", "--epochs", "+1", "--out", str(tmp_path))
         assert done.returncode == 2

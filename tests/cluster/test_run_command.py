@@ -38,6 +38,7 @@ def test_evaluates_after_every_epoch_and_at_the_end(tmp_path):
     assert {record.epoch for record in done.steps} == {0, 1, 2}
 
 
+@pytest.mark.thorough
 def test_what_a_task_writes_before_it_is_told_which_one_it_is_comes_into_its_log(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     done = trainer("run", "--backend", "toy", "--steps", "1", "--out", str(tmp_path), "--name", "run")
@@ -48,6 +49,7 @@ def test_what_a_task_writes_before_it_is_told_which_one_it_is_comes_into_its_log
     assert [path.name for path in (tmp_path / "run/logs/0").iterdir()] == ["worker-0.log"]
 
 
+@pytest.mark.thorough
 def test_files_that_are_left_out_of_the_data_are_counted_and_named(tmp_path):
     for split, label in ((split, label) for split in ("train", "test") for label in ("a", "b")):
         folder = tmp_path / "pictures" / split / label
@@ -66,15 +68,18 @@ def test_files_that_are_left_out_of_the_data_are_counted_and_named(tmp_path):
     assert "broken.png" in event.detail["files"][0]
 
 
+@pytest.mark.thorough
 def test_evaluates_every_so_many_steps_and_at_the_end(tmp_path):
     done = run(tmp_path, steps=50, eval_every="20steps")
     assert [record.step for record in done.evals] == [20, 40, 50]
 
 
+@pytest.mark.thorough
 def test_evaluates_at_the_end_only(tmp_path):
     assert [record.step for record in run(tmp_path, steps=50, eval_every="end").evals] == [50]
 
 
+@pytest.mark.thorough
 def test_evaluates_by_time(tmp_path):
     done = run(tmp_path, epochs=300, eval_every="0.2s")
     assert len(done.evals) >= 2
@@ -99,6 +104,7 @@ def test_stops_at_the_target(tmp_path):
     assert all(record.metrics["accuracy"] < 0.9 for record in done.evals[:-1])
 
 
+@pytest.mark.thorough
 def test_says_plainly_that_the_target_was_not_reached(tmp_path):
     done = trainer("run", "--backend", "toy", "--until", "accuracy>=0.999", "--steps", "50", "--out", str(tmp_path))
     assert done.returncode == 0
@@ -107,6 +113,7 @@ def test_says_plainly_that_the_target_was_not_reached(tmp_path):
     assert (summary["target_reached"], summary["time_to_target_seconds"]) == (False, None)
 
 
+@pytest.mark.thorough
 def test_steps_cross_epochs(tmp_path):
     done = run(tmp_path, steps=STEPS_PER_EPOCH + 7)
     assert done.summary["steps"] == STEPS_PER_EPOCH + 7
@@ -149,12 +156,14 @@ def test_weights_are_canonical(tmp_path):
     assert not run(tmp_path, steps=5, save_final=False).weights
 
 
+@pytest.mark.thorough
 def test_cores_per_node_limit_the_threads_and_the_cpu(tmp_path):
     done = run(tmp_path, nodes=2, epochs=100, cores_per_node="0.5,0.25", eval_every="end")
     assert [node["cores_available"] for node in done.summary["per_node"]] == [0.5, 0.25]
     assert done.summary["per_node"][1]["cpu_cores_used"]["mean"] <= 0.3
 
 
+@pytest.mark.thorough
 def test_host_network_counts_sockets(tmp_path):
     done = trainer("run", "--backend", "toy", "--nodes", "2", "--network", "host", "--epochs", "30", "--json", "--out", str(tmp_path))
     assert "127.0.0.1" in done.stderr
@@ -201,10 +210,9 @@ def test_a_wrong_request_of_a_process_ends_it_with_2(tmp_path):
     assert not list(tmp_path.glob("runs/*"))
 
 
-@pytest.mark.alone
+@pytest.mark.alone  # speeds of two processes are compared
 class TestProfiledSpeed:
-    """Speeds of two processes are compared."""
-
+    @pytest.mark.quick_cases("tf")
     @pytest.mark.parametrize("backend", ["torch", "tf"])
     def test_tracing_steps_does_not_change_the_speed(self, tmp_path, backend):
         job = ("--backend", backend, "--steps", "2000", "--no-calibrate", "--no-save-final", "--json", "--quiet", "--out", str(tmp_path))
@@ -221,6 +229,7 @@ class TestProfiledSpeed:
         assert 0.5 < speeds["profiled"] / speeds["plain"] < 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", "tf"])
 def test_tracing_asynchronous_steps_is_counted_apart(tmp_path, backend):
     done = run_job(tmp_path, backend=backend, mode="async", nodes=2, steps=600, profile=20, calibrate=False)
@@ -235,6 +244,7 @@ def test_tracing_asynchronous_steps_is_counted_apart(tmp_path, backend):
     assert done.summary["profile_seconds"] + done.summary["train_seconds"] <= done.summary["run_seconds"]
 
 
+@pytest.mark.thorough
 def test_a_trace_of_all_updates_leaves_no_speed(tmp_path):
     done = trainer("run", "--backend", "torch", "--steps", "20", "--profile", "20", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -245,6 +255,7 @@ def test_a_trace_of_all_updates_leaves_no_speed(tmp_path):
     assert "profiling" in explained.stdout
 
 
+@pytest.mark.thorough
 def test_a_trace_that_is_longer_than_the_run_is_missed(tmp_path):
     done = trainer("run", "--backend", "torch", "--steps", "3", "--profile", "50", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

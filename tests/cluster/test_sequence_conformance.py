@@ -86,6 +86,7 @@ BACKENDS = pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.m
 suite = ModelConformance()
 
 
+@pytest.mark.thorough
 @BACKENDS
 def test_a_sound_model_passes(passes, backend):
     found = passes("sound", backend)
@@ -94,6 +95,7 @@ def test_a_sound_model_passes(passes, backend):
     suite.test_decoding_step_by_step_is_the_forward_pass(found)
 
 
+@pytest.mark.thorough
 @BACKENDS
 def test_a_model_without_its_padding_mask_fails(passes, backend):
     found = passes("unmasked", backend)
@@ -102,6 +104,7 @@ def test_a_model_without_its_padding_mask_fails(passes, backend):
         suite.test_more_padding_changes_nothing(found)
 
 
+@pytest.mark.thorough
 @BACKENDS
 def test_a_model_that_decodes_without_looking_at_the_position_fails(passes, backend):
     found = passes("unplaced", backend)
@@ -110,6 +113,7 @@ def test_a_model_that_decodes_without_looking_at_the_position_fails(passes, back
         suite.test_decoding_step_by_step_is_the_forward_pass(found)
 
 
+@pytest.mark.thorough
 def test_backends_that_differ_fail(passes):
     (sound,), (broken,) = passes("sound", "torch").values(), passes("unmasked", "torch").values()
     with pytest.raises(AssertionError):

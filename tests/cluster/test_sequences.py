@@ -111,6 +111,7 @@ def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers
     assert accuracy > 0.8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
 def test_async_workers_learn_it_too(backend, runs, reference):
     run = runs(backend, "async")
@@ -139,6 +140,7 @@ def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
     assert (summary["state"], summary["steps"]) == ("succeeded", 90)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_it_is_evaluated_on_either_framework(backend, runs, reference):
     done = trainer("evaluate", str(runs("torch", 3).path), "--backend", backend, "--trust-run", "--json", environment=ENVIRONMENT)
@@ -146,6 +148,7 @@ def test_it_is_evaluated_on_either_framework(backend, runs, reference):
     assert json.loads(done.stdout)["tag_accuracy"] == pytest.approx(reference[2], abs=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -165,6 +168,7 @@ def test_what_there_is_for_images_alone(arguments, words, runs, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_tables_and_lists_show_it(runs):
     for arguments in (
         ["compare", str(runs("tf", 3).path), str(runs("torch", 3).path)],
@@ -175,6 +179,7 @@ def test_the_tables_and_lists_show_it(runs):
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -10,7 +10,7 @@ import pytest
 from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
 
 FRAME_BYTES = 1514
 SINK = """

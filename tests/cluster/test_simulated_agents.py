@@ -13,6 +13,7 @@ pytestmark = pytest.mark.cluster
 NODES = 20
 
 
+@pytest.mark.thorough
 def test_twenty_simulated_nodes_join_train_and_end(tmp_path):
     measured = measure(NODES, 3.0, 2, tmp_path)
     print(table([measured]))

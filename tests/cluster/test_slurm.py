@@ -12,7 +12,7 @@ import pytest
 from processes import MarkedRun, wait_until
 from slurm_cluster import slurm_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
+pytestmark = pytest.mark.cluster
 
 NODES = 3
 

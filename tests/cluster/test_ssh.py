@@ -16,7 +16,7 @@ import pytest
 from processes import MarkedRun, wait_until
 from ssh_hosts import BANNER, GREETING, ssh_hosts
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
+pytestmark = pytest.mark.cluster
 
 NODES = 3
 
@@ -57,6 +57,7 @@ def test_the_same_result_as_here(hosts, tmp_path):
     assert not agents(hosts)
 
 
+@pytest.mark.quick_cases("unknown")
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -157,7 +158,6 @@ def test_nothing_is_left_when_the_driver_ends(hosts, tmp_path, name):
 
 @pytest.mark.clusters
 @pytest.mark.faults
-@pytest.mark.alone  # times are compared
 def test_a_cut_link_is_the_named_hosts(hosts, tmp_path):
     with run(hosts, tmp_path, "--backend", "torch", "--epochs", "1000000", "--node-timeout", "4") as running:
         steps = tmp_path / "run/steps.jsonl"

@@ -72,6 +72,7 @@ def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
     assert runs[0].stdout() == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), pytest.param("tf", "async", marks=pytest.mark.slow)])
 def test_tf_config(tmp_path, backend, mode):
     """Hosts of 127.0.0.0/8, a task or more on each; in async mode the chief and the ps are processes of their own."""
@@ -95,6 +96,7 @@ def test_tf_config(tmp_path, backend, mode):
     assert f"127.0.0.3:{job['cluster']['ports'][f'worker-{len(workers) - 1}']}" == workers[-1]
 
 
+@pytest.mark.thorough
 def test_a_real_torchrun(tmp_path):
     torchrun = Path(sys.executable).parent / "torchrun"
     assert torchrun.exists(), f"torch is installed without {torchrun}"
@@ -108,6 +110,7 @@ def test_a_real_torchrun(tmp_path):
     assert (summary["nodes"], summary["workers"], summary["state"]) == (1, 3, "succeeded")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("procs", [1, 2])
 def test_the_four_variables_of_torch(tmp_path, procs):
     """What launchers set that do not say which process of its node each is: one a node, unless the job has several on each."""
@@ -120,6 +123,7 @@ def test_the_four_variables_of_torch(tmp_path, procs):
     assert runs[1].stdout() == ""
 
 
+@pytest.mark.thorough
 def test_a_secret_file_of_the_environment_that_nothing_uses_is_told(tmp_path):
     arguments = ["run", "--backend", "toy", "--steps", "2", "--out", str(tmp_path), "--name", "run"]
     (run,) = start_all(tmp_path, [(arguments, environment(TRAINER_SECRET_FILE=str(tmp_path / "none")))])
@@ -136,6 +140,7 @@ def test_a_secret_is_required(tmp_path):
     assert list(tmp_path.glob("*-toy-*")) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
     """And not only the start time-out."""
@@ -151,6 +156,7 @@ def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
 
 
+@pytest.mark.thorough
 def test_a_wrong_secret_is_turned_away(tmp_path):
     """The stranger ends with 2; the run goes on to wait for the right one, and works."""
     port = free_port()
@@ -194,6 +200,7 @@ def resumed(tmp_path, here, *of_node_1):
     return start_all(tmp_path, [driver, other])
 
 
+@pytest.mark.thorough
 def test_only_the_drivers_node_needs_the_run_that_goes_on(tmp_path, finished):
     runs = resumed(tmp_path, finished)
     assert [run.process.returncode for run in runs] == [0, 0], [run.stderr() for run in runs]
@@ -202,6 +209,7 @@ def test_only_the_drivers_node_needs_the_run_that_goes_on(tmp_path, finished):
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.thorough
 def test_a_node_that_goes_on_with_other_settings_is_refused(tmp_path, finished):
     runs = resumed(tmp_path, finished, "--lr", "0.5", "--steps", "+30")
     assert [run.process.returncode for run in runs] == [2, 2]
@@ -209,6 +217,7 @@ def test_a_node_that_goes_on_with_other_settings_is_refused(tmp_path, finished):
     assert json.loads((finished / "run/summary.json").read_text())["steps"] == 20
 
 
+@pytest.mark.thorough
 def test_a_missing_node_is_named(tmp_path):
     arguments = by_rendezvous(tmp_path, free_port(), "--node-rank", "0", "--start-timeout", "2")
     (run,) = start_all(tmp_path, [(arguments, environment())])
@@ -232,6 +241,7 @@ sys.exit(main(sys.argv[2:]))
 """A node that knows the secret, trains, and sends logs under names that lead out of the run."""
 
 
+@pytest.mark.thorough
 def test_a_node_that_sends_files_for_elsewhere_fails_the_run_and_writes_nothing(tmp_path):
     out, port, shared = tmp_path / "a/b/c/d", free_port(), environment()
     arguments = by_rendezvous(out, port, "--name", "run", *BRIEF)
@@ -248,6 +258,7 @@ def test_a_node_that_sends_files_for_elsewhere_fails_the_run_and_writes_nothing(
     assert json.loads((out / "run/summary.json").read_text())["state"] == "failed"
 
 
+@pytest.mark.thorough
 def test_the_remote_agent_ends_with_its_driver(tmp_path):
     port = free_port()
     shared = environment()
@@ -265,7 +276,8 @@ def test_the_remote_agent_ends_with_its_driver(tmp_path):
 class TestAlone:
     """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
 
-    @pytest.mark.alone
+    @pytest.mark.thorough
+    @pytest.mark.alone  # the times of two runs are compared
     def test_a_hundred_strangers_at_the_rendezvous_cost_less_than_two_seconds(self, tmp_path):
         """They are there before the second node, stay silent, drip or send garbage, and come again when they are turned away."""
         shared = environment()

@@ -82,6 +82,7 @@ def test_a_file_brings_its_grid_and_a_run_of_it_says_so(tmp_path):
     assert RunReader(tmp_path / "base").summary()["batch_size"] == 32
 
 
+@pytest.mark.thorough
 def test_a_point_that_fails_is_recorded_and_the_next_one_runs(tmp_path):
     arguments = ["--grid", "start_timeout=0.01,60", "--steps", "20"]
     done = sweep(tmp_path, *arguments)
@@ -101,6 +102,7 @@ def test_a_point_that_fails_is_recorded_and_the_next_one_runs(tmp_path):
     assert document(tmp_path)["points"][0]["attempts"] == 2
 
 
+@pytest.mark.thorough
 def test_a_point_that_never_had_a_run_directory_has_the_commands_own_words(tmp_path):
     (tmp_path / "empty").mkdir()
     done = sweep(tmp_path, "--grid", "data=mnist", "--data-dir", str(tmp_path / "empty"), "--steps", "5")
@@ -110,6 +112,7 @@ def test_a_point_that_never_had_a_run_directory_has_the_commands_own_words(tmp_p
     assert str(tmp_path / "empty") in point["cause"]
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_killed_then_interrupted_then_finished(tmp_path):
     """The sweep is killed in its first point and interrupted in its second one; both go on from their checkpoints."""

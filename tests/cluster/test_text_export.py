@@ -99,6 +99,7 @@ def test_both_formats_are_one_model(translated):
     assert said(translated["torch"][2]) == said(translated["savedmodel"][2])
 
 
+@pytest.mark.thorough
 def test_figures_are_claimed_of_the_weights_that_were_evaluated(run, tmp_path):
     def described(name, *options):
         trainer("export", run, "--format", "safetensors", "-o", tmp_path / name, *options)

@@ -69,6 +69,7 @@ def check_run(found, options, chosen, name):
     assert all(np.array_equal(found[f"repeated/{key}"], found[f"end/{key}"]) for key in reference.w), name
 
 
+@pytest.mark.thorough
 def test_every_optimiser_follows_its_formula_and_fusing_changes_no_bit(tmp_path):
     jobs = {name: {"global_batch_size": 10, **options} for name, options in OPTIMISERS.items()}
     jobs["adam-unfused"] = {**jobs["adam"], "steps_per_call": 1}
@@ -82,6 +83,7 @@ def test_every_optimiser_follows_its_formula_and_fusing_changes_no_bit(tmp_path)
         assert np.array_equal(found["adam"][key], found["adam-unfused"][key]), key
 
 
+@pytest.mark.thorough
 def test_three_ranks_share_uneven_batches_and_notice_a_death(tmp_path):
     seed = int(os.environ["CROSSTRAIN_TEST_SEED"])
     print("plans are cut at random with the seed", seed)
@@ -175,6 +177,7 @@ def test_async_with_one_worker_is_sync(tmp_path):
     assert sum(result["examples"] for result in results + last) == 600
 
 
+@pytest.mark.thorough
 def test_async_counts_every_update_and_its_staleness(tmp_path):
     """A worker is stopped with an update in hand while the other goes on: that update is as stale as the others counted meanwhile."""
     options = {"nodes": 2, "batch_size": 1, "momentum": 0.5, "lr": 0.001}

@@ -141,11 +141,13 @@ OF_CPU_ALONE = {"ScatterNd", "TensorScatterAdd", "TensorScatterUpdate"}
 IMAGE_MODELS = ["logreg", "cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18", "alexnet"))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [*IMAGE_MODELS, "transformer:tiny"])
 def test_a_deterministic_run_has_no_op_that_gpus_refuse(tmp_path, model):
     assert not ops_of(tmp_path, model, deterministic=True) & (REFUSED_WHERE_DETERMINISTIC | OF_CPU_ALONE)
 
 
+@pytest.mark.thorough
 def test_the_ops_of_other_runs_are_seen(tmp_path):
     assert ops_of(tmp_path, "logreg", deterministic=False) & REFUSED_WHERE_DETERMINISTIC == {"SparseSoftmaxCrossEntropyWithLogits"}
 
@@ -162,6 +164,7 @@ def ops_of(folder, model, *, deterministic):
     return ops
 
 
+@pytest.mark.thorough
 def test_pieces():
     """The checks of tf_checks.py, in a process of their own, since they import TensorFlow."""
     done = subprocess.run(

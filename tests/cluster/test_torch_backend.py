@@ -24,7 +24,7 @@ from crosstrain.exchange.parameter_server.authentication import Hello, connect
 from crosstrain.exchange.parameter_server.wire_protocol import Kind
 from crosstrain.models.logreg import build
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
 
 SCRIPT = Path(torch_tasks.__file__)
 process = partial(script_process, SCRIPT)

@@ -120,6 +120,7 @@ def test_alexnet_on_two_workers_in_bf16(tmp_path):
     assert figures["evaluated"][0] == 30
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("checks", ["torch_checks.py", "torch_async_checks.py"])
 def test_pieces(checks):
     """In a process of their own, since they import torch."""

@@ -24,10 +24,12 @@ def test_entry_points_make_it_known():
     assert "toy" not in {plugin.name for plugin in plugins.BUILT_IN["backend"]}
 
 
+@pytest.mark.thorough
 class TestToyBackend(BackendConformance):
     backend = "toy"
 
 
+@pytest.mark.thorough
 class TestLogisticRegression(ModelConformance):
     """A model is compared on as many backends as have it: ours and the toy."""
 

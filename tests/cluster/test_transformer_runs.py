@@ -25,6 +25,7 @@ def pairs():
         yield
 
 
+@pytest.mark.thorough
 class TestTransformer(ModelConformance):
     """Fifty steps take the loss from 4.9 to 3.0, and rounding grows to 3e-6 meanwhile: 1e-3 is not chance."""
 
@@ -47,6 +48,7 @@ class TestTransformer(ModelConformance):
         super().test_gradients_agree(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
 def test_the_loss_is_the_mean_over_all_target_tokens_whoever_has_the_long_sentence(backend, workers, tmp_path):

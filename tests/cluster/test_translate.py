@@ -78,6 +78,7 @@ def on_both(run, numbers, *options):
     return torch, tf
 
 
+@pytest.mark.thorough
 def test_both_backends_translate_alike_in_a_batch_and_alone(run):
     numbers = NUMBERS[:20]
     with ThreadPoolExecutor() as pool:
@@ -141,6 +142,7 @@ def test_lines_that_cannot_be_translated_keep_their_place(run):
     assert "2 of 6 lines could not be translated" in told
 
 
+@pytest.mark.thorough
 def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
     process = subprocess.Popen(
         [*TRAINER, "translate", str(run.path), "--n-best", "2"],

@@ -49,6 +49,7 @@ QUICK = [("torch", "sync"), ("tf", "async")]
 """Each backend and each mode once; `make conformance` has the other two."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", [pytest.param(which, marks=() if which in QUICK else pytest.mark.slow) for which in CLUSTERS])
 def test_all_agree(runs, which):
     """Within the 1e-6 of float32's sums; of what is computed by other kernels within their rounding."""
@@ -64,11 +65,13 @@ def test_all_agree(runs, which):
     assert run.summary["examples"] == 25 * 24
 
 
+@pytest.mark.thorough
 def test_they_do_something(runs):
     assert norm_wise_difference(runs("plain").weights, runs("whole").weights) > 1e-2
     assert abs(runs("plain").evals[-1].loss - runs("whole").evals[-1].loss) > 1e-2
 
 
+@pytest.mark.thorough
 def test_the_average_is_what_was_evaluated(runs):
     """Also by a process that only reads the checkpoint; the trained weights are there too."""
     path = str(runs(("tf", "async")).path)

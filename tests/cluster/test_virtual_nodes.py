@@ -111,7 +111,7 @@ def test_both_ends_of_a_cable_count_the_same(three: VirtualNetwork) -> None:
     assert sum(peers[2]) < 1000
 
 
-@pytest.mark.alone
+@pytest.mark.thorough
 @pytest.mark.parametrize(("senders", "receiver"), [([1, 2], 0), ([0], 1)], ids=["two to one", "one to one"])
 def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -> None:
     limit = 100e6
@@ -137,7 +137,6 @@ def rates(readings: list[tuple[float, list[tuple[int, int]]]], of: Callable[[lis
     return [(of(after) - of(before)) * 8 / (end - start) for (start, before), (end, after) in itertools.pairwise(readings)]
 
 
-@pytest.mark.alone
 def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
     burn = "import time\nend = time.monotonic() + 1.2\nwhile time.monotonic() < end: pass"
     with VirtualNetwork(2, None, lambda node: [0.5, None][node]) as network:
@@ -257,7 +256,7 @@ def kill_owner(cores: str, what: str, seconds: float) -> tuple[dict[str, Any], f
     return said, time.monotonic() - start, owner.pid
 
 
-@pytest.mark.alone
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_nothing_remains_after_the_owner_is_killed(groups: Path) -> None:
     said, seconds, owner = kill_owner("1.0", "leave", 12.0)
@@ -267,7 +266,6 @@ def test_nothing_remains_after_the_owner_is_killed(groups: Path) -> None:
     assert list(groups.glob(f"crosstrain-*-{owner}-*")) == []
 
 
-@pytest.mark.alone
 @pytest.mark.faults
 def test_the_holder_notices_although_a_fork_keeps_its_socket_open() -> None:
     said, seconds, owner = kill_owner("None", "fork", 5.0)
@@ -382,6 +380,7 @@ def test_impossible_figures_are_refused() -> None:
         VirtualNetwork(1, None, lambda _: 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("backend", "mode"), [("torch", "sync"), pytest.param("tf", "async", marks=pytest.mark.slow)])
 def test_nodes_with_different_numbers_of_workers(tmp_path, backend, mode):
     done = run_job(tmp_path, backend=backend, mode=mode, nodes=2, procs_per_node="1,2", steps=30, eval_every="end", calibrate=True)

@@ -55,6 +55,7 @@ def test_what_it_says_is_what_the_run_says(tmp_path):
     assert documents[-1]["loss"] == pytest.approx(sum(losses) / 20)
 
 
+@pytest.mark.thorough
 def test_it_sees_a_run_that_is_killed(tmp_path):
     with started(tmp_path) as watch:
         asked = ["run", "--backend", "toy", "--steps", "100000000", "--out", str(tmp_path), "--name", "run"]
@@ -68,6 +69,7 @@ def test_it_sees_a_run_that_is_killed(tmp_path):
             wait_until(lambda: not run.alive(), 30, "the end of its processes")
 
 
+@pytest.mark.thorough
 def test_tensorboard_that_is_asked_for_is_shown_how_to_open(tmp_path):
     shown = trainer("run", "--backend", "toy", "--steps", "5", "--out", str(tmp_path / "my runs"), "--tensorboard")
     assert f"tensorboard --logdir '{tmp_path}/my runs'" in shown.stderr.splitlines()[0]

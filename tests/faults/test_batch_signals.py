@@ -44,6 +44,7 @@ def test_signals_that_a_batch_system_sends_to_every_process_end_none_but_by_the_
         assert list((tmp_path / "run/checkpoints").glob("step-*"))
 
 
+@pytest.mark.thorough
 def test_signals_to_a_node_that_has_joined_do_not_end_it(tmp_path):
     job = [
         "run",
@@ -74,6 +75,7 @@ def test_signals_to_a_node_that_has_joined_do_not_end_it(tmp_path):
         assert (first.wait(60), second.wait(60)) == (75, 75), first.stderr()
 
 
+@pytest.mark.quick_cases("12")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_while_the_first_processes_start_ends_the_run_in_good_order(tmp_path, number):
     with local(tmp_path, "--epochs", "1000000") as run:

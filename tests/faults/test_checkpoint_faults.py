@@ -53,6 +53,7 @@ def kill_while_saving(path, folder, *more):
     return bool(drafts(path))
 
 
+@pytest.mark.thorough
 @READ
 @pytest.mark.usefixtures("either_way")
 def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(tmp_path):
@@ -75,6 +76,7 @@ def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(
     assert find_checkpoint(path)[0].meta.step == step + 20
 
 
+@pytest.mark.thorough
 @READ
 @pytest.mark.usefixtures("either_way")
 def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft(tmp_path):
@@ -94,6 +96,7 @@ def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft
     assert find_checkpoint(path)[1] == []
 
 
+@pytest.mark.thorough
 @READ
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
@@ -113,6 +116,7 @@ def test_a_full_disk_fails_the_saves_and_the_run_only_at_its_end(disk):
     assert list_checkpoints(disk / "run") == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
 def test_an_interrupted_run_without_room_says_that_it_was_not_saved(disk):
     path = disk / "run"
@@ -124,6 +128,7 @@ def test_an_interrupted_run_without_room_says_that_it_was_not_saved(disk):
         assert "could not be saved; no checkpoint was saved. Run" in run.stderr()
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_at_once(tmp_path):
     with MarkedRun(["run", "--backend", "toy", "--nodes", "2", "--steps", "100000000", "--checkpoint-every", "60s",
                     "--name", "run", "--out", str(tmp_path)], tmp_path) as run:  # fmt: skip

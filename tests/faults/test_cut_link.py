@@ -44,7 +44,7 @@ def joined(entered, folder, hosts, *more):
     ]
 
 
-@pytest.mark.alone  # times are compared
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "more", "timeout_seconds"),
     [pytest.param("toy", [], 10, marks=pytest.mark.slow), ("torch", ["--node-timeout", "4"], 4)],
@@ -72,7 +72,7 @@ def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, hosts, back
         assert agent_seconds < timeout_seconds + MORE_SECONDS
 
 
-@pytest.mark.alone
+@pytest.mark.thorough
 @pytest.mark.parametrize("exchange", ["native", pytest.param("direct", marks=pytest.mark.slow)])
 def test_nodes_that_have_joined_and_do_not_reach_each_other_are_named(tmp_path, hosts, exchange):
     """The driver reaches both."""
@@ -98,6 +98,7 @@ def steps_done(folder):
     return len((folder / "run/steps.jsonl").read_bytes().splitlines())
 
 
+@pytest.mark.thorough
 def test_a_driver_that_was_stopped_goes_on_with_its_local_agents(tmp_path):
     """For longer than the time after which a silent node is lost, and than twice that time, after which the system ends a connection."""
     with local(tmp_path, "--epochs", "1000000", "--checkpoint-every", "1000000steps", "--node-timeout", "3") as run:

@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 from processes import MarkedRun, wait_until
 
-pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # times are compared
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 NODES = 3
 NODE_TIMEOUT_SECONDS = 5
@@ -68,6 +68,7 @@ def begun(run, tmp_path):
 slow = pytest.mark.slow
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "exchange"),
     [
@@ -94,6 +95,7 @@ def test_the_node_that_is_cut_off_is_named_in_time(tmp_path, seed, backend, exch
         wait_until(lambda: not run.alive(), 10, "the end of every process")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exchange", ["native", pytest.param("direct", marks=slow)])
 def test_a_start_that_meets_the_dead_link_again_is_told_with_its_reason(tmp_path, seed, exchange):
     dead, told = drawn(seed)
@@ -112,6 +114,7 @@ def test_a_start_that_meets_the_dead_link_again_is_told_with_its_reason(tmp_path
         assert seconds < 3 * (NODE_TIMEOUT_SECONDS + MORE_SECONDS) + 10, seconds
 
 
+@pytest.mark.thorough
 def test_a_direction_that_is_dead_for_less_than_the_time_out_ends_nothing(tmp_path, seed):
     dead, _ = drawn(seed)
     with started(tmp_path, "torch", "native") as run:

@@ -77,6 +77,7 @@ def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victi
         assert "SIGKILL" in run.stderr()
 
 
+@pytest.mark.thorough
 def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
     """The toy's rank 1 loses its peer first when that is killed; the peer is blamed, and its log shown."""
     with start(tmp_path, "toy", "sync") as run:
@@ -90,6 +91,7 @@ def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
         assert "the last words of rank 0" in run.stderr()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("soft", "hard", "strangers", "ends"),
     [
@@ -154,6 +156,7 @@ def test_a_killed_agent_fails_the_run_and_leaves_nothing(tmp_path):
         wait_until(lambda: not run.alive(), 10, f"the end of {run.alive()}")
 
 
+@pytest.mark.thorough
 def test_a_frozen_task_is_a_stall(tmp_path):
     with start(tmp_path, "toy", "sync", "--stall-timeout", "3") as run:
         training(run, tmp_path)
@@ -164,6 +167,7 @@ def test_a_frozen_task_is_a_stall(tmp_path):
         assert run.alive() == []
 
 
+@pytest.mark.thorough
 def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp_path):
     with start(tmp_path, "toy", "sync", "--stall-timeout", "2") as run:
         training(run, tmp_path)
@@ -178,6 +182,7 @@ def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp
         assert run.wait(15) == 130
 
 
+@pytest.mark.thorough
 def test_a_frozen_async_worker_is_named_while_the_others_go_on(tmp_path):
     with start(tmp_path, "torch", "async", "--stall-timeout", "3", nodes=2) as run:
         training(run, tmp_path)
@@ -204,6 +209,7 @@ def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_pat
         assert "worker-1 has finished no step for " in run.stderr() or "stopped by a signal: worker-1" in run.stderr()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_a_frozen_async_worker_is_a_stall_where_the_others_wait_for_it(tmp_path, backend):
     with start(tmp_path, backend, "async", "--stall-timeout", "3", "--checkpoint-every", "1s", nodes=2) as run:
@@ -215,6 +221,7 @@ def test_a_frozen_async_worker_is_a_stall_where_the_others_wait_for_it(tmp_path,
         assert run.alive() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("more", "code", "state"), [([], 1, "failed"), (["--on-nan", "continue"], 0, "succeeded")])
 def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     job = [
@@ -253,20 +260,16 @@ def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
         wait_until(lambda: not living_in(namespaces, run.mark), 1, "the end of whatever lives in the namespaces")
 
 
-class TestAlone:
-    """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
-
-    @pytest.mark.alone  # the time it takes is told from that of a clean end
-    def test_a_second_ctrl_c_ends_at_once(self, tmp_path):
-        """With a frozen agent the clean end would take its time."""
-        with start(tmp_path) as run:
-            training(run, tmp_path)
-            os.kill(psutil.Process(task_pid(run, tmp_path, "worker-1")).ppid(), signal.SIGSTOP)
-            os.kill(run.process.pid, signal.SIGINT)
-            time.sleep(0.1)
-            os.kill(run.process.pid, signal.SIGINT)
-            assert run.wait(3) == 130
-            assert "interrupted twice by the user; ended at once; no checkpoint was saved" in run.stderr()
-            wait_until(lambda: not run.alive(), 10, "the end of every process")
-            assert status(tmp_path)["state"] == "interrupted"
-            assert list((tmp_path / "tmp").iterdir()) == []
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    """With a frozen agent the clean end would take its time."""
+    with start(tmp_path) as run:
+        training(run, tmp_path)
+        os.kill(psutil.Process(task_pid(run, tmp_path, "worker-1")).ppid(), signal.SIGSTOP)
+        os.kill(run.process.pid, signal.SIGINT)
+        time.sleep(0.1)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait(3) == 130
+        assert "interrupted twice by the user; ended at once; no checkpoint was saved" in run.stderr()
+        wait_until(lambda: not run.alive(), 10, "the end of every process")
+        assert status(tmp_path)["state"] == "interrupted"
+        assert list((tmp_path / "tmp").iterdir()) == []

@@ -44,6 +44,7 @@ def test_each_part_is_done_and_the_first_cause_is_kept(capsys):
     assert "while the run was being ended" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "kind", "method"),
     [

@@ -36,6 +36,7 @@ def kill_server():
         killer.join()
 
 
+@pytest.mark.thorough
 def test_the_run_fails_and_names_the_server_that_was_killed(tmp_path, kill_server):
     parents = kill_server(tmp_path / "run")
     with pytest.raises(RunFailedError) as failed:
@@ -57,6 +58,7 @@ def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_
     assert len(pids(path, "worker-0")) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
 def test_whenever_it_dies_it_is_named_and_a_run_that_may_goes_on(tmp_path, kill_server, request, mode):
     """Also where a worker could be started again alone: all tasks have ended."""

@@ -48,6 +48,7 @@ def test_a_run_does_not_start_on_a_full_disk(disk):
     assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [(), ("--mllog",), ("--tensorboard",), ("--checkpoint-every", "1steps")])
 def test_a_disk_that_fills_up_ends_the_run_and_its_status_says_so(disk, more):
     """Whoever makes the record that finds no room: the loop, or the thread that saves, most of whose checkpoints find none either."""
@@ -85,6 +86,7 @@ def fill_up(recording):
             recording.event("a_record")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["100k"], indirect=True)
 def test_a_trace_that_finds_no_room_fails_the_run_whose_summary_stays(disk):
     job = ("--backend", "torch", "--steps", "30", "--eval-every", "end", "--profile", "20", "--no-monitor", "--no-save-final")
@@ -95,6 +97,7 @@ def test_a_trace_that_finds_no_room_fails_the_run_whose_summary_stays(disk):
     assert not [path for path in (disk / "run/profile").rglob("*") if path.is_file()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
 def test_a_run_that_cannot_go_on_stays_as_it_was(disk):
     assert run(disk, "--steps", "10").returncode == 0
@@ -114,6 +117,7 @@ LARGE = ("--data", "synthetic-images:size=64,classes=100,train=60,test=10", "--b
 """A model of 4.9 MB."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["4m"], indirect=True)
 @pytest.mark.parametrize("more", [(), ("--checkpoint-every", "10steps", "--no-save-final")])
 def test_a_run_whose_last_state_finds_no_room_fails_and_says_so_also_quietly(disk, more):
@@ -134,6 +138,7 @@ def refusals(folder):
     return {event["detail"]["step"]: event["detail"]["cause"] for event in events if event["event"] == "checkpoint_failed"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["6m"], indirect=True)
 @pytest.mark.parametrize(
     ("more", "refused"),
@@ -158,6 +163,7 @@ def test_the_last_save_takes_the_room_that_is_kept_for_what_was_to_come(disk, mo
     assert steps == (1500 if "--until" in more else 3000)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["6m"], indirect=True)
 def test_so_does_that_of_an_interrupted_run_also_where_it_was_refused_before(disk):
     """Plans end at each hundredth update, whose state has been refused by then or is on its way, and at the ends of epochs."""
@@ -173,6 +179,7 @@ def test_so_does_that_of_an_interrupted_run_also_where_it_was_refused_before(dis
     assert steps % 100 == 0 or steps % STEPS_PER_EPOCH == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
 def test_a_run_whose_last_save_succeeds_is_none_that_failed(disk):
     """Whatever became of those before it."""

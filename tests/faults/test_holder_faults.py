@@ -72,6 +72,7 @@ def kill_holder():
         killer.join()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_may_goes_on_in_another_network(tmp_path, kill_holder, request, case):
     seed = request.config.getoption("--seed") or random.SystemRandom().randrange(2**32)

@@ -33,6 +33,7 @@ def peak_bytes(pid):
     return int(found[1]) * 1024 if found else None
 
 
+@pytest.mark.quick_cases("garbage")
 @pytest.mark.parametrize(
     "attack", [pytest.param(each, marks=pytest.mark.slow if each in LIKE_ANOTHER else ()) for each in hostile_node.ATTACKS]
 )

@@ -12,7 +12,7 @@ from datetime import datetime
 import pytest
 from processes import MarkedRun, free_ports, wait_until
 
-pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # times are compared
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 STALL_SECONDS = 2
 
@@ -59,6 +59,7 @@ def told_at(folder):
     return datetime.fromisoformat(json.loads((folder / "run/status.json").read_text())["changed_at"]).timestamp()
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_frozen_is_named_as_soon_as_the_run_has_stalled(tmp_path, nodes):
     first, second = nodes
     os.kill(second.process.pid, signal.SIGSTOP)
@@ -72,6 +73,7 @@ def test_a_node_that_is_frozen_is_named_as_soon_as_the_run_has_stalled(tmp_path,
     wait_until(lambda: not second.alive(), 10, "the end of the frozen node's processes")
 
 
+@pytest.mark.thorough
 def test_a_frozen_agent_of_this_machine_is_ended(tmp_path):
     (tmp_path / "tmp").mkdir()
     job = ["run", "--backend", "toy", "--nodes", "3", "--epochs", "1000000", "--stall-timeout", str(STALL_SECONDS)]

@@ -56,6 +56,7 @@ def test_two_kills_leave_the_losses_of_the_undisturbed_run_and_are_counted(tmp_p
     assert summary["state"] == "succeeded"
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_killed_is_replaced(tmp_path):
     path = tmp_path / "run"
     killer = when(path, list_checkpoints, lambda: agent(1).kill())
@@ -88,6 +89,7 @@ class Unreachable(LocalLauncher):
         return super().replace(node) if self.there.is_set() else None
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_the_nodes_that_are_left_and_with_all_once_they_are_back(tmp_path, monkeypatch):
     import restart_runs
 
@@ -122,6 +124,7 @@ def resized(path):
     return [event.detail["nodes"] for event in RunReader(path).events() if event.event == "run_resized"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("signals_as_before")
 def test_of_two_lost_nodes_each_is_used_when_it_is_back(tmp_path, monkeypatch):
     import restart_runs

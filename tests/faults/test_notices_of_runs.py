@@ -79,6 +79,7 @@ def test_a_run_whose_nodes_cannot_start_is_told(tmp_path):
     assert "--start-timeout" in document["cause"]
 
 
+@pytest.mark.thorough
 def test_a_run_that_begins_anew_tells_that_and_its_end(tmp_path):
     warnings = []
     with web_server() as (port, posted):

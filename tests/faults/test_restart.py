@@ -70,6 +70,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, 
     assert (path / "mllog.txt").read_text().count('"run_stop"') == 1
 
 
+@pytest.mark.thorough
 def test_whoever_fails_again_ends_the_run_and_is_named(tmp_path):
     policy, path = RestartsOnce(), tmp_path / "run"
     kill_when(path, trains)
@@ -110,6 +111,7 @@ def interrupted_with(path, code):
     return (status["state"], status["exit_code"]) == ("interrupted", code)
 
 
+@pytest.mark.quick_cases("True")
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize("saves", [True, False])
 def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
@@ -140,6 +142,7 @@ def test_an_interrupt_while_tasks_start_anew_leaves_a_run_to_go_on_with(tmp_path
     assert interrupted_with(path, 75)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("signals_as_before")
 def test_a_run_that_fails_while_it_saves_for_an_interrupt_does_not_begin_anew(tmp_path):
     path, policy = tmp_path / "run", RestartsOnce()
@@ -171,6 +174,7 @@ class OnePort(LocalLauncher):
         return channels
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_start_whose_port_is_taken_is_tried_again_and_the_third_time_is_the_last(tmp_path, stays):
     path = tmp_path / "run"
@@ -209,6 +213,7 @@ class Broken:
         return self.answer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("answer", "words"), [(ValueError("no idea"), "no idea"), (None, "decided None")])
 def test_a_policy_that_fails_hides_nothing(tmp_path, answer, words):
     kill_when(tmp_path / "run", trains)

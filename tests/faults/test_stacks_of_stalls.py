@@ -72,6 +72,7 @@ def ended(tmp_path_factory):
         return dict(zip(cases, pool.map(run, cases, folders), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hangs", ["sleeps", "locks"])
 def test_a_task_that_hangs_is_named_with_its_line(ended, hangs):
     folder, done = ended[hangs]

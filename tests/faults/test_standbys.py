@@ -11,6 +11,7 @@ from processes import MarkedRun, free_ports, wait_until
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 
+@pytest.mark.thorough
 def test_a_standby_elsewhere_ends_when_the_driver_is_not_heard_of_and_one_on_its_node_waits(tmp_path):
     """The driver is stopped, as a link that is cut makes no difference to who listens; then it goes on, and finds its other node lost."""
     job = ["run", "--backend", "toy", "--epochs", "1000000", "--eval-every", "end", "--node-timeout", "3"]

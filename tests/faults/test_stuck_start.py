@@ -40,6 +40,7 @@ def ended(request, tmp_path_factory):
         return backend, dict(zip(CASES, pool.map(run, CASES, folders), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 def test_a_warm_up_that_never_ends_is_ended_and_named(ended, case):
     backend, found = ended

@@ -68,6 +68,7 @@ def test_what_files_that_are_open_do_not_notice_is_found(path, change):
         writer.close()
 
 
+@pytest.mark.quick_cases("read-only")
 def test_the_run_ends_and_says_what_it_could_not_write(path, change):
     """Within ten seconds, or at the next checkpoint; nothing is made anew where the directory was."""
     make, problem, more = change

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from attention_cases import KINDS, RATE
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.thorough
+
 BACKENDS = pytest.mark.parametrize("backend", ["tf", "torch"])
 CASES = 20
 

@@ -62,7 +62,6 @@ def plugins(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("plugins")
 def test_each_plugin_is_answered_for():
     loud, crashing, raising, gone, bare = probe_all(["loud", "crashing", "raising", "gone", "bare"])

@@ -222,7 +222,6 @@ with Group(Path(sys.argv[1])) as group:
 """
 
 
-@pytest.mark.long
 def test_the_peak_is_that_of_the_largest_process_and_the_tree_adds_all_up(tmp_path):
     """In a process of its own: the kernel hands a parent's peak on to what it starts, and a whole test session's is large."""
     command = [sys.executable, "-c", MEASURE_PEAKS, str(tmp_path)]
@@ -332,7 +331,6 @@ with Group(Path(sys.argv[1])) as group:
 """
 
 
-@pytest.mark.long
 def test_what_is_measured_ends_with_a_benchmark_that_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

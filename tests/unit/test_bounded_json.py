@@ -135,12 +135,14 @@ values = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(value=values)
 @settings(max_examples=200, deadline=None)
 def test_any_value_within_the_bounds_comes_back(value):
     assert parse_json(json.dumps(value).encode()) == value
 
 
+@pytest.mark.thorough
 @given(data=st.binary(max_size=40) | values.map(lambda value: json.dumps(value)[:-1].encode()))
 @settings(max_examples=300, deadline=None)
 def test_any_bytes_are_a_sound_value_or_an_error(data):

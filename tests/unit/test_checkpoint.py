@@ -380,6 +380,7 @@ class TestKeeping:
 
 
 class TestSuddenDeath:
+    @pytest.mark.quick_cases("new")
     @pytest.mark.parametrize("step", [200, 100], ids=["new", "again"])
     def test_between_any_two_steps(self, tmp_path, step):
         """Killed before each thing that the writer asks of the file system: the run has a sound newest checkpoint all the time."""
@@ -413,6 +414,7 @@ class TestSuddenDeath:
 
 
 class TestFullDisk:
+    @pytest.mark.quick_cases("arrays-100", "arrays-0")
     @pytest.mark.parametrize(
         ("arrays", "limit"),
         [

@@ -172,6 +172,7 @@ def array_file(tmp_path_factory):
     return tmp_path_factory.mktemp("arrays") / "a.safetensors"
 
 
+@pytest.mark.thorough
 @settings(max_examples=500, deadline=None)
 @given(array_files())
 def test_a_file_of_arrays_is_read_as_its_library_reads_it_or_refused(array_file, made):

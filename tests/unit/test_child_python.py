@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from model_checkpoints import save_model
 
-pytestmark = pytest.mark.long
-
 TOY = Path(__file__).parent.parent / "toy"
 
 SCRIPT = [sys.executable, "-P", "-m", "crosstrain.cli.main"]
@@ -44,6 +42,7 @@ def executed(folder):
     return mark.read_text() if mark.exists() else ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -58,6 +57,7 @@ def test_a_run_executes_nothing_of_the_working_directory(hostile, arguments):
     assert (executed(hostile), done.returncode) == ("", 0), done.stderr
 
 
+@pytest.mark.thorough
 def test_probing_the_frameworks_executes_nothing_of_the_working_directory(hostile):
     done = type_in(hostile, "backends", "--json")
     problems = {found["name"]: found["problem"] for found in json.loads(done.stdout)}

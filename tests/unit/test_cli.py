@@ -54,7 +54,7 @@ def test_a_node_of_a_run_that_goes_on_waits_as_long_as_the_run_does(capsys, monk
     assert f"within {waits} s (--start-timeout)" in err
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("repeats", "said", "settings"),
     [
@@ -245,6 +245,7 @@ def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "says"),
     [

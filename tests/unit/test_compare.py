@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from comparison_samples import made, written
+from imported_later import ImportedLater
 from run_samples import CLOCK, a_job, async_run, open_run, summary_of, sync_run
-from scipy import stats
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
@@ -30,6 +30,8 @@ from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.tables.columns import cell, column
 from crosstrain.report.tables.formats import as_markdown, as_text
 from crosstrain.report.tables.run_tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
+
+stats = ImportedLater("scipy.stats")
 
 ONE_RUN = """\
 state                       succeeded
@@ -394,7 +396,7 @@ def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
     writer.close()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_damaged_runs_of_a_folder_are_left_out_and_named(tmp_path, capsys):
     damaged = {"b": "summary.json", "c": "job.json", "d": "env.json"}
     for run in ("a", *damaged, "e"):

@@ -161,6 +161,7 @@ printf "%s\\n" "${{COMPREPLY[@]}}"
     return done.stdout.split()
 
 
+@pytest.mark.thorough
 def test_a_real_bash_offers_the_same(folder):
     assert in_bash(folder, "run", "--precision", "") == ["fp32", "bf16", "fp16"]
     assert in_bash(folder, "watch", "ap") == ["apple", "apricot"]

@@ -26,7 +26,7 @@ def test_a_computation_from_a_models_gradients(options, monkeypatch):
     check(lambda job, spec, data, sampler: ArrayComputation(job, spec, data, sampler, ToyModel(logreg)), options)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_torchs_computation():
     script = Path(__file__).parent / "computations_torch.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}

@@ -83,7 +83,7 @@ def reading(out, where):
         yield [*command, "--json"]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answered = 0

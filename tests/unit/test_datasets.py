@@ -111,7 +111,7 @@ class TestGlyphs:
         assert all(not edge.any() for edge in (tiles[..., :2], tiles[..., -2:], tiles[..., :2, :], tiles[..., -2:, :]))
         assert len({tile.tobytes() for tile in tiles.reshape(-1, TILE, TILE)}) == len(tiles) * 10  # no two faces share a shape
 
-    @pytest.mark.long
+    @pytest.mark.thorough
     def test_are_the_same_from_any_number_of_processes(self, tiles):
         images, labels = render_split(GLYPHS28.style, tiles, 28, "train", 4 * BLOCK)
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
@@ -280,8 +280,8 @@ class TestMnistFiles:
             stored_dataset.open_dataset("mnist", tmp_path / "nowhere")
 
 
-@pytest.mark.long
 class TestMnistDownload:
+    @pytest.mark.thorough
     @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
     def test_that_fails_is_one_clear_error_and_leaves_nothing(self, cache, tmp_path, monkeypatch):
         for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
@@ -297,6 +297,7 @@ class TestMnistDownload:
         assert not list((tmp_path / "temporary").iterdir())
         assert "torch" not in sys.modules
 
+    @pytest.mark.thorough
     @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
     def test_goes_through_the_loader_of_torchvision(self, idx_files, tmp_path):
         raw = tmp_path / "folder" / "MNIST" / "raw"

@@ -307,6 +307,7 @@ def test_pages_are_paired_by_markup_or_by_identifiers():
     assert list(paired(one, other)) == [("Title", "Titel"), ("Last & least", "Letztes")]
 
 
+@pytest.mark.thorough
 def test_hostile_pages_take_no_time():
     for text in ("<" * 200_000, "<!--" * 50_000, "<pre>" * 50_000, "<a " * 100_000, "<p>" + "&" * 200_000):
         assert len(blocks(text)) <= 1

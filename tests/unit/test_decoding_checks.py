@@ -103,7 +103,7 @@ def said():
     return found
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_both_backends_say_what_is_wrong(said):
     for found in said.values():
         assert found.pop("nothing") is None

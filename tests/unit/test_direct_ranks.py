@@ -11,7 +11,7 @@ SEED = os.environ["CROSSTRAIN_TEST_SEED"]
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_sums_in_graphs_are_those_in_the_order_of_the_ranks():
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     script = Path(__file__).parent / "direct_ranks_tf.py"

@@ -62,6 +62,7 @@ FOLDERS = (
     "|tests|docs"
 )
 OPTIONS_OF_OTHERS = {
+    "--record-durations",
     "--batch",
     "--build-arg",
     "--from-file",
@@ -300,7 +301,6 @@ class TestAddingADataset:
         (block,) = names["Sentences"]().load(None).blocks["test"]()
         assert (block["tokens"].values.tolist(), block["tags"].offsets.tolist()) == ([5, 6, 7], [0, 1, 3])
 
-    @pytest.mark.long
     def test_the_source_can_be_prepared_and_verified(self, repository, installed, tmp_path):
         assert write_package(repository / "docs/adding-a-dataset.md", installed)
         environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "cache")}
@@ -394,7 +394,7 @@ class TestAddingAModel:
         with pytest.raises(plugins.UsageError, match="'pairs' has no column 'tokens'; it has source, tags"):
             build_model("my_models.tagger", data)
 
-    @pytest.mark.long
+    @pytest.mark.thorough
     def test_its_other_metric_is_computed_from_sums(self, repository):
         objective, sums = (body for body in blocks(repository / "docs/adding-a-model.md", "python") if "correct_in_5" in body)
         check = (

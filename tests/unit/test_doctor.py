@@ -104,7 +104,7 @@ def test_room_is_measured_at_the_nearest_folder_that_exists(tmp_path):
     assert (check.state, check.found) == ("lack", f"{blocked} cannot be written")
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_this_machine():
     done = subprocess.run(
         [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--json"],

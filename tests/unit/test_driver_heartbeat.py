@@ -49,7 +49,7 @@ def driver(folder, before=()):
             process.kill()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_it_goes_on_while_its_process_does_and_no_longer(tmp_path):
     run = tmp_path / "run"
     assert is_silent(tmp_path, 0.0) is None
@@ -71,7 +71,7 @@ def test_a_run_that_has_ended_has_none(tmp_path):
     assert not (writer.path / HEARTBEAT).exists()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_a_stopped_driver_whose_run_goes_on_elsewhere_writes_nothing_when_it_wakes(tmp_path):
     run = tmp_path / "run"
     with driver(tmp_path) as process:
@@ -94,7 +94,6 @@ def _copy(path):
     return copied
 
 
-@pytest.mark.long
 def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_closed(tmp_path):
     writer = RunWriter.create(Job(out=tmp_path, name="run"))
     writer.write_status("running")
@@ -115,7 +114,7 @@ def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_clos
     other.close()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="another host's name is given by root")
 def test_a_driver_on_another_host_is_refused_while_it_lives_and_passed_over_when_it_is_gone(tmp_path, capsys):
     with driver(tmp_path, ELSEWHERE) as process:

@@ -96,6 +96,7 @@ class TwoTasks(Task):
         return self.answers.pop(0) if self.answers else None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
 def test_translating_takes_as_long_as_the_slowest_task(slower):
     tasks = TwoTasks(slower)

@@ -61,7 +61,7 @@ def test_the_four_variables_mean_a_process_a_node():
     assert all(place.shape == {"nodes": 6, "procs_per_node": 1} and place.standbys == 0 for place in places)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @given(nodes=st.integers(1, 40), procs=st.integers(1, 40))
 def test_the_four_variables_with_several_processes_a_node(nodes, procs):
     """Every process has a place of its own, and all say the same of the whole."""

@@ -154,7 +154,7 @@ def test_a_measured_place():
     assert "Not measured" in measured_text(experiment, Results([], 4), [])
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_a_page_is_filled_in_from_the_runs(tmp_path):
     """Two runs in the folder of a sweep, their pictures drawn; the other places stay as they are."""
     folder = tmp_path / "runs/cs744-alexnet-2-vs-3"

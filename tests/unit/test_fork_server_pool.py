@@ -126,7 +126,6 @@ def test_each_variable_is_compared_or_handed_over(name, value):
             os.environ[name] = before
 
 
-@pytest.mark.long
 def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
     first, pid, _ = started(tmp_path)
     parent = int(field(pid, "PPid"))
@@ -139,7 +138,7 @@ def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
     second.close()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_who_asks_for_nothing_keeps_nobody_waiting_for_long(pool, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(f"\0{pool.name}")
@@ -150,7 +149,6 @@ def test_who_asks_for_nothing_keeps_nobody_waiting_for_long(pool, tmp_path):
     server.close()
 
 
-@pytest.mark.long
 def test_nothing_outlives_the_process_that_has_started_it(tmp_path):
     script = tmp_path / "owner.py"
     script.write_text(

@@ -97,7 +97,7 @@ def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
     assert has in err
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(
     ("field", "settings", "words"),

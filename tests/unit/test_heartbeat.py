@@ -23,8 +23,6 @@ from crosstrain.launch.launchers.joining import _ask
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
 from crosstrain.monitor.host import describe_host
 
-pytestmark = pytest.mark.long
-
 LIMIT = 10.0
 
 
@@ -187,7 +185,7 @@ class Nodes:
         return raised.value
 
 
-@pytest.mark.alone  # those that live have to come by within the time
+@pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("victim", [False, True])
 def test_a_silent_node_is_lost_and_blamed_even_where_its_victim_falls_first(victim):
     with ExitStack() as files:
@@ -216,7 +214,6 @@ def test_a_silent_node_is_lost_and_blamed_even_where_its_victim_falls_first(vict
             assert message == ALIVE
 
 
-@pytest.mark.alone
 def test_several_silent_nodes_are_all_named():
     with ExitStack() as files:
         nodes = Nodes(files, 3, 3.0)

@@ -171,6 +171,7 @@ def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
     assert not any(host.name.startswith("-") or " " in host.name for host in hosts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("line", "named"),
     [

@@ -34,8 +34,6 @@ from hostile_runs import (
     sign_checkpoint,
 )
 
-pytestmark = pytest.mark.long
-
 SESSION_SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
 CASES_HERE, SECONDS_HERE = 60, 40.0
 """Of `make test`, at most; `make conformance` has thousands of cases."""
@@ -197,6 +195,7 @@ def seed_of(request, capsys, default):
     return seed
 
 
+@pytest.mark.thorough
 def test_any_damage_is_an_error_or_none(place, commands, undamaged, request, capsys):
     seed = seed_of(request, capsys, 1)
     end = time.monotonic() + SECONDS_HERE
@@ -213,6 +212,7 @@ def outcome(commands, work, *command):
     return result["code"], result["error"].strip().splitlines()[-1] if result["error"] else ""
 
 
+@pytest.mark.thorough
 def test_a_damaged_run_is_listed_beside_the_others(place, commands):
     work = fresh(place)
     replace_by(work / "out" / "one" / "summary.json", "link to a device")
@@ -225,6 +225,7 @@ def test_a_damaged_run_is_listed_beside_the_others(place, commands):
     assert "status.json: a pipe, not a file" in outcome(commands, work, "watch", "out/two")[1]
 
 
+@pytest.mark.quick_cases("folder")
 @pytest.mark.parametrize("kind", ["gone", "folder", "link in a loop", "link to nothing"])
 def test_a_run_without_a_status_is_not_watched_for_ever(place, commands, kind):
     work = fresh(place)

@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from imported_later import ImportedLater
 from PIL import Image, ImageOps
-from scipy.io import savemat
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
@@ -45,7 +45,8 @@ from crosstrain.data.store.description import described
 from crosstrain.data.store.removal import find_stores, remove_store
 from crosstrain.data.store.resolve import written_out
 
-pytestmark = pytest.mark.long
+mat = ImportedLater("scipy.io")
+
 
 HAS_TORCHVISION = all(importlib.util.find_spec(package) for package in ("torch", "torchvision"))
 
@@ -78,6 +79,7 @@ class TestGlyphs:
             assert np.array_equal(images[block * BLOCK :][:BLOCK], alone[: len(images) - block * BLOCK])
             assert np.array_equal(labels[block * BLOCK :][:BLOCK], alone_labels[: len(images) - block * BLOCK])
 
+    @pytest.mark.thorough
     def test_are_in_colour_and_tell_nothing_by_brightness(self):
         images, labels = render_split(GLYPHS.style, glyph_tiles(), 28, "train", 20 * BLOCK)
         means_nc = images.mean((2, 3)) / 255
@@ -181,7 +183,7 @@ class TestNamesWithArguments:
 def write_mat(path, count, labels=None, seed=0, **variables):
     images = np.random.default_rng(seed).integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
     labels = np.arange(count, dtype=np.uint8) % 10 + 1 if labels is None else np.array(labels, np.uint8)
-    savemat(path, {"X": images, "y": labels[:, None], **variables}, do_compression=True)
+    mat.savemat(path, {"X": images, "y": labels[:, None], **variables}, do_compression=True)
     return images, labels
 
 
@@ -233,8 +235,11 @@ class TestSvhn:
         [
             (lambda path: path.write_bytes(path.read_bytes()[:-700]), "cannot be read from it"),
             (lambda path: path.write_bytes(b"<html>not found</html>" * 20), "cannot be read from it"),
-            (lambda path: savemat(path, {"y": np.ones((2, 1))}), "X cannot be read from it"),
-            (lambda path: savemat(path, {"X": np.zeros((2, 32, 32, 3), np.uint8), "y": np.ones((2, 1))}), r"X is uint8 \[2, 32, 32, 3\]"),
+            (lambda path: mat.savemat(path, {"y": np.ones((2, 1))}), "X cannot be read from it"),
+            (
+                lambda path: mat.savemat(path, {"X": np.zeros((2, 32, 32, 3), np.uint8), "y": np.ones((2, 1))}),
+                r"X is uint8 \[2, 32, 32, 3\]",
+            ),
             (lambda path: write_mat(path, 3, [1, 10, 11]), "its labels lie in 1…11, not in 1…10"),
             (lambda path: write_mat(path, 3, [0, 1, 2]), "its labels lie in 0…2"),
         ],
@@ -358,6 +363,7 @@ class TestCifar10:
             stored_dataset.open_dataset("cifar10", tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
 @pytest.mark.parametrize("name", ["cifar10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("svhn", "svhn:extra"))])
 def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(cache, tmp_path, monkeypatch, name):

@@ -165,7 +165,7 @@ def test_a_room_begins_with_the_question_that_it_answers(repository, sources):
     assert no_question == {}
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_what_the_guides_import_can_be_imported(repository):
     """The places that other people's models, datasets and backends import from: all of them before either framework."""
     modules = ("data.statistics", "data.base", "data.columns", "models.base", "models.objectives", "models.layers", "metrics", "backends")
@@ -217,7 +217,6 @@ def test_a_framework_is_imported_in_its_adapter_alone(sources):
     assert wrong == []
 
 
-@pytest.mark.long
 def test_no_module_beside_the_adapters_loads_a_framework(sources):
     """Import them all in one process, the backends' packages too, since the driver looks up a backend without running it."""
     modules = []

@@ -7,8 +7,6 @@ import subprocess
 
 import pytest
 
-pytestmark = pytest.mark.long
-
 ABSENT = {
     "tf": ["torch", "functorch", "lightning", "pytorch_lightning", "accelerate"],
     "torch": ["tensorflow", "keras", "tf_keras"],
@@ -31,6 +29,7 @@ def alone(request, tmp_path_factory, make_environment):
     return request.param, trainer
 
 
+@pytest.mark.thorough
 def test_backends_shows_one_and_how_to_get_the_other(alone):
     backend, trainer = alone
     done = trainer("backends", "--json")
@@ -44,12 +43,14 @@ def test_backends_shows_one_and_how_to_get_the_other(alone):
     assert found[other]["hint"] == f"pip install 'crosstrain[{other}]'"
 
 
+@pytest.mark.quick_cases("torch")
 def test_auto_takes_the_one_that_is_there(alone):
     backend, trainer = alone
     done = trainer("run", "--print-config", "--json")
     assert json.loads(done.stdout)["backend"]["value"] == backend
 
 
+@pytest.mark.quick_cases("torch")
 def test_asking_for_the_other_says_what_to_install(alone):
     backend, trainer = alone
     done = trainer("run", "--backend", OTHER[backend])
@@ -59,6 +60,7 @@ def test_asking_for_the_other_says_what_to_install(alone):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_run_succeeds(alone):
     _, trainer = alone
     done = trainer("run", "--steps", "20", "--eval-every", "end", "--json")

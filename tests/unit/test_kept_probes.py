@@ -49,6 +49,7 @@ def asked(tmp_path, monkeypatch):
 FOUND = [Availability("counting", "1.0", ("cpu",))]
 
 
+@pytest.mark.thorough
 def test_it_is_asked_once(asked):
     assert [probe_kept(["counting"]) for _ in range(3)] == [FOUND] * 3
     assert asked() == 1
@@ -65,6 +66,7 @@ def changes(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", ["another package", "the backend's file", "a variable"])
 def test_it_is_asked_again_where_what_it_depends_on_has_changed(asked, tmp_path, monkeypatch, change):
     probe_kept(["counting"])
@@ -81,6 +83,7 @@ def test_a_problem_is_not_kept(asked, monkeypatch):
     assert probe_kept(["counting"]) == FOUND
 
 
+@pytest.mark.quick_cases("found5")
 @pytest.mark.parametrize(
     "found", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
 )
@@ -92,6 +95,7 @@ def test_a_file_that_is_none_is_made_anew(asked, found):
     assert set(json.loads(kept_file().read_text())) == {"counting"}
 
 
+@pytest.mark.thorough
 def test_a_file_that_others_may_write_to_is_not_believed(asked):
     probe_kept(["counting"])
     kept_file().chmod(0o666)

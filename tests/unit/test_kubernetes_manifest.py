@@ -5,25 +5,22 @@ import os
 import re
 import tomllib
 
-import kubeflow_trainer_api.models as kubeflow
 import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from imported_later import ImportedLater
 
 from crosstrain.cli.commands.manifest import manifest
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.batch.kubernetes_manifest import KubernetesRun, documents, manifest_text
 from crosstrain.launch.batch.yaml_text import yaml_document
 
+kubeflow = ImportedLater("kubeflow_trainer_api.models")
 VERSION = "1.37"
-MODELS = {
-    "JobSet": kubeflow.JobsetV1alpha2JobSet,
-    "TrainJob": kubeflow.TrainerV1alpha1TrainJob,
-    "TrainingRuntime": kubeflow.TrainerV1alpha1TrainingRuntime,
-}
+MODELS = {"JobSet": "JobsetV1alpha2JobSet", "TrainJob": "TrainerV1alpha1TrainJob", "TrainingRuntime": "TrainerV1alpha1TrainingRuntime"}
 ASKED = ["quickstart", "--nodes", "3", "--image", "registry.example/trainer:1"]
 KINDS = {
     "job": ["NetworkPolicy", "Service", "Job"],
@@ -52,7 +49,7 @@ def refused(document):
             return True
         return False
     try:
-        return MODELS[document["kind"]].from_dict(document).to_dict() != document
+        return getattr(kubeflow, MODELS[document["kind"]]).from_dict(document).to_dict() != document
     except ValueError:
         return True
 
@@ -294,6 +291,7 @@ HOSTILE = st.sampled_from(
 )
 
 
+@pytest.mark.thorough
 @given(words=st.lists(TEXT | HOSTILE, max_size=4), kind=st.sampled_from(sorted(KINDS)))
 @settings(deadline=None)
 def test_every_word_reaches_the_container_as_it_was_given(words, kind):

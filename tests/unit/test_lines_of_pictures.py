@@ -39,6 +39,7 @@ def grid(**axes):
     )
 
 
+@pytest.mark.thorough
 @given(sizes=st.fixed_dictionaries({name: st.integers(1, len(values)) for name, values in AXES.items()}))
 def test_no_two_lines_of_a_panel_look_alike(sizes):
     """Whatever the axes: colours and dashes tell the lines of each of the small multiples apart."""

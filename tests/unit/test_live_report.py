@@ -75,6 +75,7 @@ def without_page(path):
     return rendered.left_out[path]
 
 
+@pytest.mark.thorough
 def test_a_run_is_followed_from_its_empty_directory_to_its_end(tmp_path):
     followed = Followed(tmp_path)
     assert (followed.published.version, followed.published.runs) == (0, 0)
@@ -167,8 +168,7 @@ def test_a_page_that_nobody_looks_at_is_not_rendered(tmp_path, monkeypatch):
         wait_until(lambda: refresher.ask() or refresher.published.version == 2, SECONDS, "the page that was asked for")
     finally:
         over.set()
-        refresher.ask()
-        thread.join()
+        wait_until(lambda: refresher.ask() or not thread.is_alive(), SECONDS, "the end of the refresher")  # one is missed while it renders
     run.close()
 
 
@@ -209,6 +209,7 @@ def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
     assert followed.published.notes == (first,)
 
 
+@pytest.mark.thorough
 def test_what_is_removed_leaves_the_page_and_the_last_one_stays(tmp_path):
     paths = [make_run(tmp_path / "runs", name, steps=8) for name in ("one", "two")]
     followed = Followed(tmp_path / "runs")
@@ -252,6 +253,7 @@ def whole(tmp_path_factory):
     return [make_run(out, name, steps=8, calibrated=name == "one") for name in ("one", "two")]
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_however_files_are_damaged_there_is_a_page_or_a_reason(whole, tmp_path_factory, data):
@@ -345,6 +347,7 @@ def state(address):
     return json.loads(get(address, "/state"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_command_serves_until_a_signal_and_leaves_nothing(tmp_path, number):
     run = GrowingRun(tmp_path / "runs", "one").describe().train(8)
@@ -372,6 +375,7 @@ def test_the_command_serves_until_a_signal_and_leaves_nothing(tmp_path, number):
     run.close()
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_the_command_while_it_renders(tmp_path):
     path = make_run(tmp_path / "runs", "long", steps=40_000)
     with live(tmp_path, path) as process:
@@ -383,6 +387,7 @@ def test_an_interrupt_ends_the_command_while_it_renders(tmp_path):
     assert "Traceback" not in errors
 
 
+@pytest.mark.thorough
 def test_the_command_takes_a_folder_that_has_no_run_yet_and_names_what_comes(tmp_path):
     folder = tmp_path / "runs" / "sweep"
     folder.mkdir(parents=True)

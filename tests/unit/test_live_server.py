@@ -183,6 +183,7 @@ def strangers():
     return [thread for thread in threading.enumerate() if thread.name.startswith("peer ")]
 
 
+@pytest.mark.thorough
 def test_hundreds_of_connections_keep_nobody_out():
     with serving() as (server, _), ExitStack() as opened:
         for number in range(400):

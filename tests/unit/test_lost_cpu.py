@@ -26,7 +26,6 @@ from crosstrain.records.summary.node_usage import per_node
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counters of the Linux kernel")
 
 # Two threads that compute at the same time, beside a first one that waits for a line; all on one core, which is given.
-pytestmark = pytest.mark.long
 
 THREADS = """
 import hashlib, threading

@@ -18,7 +18,7 @@ from crosstrain.exchange.parameter_server.worker_links import WorkerLinks
 SEED = os.environ["CROSSTRAIN_TEST_SEED"]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_each_shard_applies_each_update_once_whatever_workers_die_of():
     script = Path(__file__).parent / "lost_workers_torch.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}

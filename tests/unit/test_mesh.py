@@ -139,6 +139,7 @@ def test_a_rank_that_leaves_in_the_middle_of_a_large_sum_is_named():
         on_all(work)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("elements", [2, 2_000_000])
 def test_a_slow_rank_is_waited_for(elements):
     """For longer than a silent one, and also where it leaves bytes unread meanwhile."""
@@ -182,6 +183,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.quick_cases("9-1.0-")
 @pytest.mark.parametrize(
     ("number", "most_seconds", "words"), [(signal.SIGSTOP, 10.0, "not been heard of for 2 s"), (signal.SIGKILL, 1.0, "")]
 )

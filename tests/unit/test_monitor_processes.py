@@ -18,7 +18,6 @@ def look(forest: Forest) -> None:
         tree.update()
 
 
-@pytest.mark.long
 def test_cpu_seconds_of_a_tree_equal_what_wait4_charges():
     code = """
     import subprocess
@@ -56,7 +55,6 @@ def test_cpu_seconds_of_a_tree_equal_what_wait4_charges():
     assert sampled == pytest.approx(truth, rel=0.02)
 
 
-@pytest.mark.long
 def test_what_ended_between_two_looks_is_exact_once_wait4_has_said():
     with program("say(); burn(0.5)\nif (c := os.fork()) == 0:\n    burn(0.5); os._exit(0)\nos.waitpid(c, 0)") as task:
         task.line()

@@ -183,6 +183,7 @@ def test_what_precedes_it_is_bounded(line):
         assert not flooding.is_alive()
 
 
+@pytest.mark.thorough
 @settings(max_examples=15)
 @given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=12), reads=st.lists(st.integers(1, 300_000), min_size=1))
 def test_a_slow_reader_gets_everything_in_order_and_whoever_tells_it_never_waits(sizes, reads):

@@ -10,8 +10,6 @@ import zipfile
 
 import pytest
 
-pytestmark = pytest.mark.long
-
 NO_PACKAGES = {"tests", "docs", "benchmarks", "build", "dist", "runs"}
 
 
@@ -71,6 +69,7 @@ def test_extras_cover_one_another(project):
     assert not [name for name in project["project"]["dependencies"] if name.startswith(frameworks)]
 
 
+@pytest.mark.thorough
 def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, project, wheel):
     expected = set()
     for package in project["tool"]["setuptools"]["packages"]:
@@ -85,6 +84,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, pro
     assert names == expected
 
 
+@pytest.mark.thorough
 def test_the_wheel_works_where_it_is_installed(project, wheel, tmp_path, make_environment):
     python = make_environment(tmp_path / "env", ["crosstrain", "__editable__"])
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]

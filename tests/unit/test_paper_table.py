@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from comparison_samples import made, starved_node, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from imported_later import ImportedLater
 from latex_documents import compiled, needs_pdflatex, problems
-from scipy import stats
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
@@ -21,6 +21,8 @@ SPEEDS = {"sync": (1000.0, 1100.0, 1230.0, 990.0, 1045.0), "async": (1500.0, 151
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=80) | st.text(
     st.sampled_from('&%$#_{}~^\\<>|"-[]*\x1b\u202e\n é中'), min_size=1, max_size=200
 )
+
+stats = ImportedLater("scipy.stats")
 
 
 def repeats(**more):

@@ -58,7 +58,6 @@ def test_an_address_where_nothing_is(holder):
         memory.read(16, memoryview(bytearray(8)))
 
 
-@pytest.mark.long
 def test_a_stretch_that_ends_before_it_should(holder):
     """It is read up to its end, and refused from there."""
     _, memory, address, _ = holder

@@ -17,16 +17,18 @@ import pytest
 from explained_runs import explained_run
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
-from matplotlib.font_manager import fontManager
+from imported_later import ImportedLater
 from PIL import Image
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.plots.figure import COLOURS, DASHES, Curve, Panel, Stroke, colour, dash, end_labels, marker, stroke
-from crosstrain.report.plots.matplotlib_renderer import write_figures
 from crosstrain.report.plots.pictures import pictures
 from crosstrain.report.plots.plotly_renderer import plots as drawn_by_plotly
+
+renderer = ImportedLater("crosstrain.report.plots.matplotlib_renderer")
+fonts = ImportedLater("matplotlib.font_manager")
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +54,21 @@ def drawn(runs):
     return [found[0], found[1], found[5], found[7]]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize(("image", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_every_format_is_what_it_says_and_comes_out_the_same(drawn, tmp_path, image, begins):
-    first = write_figures(drawn, tmp_path, image)
+    first = renderer.write_figures(drawn, tmp_path, image)
     assert [path.name for path in first] == [f"{name}.{image}" for name in ("decision", "loss", "time-shares", "resources-__x_1_")]
     written = [path.read_bytes() for path in first]
     assert all(content.startswith(begins) for content in written)
-    again = write_figures(drawn, tmp_path, image)  # each file is known as ours and replaced
+    again = renderer.write_figures(drawn, tmp_path, image)  # each file is known as ours and replaced
     assert [path.read_bytes() for path in again] == written
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_fonts_of_a_pdf_are_truetype(drawn, tmp_path):
     """Type 3 fonts are refused by many journals."""
-    for path in write_figures(drawn, tmp_path, "pdf"):
+    for path in renderer.write_figures(drawn, tmp_path, "pdf"):
         kinds = set(re.findall(rb"/Subtype /(Type3|Type0|TrueType|CIDFontType\d)", path.read_bytes()))
         assert b"CIDFontType2" in kinds, path.name
         assert b"Type3" not in kinds, path.name
@@ -89,30 +91,32 @@ def private_font(tmp_path):
     font.setupOS2(usWeightClass=400)
     font.setupPost()
     font.save(tmp_path / "private.ttf")
-    before = list(fontManager.ttflist)
-    yield lambda: fontManager.addfont(tmp_path / "private.ttf")
-    fontManager.ttflist[:] = before
+    manager = fonts.fontManager
+    before = list(manager.ttflist)
+    yield lambda: manager.addfont(tmp_path / "private.ttf")
+    manager.ttflist[:] = before
 
 
 PRIVATE = "\U0010fabc"
 
 
+@pytest.mark.quick_cases("png")
 @pytest.mark.parametrize("image", ["png", "pdf"])
 @pytest.mark.filterwarnings("error")
 def test_a_character_is_drawn_in_a_font_that_has_it_or_named(tmp_path, capsys, private_font, image):
     one, two = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, state="failed", summary=False)
     shown = pictures(started_runs(map(Run, [one, two.rename(tmp_path / f"two{PRIVATE}")])))[:1]
-    (boxes,) = write_figures(shown, tmp_path / "boxes", image)
+    (boxes,) = renderer.write_figures(shown, tmp_path / "boxes", image)
     said = capsys.readouterr().err
     assert said.startswith(f"no installed font has {PRIVATE}: boxes stand for them;")
     assert said.count("\n") == 1
     private_font()
-    (drawn,) = write_figures(shown, tmp_path / "drawn", image)
+    (drawn,) = renderer.write_figures(shown, tmp_path / "drawn", image)
     assert capsys.readouterr().err == ""
     assert drawn.read_bytes() != boxes.read_bytes()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_names_in_chinese_are_no_reason_for_warnings(tmp_path):
     make_run(tmp_path, "中文运行", steps=8)
     command = [sys.executable, "-m", "crosstrain.cli.main", "plot", "中文运行", "--out", str(tmp_path), "-o", str(tmp_path / "figures")]
@@ -122,9 +126,9 @@ def test_names_in_chinese_are_no_reason_for_warnings(tmp_path):
     assert done.stderr.count("\n") <= 1
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path):
-    for path in write_figures(drawn, tmp_path, "png"):
+    for path in renderer.write_figures(drawn, tmp_path, "png"):
         image = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
         assert image.width == 1350
         painted = {"#{:02X}{:02X}{:02X}".format(*pixel) for _, pixel in image.getcolors(1 << 24)}
@@ -135,7 +139,7 @@ def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path)
 def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
     paths = [make_run(tmp_path, name, calibrated=True, steps=8)]  # one alone is called by its name
     (shares,) = (picture for picture in pictures(started_runs(map(Run, paths))) if picture.name == "time-shares")
-    (file,) = write_figures([shares], tmp_path, "svg")
+    (file,) = renderer.write_figures([shares], tmp_path, "svg")
     text = file.read_text()
     whole = float(re.search(r'width="([\d.]+)pt"', text)[1])
     for axes in re.findall(r'<g id="axes_\d">\s*<g id="patch_\d+">\s*<path d="([^"]+)"', text):  # the ground of each
@@ -146,15 +150,16 @@ def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
 @pytest.mark.parametrize("name", ["{}-131600-logreg-torch-sync-3n-162d", "{}" + "x" * 150])
 def test_a_key_of_long_names_stays_within_the_figure(tmp_path, name):
     paths = [make_run(tmp_path, name.format(number), steps=8, state="failed", summary=False) for number in range(4)]
-    (file,) = write_figures([pictures(started_runs(map(Run, paths)))[0]], tmp_path, "png")
+    (file,) = renderer.write_figures([pictures(started_runs(map(Run, paths)))[0]], tmp_path, "png")
     image = Image.open(file).convert("L")
     edges = [image.getpixel((x, y)) for x in (*range(4), *range(image.width - 4, image.width)) for y in range(image.height)]
     assert min(edges) == 255  # nothing is cut
 
 
+@pytest.mark.thorough
 def test_runs_whose_names_make_one_file_name_have_two_files(drawn, tmp_path):
     twins = [replace(drawn[0], name=name) for name in ("resources-a b", "resources-a/b", "resources-a_b-2")]
-    assert [path.name for path in write_figures(twins, tmp_path, "svg")] == [
+    assert [path.name for path in renderer.write_figures(twins, tmp_path, "svg")] == [
         "resources-a_b.svg",
         "resources-a_b-2.svg",
         "resources-a_b-2-2.svg",
@@ -182,6 +187,7 @@ def shown_as(name, shown):
     return next((picture for picture in pictures(started_runs(map(Run, shown))) if picture.name == name), None)
 
 
+@pytest.mark.quick_cases("None")
 @pytest.mark.parametrize(
     "axes", [{"backend": ("torch", "tf"), "batch_size": (8, 16, 32, 64, 128)}, {"lr": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}, None]
 )
@@ -207,7 +213,7 @@ def test_ten_configurations_are_told_apart_without_colour(tmp_path, axes):
     data = [trace for plot in drawn_by_plotly(loss) for trace in plot["data"]]
     assert all("marker" in trace for trace in data if trace["meta"]["kind"] == "line")
     assert sum(trace["meta"]["kind"] == "label" for trace in data) == sum(trace["meta"]["kind"] == "line" for trace in data)
-    (file,) = write_figures([loss], tmp_path / "figures", "svg")
+    (file,) = renderer.write_figures([loss], tmp_path / "figures", "svg")
     written = re.findall(r"<!-- (.*?) -->", file.read_text())
     assert all(written.count(label.text) >= 1 for label in end_labels(loss.panels[0], 0.05, 20))
 
@@ -322,7 +328,7 @@ def test_what_comes_after_a_run_does_not_stretch_its_picture(tmp_path):
     assert [panel.top for panel in after.panels] == [panel.top for panel in before.panels]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_the_command_draws_without_a_display_and_prints_the_paths(runs, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MPLBACKEND")}
     command = [sys.executable, "-m", "crosstrain.cli.main", "plot", str(runs[0]), "-o", str(tmp_path / "figures")]

@@ -119,7 +119,7 @@ def without_directory(folder, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_a_run_needs_no_working_directory(tmp_path):
     job = ["--backend", "torch", "--mode", "async", "--nodes", "2", "--network", "host", "--steps", "5", "--checkpoint-every", "end"]
     done = without_directory(tmp_path, "run", *job, "--quiet", "--out", str(tmp_path), "--name", "run")
@@ -132,7 +132,7 @@ def test_a_run_needs_no_working_directory(tmp_path):
         assert done.returncode == 0, (command, done.stderr)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_the_machine_is_checked_without_a_working_directory(tmp_path):
     done = without_directory(tmp_path, "doctor", "--json", "--fresh")
     assert done.returncode == 0, done.stderr
@@ -144,7 +144,7 @@ def test_the_machine_is_checked_without_a_working_directory(tmp_path):
     }
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     ["run --steps 5 --backend torch", "runs", "runs show a", "compare a", "submit slurm --dry-run", "run --resume a", "doctor -x"],

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy import stats
+from imported_later import ImportedLater
 
 from crosstrain.report.comparison.ratios import MOST_REPEATS_TOLD, interval_of_mean, ratio, repeats_that_would_tell
+
+stats = ImportedLater("scipy.stats")
 
 FIGURES = st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=8).filter(lambda values: max(values) > (1 + 1e-6) * min(values))
 """Repeats that scatter: of those whose logarithms are equal scipy computes NaN; see `test_equal_repeats_scatter_by_nothing`."""

@@ -86,6 +86,7 @@ def test_a_sample_may_have_much(field):
     assert wrong_with(1, sent("sample", {"record": {**sample(), field: MOST[field]}}), NODE_OF) is None
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in SAMPLED.items()}))
 def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
@@ -148,6 +149,7 @@ def test_a_host_may_have_very_many_interfaces():
     assert wrong_with(1, sent("hello", {**SOUND["hello"].fields, "host": described}), NODE_OF) is None
 
 
+@pytest.mark.thorough
 @settings(max_examples=15, deadline=None)
 @given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in HOSTS.items()}))
 def test_descriptions_of_hosts_can_be_read_again(tmp_path_factory, changes):

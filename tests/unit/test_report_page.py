@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from imported_later import ImportedLater
 from report_runs import loss_at, make_run
 
 from crosstrain.cli.commands.report import report
@@ -23,10 +24,11 @@ from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.page.page import render
-from crosstrain.report.plots.matplotlib_renderer import write_figures
 from crosstrain.report.plots.pictures import pictures
 from crosstrain.report.questions.answers import answers
 from crosstrain.report.tables.run_tables import SYNTHETIC
+
+renderer = ImportedLater("crosstrain.report.plots.matplotlib_renderer")
 
 HOSTILE = "<script>alert(1)<!--<img src=x onerror=alert(2)>'\"&amp;{{7*7}}${a}$"
 
@@ -134,6 +136,7 @@ def test_where_the_time_went_is_shown_or_said_to_be_unknown(page):
     assert "sync, node 0 (10 ms)" in labels
 
 
+@pytest.mark.thorough
 def test_a_node_without_updates_is_said_to_have_none(tmp_path):
     path = make_run(tmp_path, "idle", calibrated=True, steps=8)
     summary = json.loads((path / "summary.json").read_text())
@@ -141,7 +144,7 @@ def test_a_node_without_updates_is_said_to_have_none(tmp_path):
     (path / "summary.json").write_text(json.dumps(summary))
     step = plots_of(page_of(path))["plot-time-shares-1"]
     assert [note["text"] for note in step["layout"]["annotations"]] == ["node 0 (10 ms)", "node 1", "made no updates"]
-    write_figures(pictures(started_runs([Run(path)])), tmp_path, "svg")
+    renderer.write_figures(pictures(started_runs([Run(path)])), tmp_path, "svg")
 
 
 def test_a_name_is_text_wherever_it_stands(tmp_path):

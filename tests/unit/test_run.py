@@ -40,6 +40,7 @@ def files_opened(tmp_path, *command):
     return Counter(path.removeprefix(prefix) for path in records)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "twice"),
     [

@@ -254,6 +254,7 @@ def test_a_field_of_another_kind_is_named_alike_in_a_finished_run_and_in_one_in_
         assert str(damaged.value) == f"{path}, line 2: {complaint}."
 
 
+@pytest.mark.thorough
 @given(record=st.sampled_from([STEP, EVALUATION, EVENT, SYSTEM]), data=st.data())
 def test_whatever_a_field_is_a_line_is_a_record_or_the_error_is_ours(tmp_path_factory, record, data):
     value = json.loads(encode(record))

@@ -234,6 +234,7 @@ def test_a_run_of_a_sweep_has_the_name_that_commands_take(tmp_path, capsys):
     assert find_run("my-sweep/lr=0.1", out) == out / "my-sweep" / "lr=0.1"
 
 
+@pytest.mark.thorough
 def test_a_terminal_gets_what_fits_it_a_pipe_100_columns_and_whoever_asks_all(tmp_path):
     many_runs(tmp_path / "runs", 3)
     primary, secondary = pty.openpty()

@@ -168,7 +168,7 @@ def test_at_a_terminal_it_asks(out, answer, left):
     assert names(out) == left
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_a_deletion_that_is_killed_leaves_no_half_run(out):
     """There are enough files that it can be caught between the move and the end; the next deletion removes what it left."""
     folder = out / "one" / "many"
@@ -187,7 +187,7 @@ def test_a_deletion_that_is_killed_leaves_no_half_run(out):
     assert sorted(path.name for path in out.iterdir() if not path.name.startswith(".index")) == [".config.gone-12345678", "three"]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_two_deletions_at_once_end_well(out):
     """One of the two deletes; the other finds nothing, or finds it at work."""
     for number in range(2000):

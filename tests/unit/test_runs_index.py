@@ -81,7 +81,7 @@ def start():
 # What it says --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_two_thousand_runs_are_as_their_documents_say(out):
     made = many_runs(out, 2000)
     assert by_name(out) == expected(out, made)
@@ -242,6 +242,7 @@ def test_an_index_that_is_damaged_is_made_again(out, damage):
     assert not (out / ".index.sqlite-wal").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1, 40])
 def test_whatever_bytes_of_the_index_are_changed_the_listing_is_right_and_the_index_is_used_again(
     out, tmp_path, monkeypatch, pytestconfig, width, capfd
@@ -277,6 +278,7 @@ BROUGHT_ALONG = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", BROUGHT_ALONG)
 def test_an_index_from_elsewhere_has_nothing_carried_out(out, start, what):
     made = many_runs(out, 3)
@@ -295,6 +297,7 @@ def test_an_index_from_elsewhere_has_nothing_carried_out(out, start, what):
         assert [kind for (kind,) in database.execute("SELECT type FROM sqlite_master")] == ["table", "index"]
 
 
+@pytest.mark.quick_cases("link-")
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_what_is_no_file_of_the_index_is_neither_followed_nor_waited_for(out, tmp_path, start, suffix, kind):
@@ -349,7 +352,7 @@ def test_the_index_lies_in_the_cache_where_the_folder_cannot_have_it(out, tmp_pa
 # Others at the same time ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_commands_that_make_the_index_at_the_same_time_agree(out, start):
     made = many_runs(out, 300)
     processes = [start(out) for _ in range(3)]
@@ -358,6 +361,7 @@ def test_commands_that_make_the_index_at_the_same_time_agree(out, start):
     assert outputs == [list(expected(out, dict(sorted(made.items()))).values())] * 3
 
 
+@pytest.mark.thorough
 def test_an_index_that_is_killed_in_the_making_is_made_by_the_next(out, start):
     """The first command is killed in the middle: the file is there, its rows are not, as they are written when all runs have been read."""
     made = many_runs(out, 600)
@@ -380,7 +384,7 @@ def _rows(index):
         return None
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_killed_at_any_moment_it_is_right_the_next_time(out, start):
     made = many_runs(out, 300)
     for moment in range(4):
@@ -396,7 +400,6 @@ def test_killed_at_any_moment_it_is_right_the_next_time(out, start):
         assert by_name(out) == expected(out, made)
 
 
-@pytest.mark.long
 def test_a_run_directory_that_comes_and_goes_disturbs_nobody(out, start):
     made = many_runs(out, 20)
     listing = [start(out) for _ in range(2)]

@@ -34,7 +34,6 @@ def test_its_checkpoint_has_the_figures_that_it_was_kept_by(run):
     assert peek_meta(path).metrics == {name: RunReader(run).summary()["eval"][name] for name in ("loss", "accuracy")}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "told"),
     [
@@ -52,6 +51,7 @@ def test_commands_read_it(run, command, told):
     assert (done.returncode, told in done.stdout) == (0, True), done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_lists_and_tables_have_it(run, tmp_path):
     found = json.loads(trainer("runs", "list", "--out", str(run.parent), "--where", "accuracy>=0.8", "--json").stdout)["runs"]
     assert [row["run"] for row in found] == ["before-metrics"]

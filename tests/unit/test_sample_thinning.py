@@ -151,6 +151,7 @@ def flow(thinner, nodes, interval_seconds, seconds, line_bytes=1200):
     return written, levels
 
 
+@pytest.mark.quick_cases("200-20.0", "20-0.2")
 @pytest.mark.parametrize(("nodes", "interval_seconds"), [(100, 0.2), (20, 0.2), (200, 20.0)])
 def test_however_many_come_in_the_lines_stay_within_the_budget(nodes, interval_seconds):
     """The same demand as of 1,000 nodes that sample every 2 s, and less, over a sixth of an hour and with a sixth of its burst."""

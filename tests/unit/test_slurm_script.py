@@ -186,6 +186,7 @@ def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_c
     assert (asked.read_text() if asked.exists() else None) == ("requeue 7\n" if requeued else None)
 
 
+@pytest.mark.quick_cases("folder")
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
 def test_the_script_is_never_written_through_something_else(submitted, tmp_path, kind):
     place, victim = tmp_path / "runs" / "mine.sbatch", tmp_path / "victim"
@@ -208,6 +209,7 @@ def test_the_script_is_never_written_through_something_else(submitted, tmp_path,
     assert os.listdir(place.parent) == ["mine.sbatch"]
 
 
+@pytest.mark.thorough
 def test_an_earlier_script_is_replaced_and_no_other_name_of_its_file(submitted, tmp_path):
     place, other = tmp_path / "runs" / "mine.sbatch", tmp_path / "other"
     assert submitted("--out", "runs").stdout == f"job 17: {place}\n".encode()
@@ -219,6 +221,7 @@ def test_an_earlier_script_is_replaced_and_no_other_name_of_its_file(submitted, 
     assert os.listdir(place.parent) == ["mine.sbatch"]
 
 
+@pytest.mark.thorough
 def test_what_is_shown_is_what_is_submitted_also_where_a_name_is_no_text(submitted, tmp_path):
     names = [b"d\x80", "é".encode(), b"\x1b[31mred", b"two\nlines\x7f", "\u202e".encode(), b"it's"]
     for name in names:

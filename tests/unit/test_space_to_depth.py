@@ -12,7 +12,7 @@ from space_to_depth_cases import PAIR_CASES
 
 from crosstrain.models.layers.space_to_depth import gradient_uses_space_to_depth, uses_space_to_depth
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.thorough
 
 TOLERANCE = 1e-12
 """Of float64."""

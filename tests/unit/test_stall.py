@@ -30,7 +30,6 @@ class Silent(Task):
         time.sleep(timeout_seconds)
 
 
-@pytest.mark.long
 def test_a_process_that_was_away_does_not_take_that_for_a_stall():
     assert train(Away(), stall_timeout=LIMIT_SECONDS).updates_reported == 24
 

@@ -10,7 +10,7 @@ import pytest
 SEED = os.environ["CROSSTRAIN_TEST_SEED"]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_each_step_is_applied_once_and_one_that_was_cut_is_told():
     script = Path(__file__).parent / "step_marks_tf.py"
     done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True)

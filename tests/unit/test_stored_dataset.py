@@ -222,7 +222,7 @@ def write_with_digest(folder, fields):
 
 
 class TestMaking:
-    @pytest.mark.long
+    @pytest.mark.thorough
     def test_several_processes_at_once_all_end_well(self, cache):
         script = "from crosstrain.data.store.stored_dataset import open_dataset; print(open_dataset('digits').digest)"
         children = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -16,8 +16,6 @@ from crosstrain.cli.streams import _Output
 from crosstrain.core.errors import OutputError
 from crosstrain.records.store.run_directory import RunReader
 
-pytestmark = pytest.mark.long
-
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
 REFUSED = "error: standard output cannot be written ({}); what was to be printed there is not whole.\n"
 
@@ -35,6 +33,7 @@ def on_full_device(arguments, cwd):
         return subprocess.run([*TRAINER, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=cwd)
 
 
+@pytest.mark.quick_cases("--help")
 @pytest.mark.parametrize(
     "command",
     [
@@ -54,12 +53,14 @@ def test_output_to_a_full_device_is_one_line_and_exit_1(out, command):
     assert (done.returncode, done.stderr) == (1, REFUSED.format("No space left on device"))
 
 
+@pytest.mark.thorough
 def test_a_closed_standard_output_is_said_too(out):
     script = ["sh", "-c", f"{' '.join(TRAINER)} compare one two --out . >&-"]
     done = subprocess.run(script, stderr=subprocess.PIPE, text=True, cwd=out)
     assert (done.returncode, done.stderr) == (1, REFUSED.format("Bad file descriptor"))
 
 
+@pytest.mark.thorough
 def test_a_reader_that_takes_one_line_is_no_error(out):
     command = [*TRAINER, *["compare", "one", "two", "--out", ".", "--curves", "loss", "--over", "seconds", "--points", "30000"]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out) as pipe:
@@ -71,6 +72,7 @@ def test_a_reader_that_takes_one_line_is_no_error(out):
 COPY = "standard output cannot be written ({}); the exit code is that of the work, which is complete\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("refusal", ["Bad file descriptor", "No space left on device", "Broken pipe"])
 @pytest.mark.parametrize("command", ["runs export one --out . --what steps --overwrite -o {}/steps.csv", "plot one --out . -o {}/figures"])
 def test_work_that_stands_in_files_keeps_its_exit_code(out, tmp_path, command, refusal):
@@ -78,6 +80,7 @@ def test_work_that_stands_in_files_keeps_its_exit_code(out, tmp_path, command, r
     assert any(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("more", "code", "end"), [((), 0, ""), (("--model", "cnn", "--lr", "1e30", "--json"), 1, "error: ")])
 def test_a_run_ends_with_its_own_exit_code_whether_its_summary_is_printed_or_not(tmp_path, more, code, end):
     arguments = ["run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--quiet", "--name", "one", "--out", str(tmp_path), *more]
@@ -97,6 +100,7 @@ def in_vain(arguments, cwd, refusal):
     return int((cwd / "code").read_text()) if refusal == "Broken pipe" else done.returncode, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_run_whose_messages_nobody_reads_any_more_goes_on(tmp_path):
     """As behind ``2>&1 | tee``, which Ctrl-C ends too."""
     command = [*TRAINER, "run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--name", "one", "--out", tmp_path]
@@ -107,6 +111,7 @@ def test_a_run_whose_messages_nobody_reads_any_more_goes_on(tmp_path):
     assert RunReader(tmp_path / "one").status()["state"] == "succeeded"
 
 
+@pytest.mark.thorough
 def test_messages_that_cannot_be_written_keep_the_exit_code_and_are_told_by_it(out):
     with open("/dev/full", "wb") as full:
         codes = [

@@ -282,7 +282,6 @@ class TestCommand:
         assert commands[1] == ["trainer", "run", "--backend", "torch", "--batch-size", "10", "--out", "runs/s", "--name", "batch_size=10"]
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.long
     def test_vocabularies_are_points_and_settings_like_others(self, tmp_path):
         same = ["--backend", "torch", "--data", "numbers", "--model", "transformer:tiny", "--dry-run", "--name", "s"]
         swept = self.trainer(*same, "--grid", "vocabulary=300,400", cwd=tmp_path)
@@ -290,6 +289,7 @@ class TestCommand:
         given = self.trainer(*same, "--vocabulary", "300", "--grid", "lr=0.1,0.2", cwd=tmp_path)
         assert ["--vocabulary 300 " in line for line in given.stdout.splitlines()] == [True, True]
 
+    @pytest.mark.thorough
     def test_a_sweep_is_gone_on_with_by_its_name(self, tmp_path):
         request = Request(None, {"backend": "torch"}, Grid({"batch_size": ["5", "10"]}))
         SweepFolder(tmp_path / "runs/mine", request, request.plan({}), []).close()
@@ -297,6 +297,7 @@ class TestCommand:
         assert shown.returncode == 0, shown.stderr
         assert json.loads(shown.stdout)["path"] == "runs/mine"
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

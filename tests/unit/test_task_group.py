@@ -59,9 +59,6 @@ class Agent:
         self.end.shutdown(socket.SHUT_RDWR)
 
 
-pytestmark = pytest.mark.long
-
-
 @pytest.fixture
 def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
     with ExitStack() as ends:
@@ -240,80 +237,76 @@ def test_where_a_task_stands_may_be_asked_while_others_go_on(cluster):
     assert "a message 'stacks' that nobody asked for" in str(failure(control))
 
 
-class TestAlone:
-    """How soon what waits ends: a class of its own, so that the others need not wait with it."""
+@pytest.mark.parametrize("victim_first", [False, True])
+def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_first):
+    """Whether its end is met first, or while the cause of a victim's death is looked for."""
+    control, agents = cluster(3)
+    for number, agent in enumerate(agents):
+        agent.hello(f"host-{number}")
+    control.nodes.greet(5.0)
+    if victim_first:
+        agents[0].death("worker-0", error="Connection reset by peer")
+        time.sleep(0.2)
+    agents[1].go()
+    error = failure(control)
+    assert "node 1 (host host-1, 10.0.0.1) has gone" in str(error)
+    assert error.task == "agent-1"
+    agents[0].answer("stopped")
+    agents[2].answer("stopped")
+    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 2
+    assert seconds(lambda: control.nodes.finish(1)) < 2
 
-    @pytest.mark.alone
-    @pytest.mark.parametrize("victim_first", [False, True])
-    def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(self, cluster, victim_first):
-        """Whether its end is met first, or while the cause of a victim's death is looked for."""
-        control, agents = cluster(3)
-        for number, agent in enumerate(agents):
-            agent.hello(f"host-{number}")
-        control.nodes.greet(5.0)
-        if victim_first:
-            agents[0].death("worker-0", error="Connection reset by peer")
-            time.sleep(0.2)
-        agents[1].go()
-        error = failure(control)
-        assert "node 1 (host host-1, 10.0.0.1) has gone" in str(error)
-        assert error.task == "agent-1"
-        agents[0].answer("stopped")
-        agents[2].answer("stopped")
-        assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 2
-        assert seconds(lambda: control.nodes.finish(1)) < 2
 
-    @pytest.mark.alone
-    def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(self, cluster):
-        control, agents = cluster(2)
-        group = on_node_0(control)
-        agents[0].answer("sampled")
-        group.sample_now(5.0)
-        group.start_tasks([], lambda node: {"sample_interval_seconds": None})
-        assert agents[0].stream.receive().kind == "start"
-        agents[0].answer("stopped")
-        assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
-        assert control.nodes.answering == {0, 1}
-        control.nodes.finish(0)
-        assert agents[1].stream.receive().kind == "finish"  # and nothing before it
+def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(cluster):
+    control, agents = cluster(2)
+    group = on_node_0(control)
+    agents[0].answer("sampled")
+    group.sample_now(5.0)
+    group.start_tasks([], lambda node: {"sample_interval_seconds": None})
+    assert agents[0].stream.receive().kind == "start"
+    agents[0].answer("stopped")
+    assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
+    assert control.nodes.answering == {0, 1}
+    control.nodes.finish(0)
+    assert agents[1].stream.receive().kind == "finish"  # and nothing before it
 
-    @pytest.mark.alone
-    def test_a_stall_names_the_silent_node_whatever_else_is_missing(self, cluster):
-        """One node answers, one is frozen, the third goes just then."""
-        control, agents = cluster(3)
-        agents[0].answer("states", states={"worker-0": "S"})
-        agents[2].go()
-        took = time.monotonic()
-        error = with_task_states(StalledRunError("stalled"), control.standing())
-        assert time.monotonic() - took < 1.5
-        assert "the agent of node 1 (host 10.0.0.1) does not answer" in str(error)
-        assert "the agent of node 2 (host 10.0.0.2) has gone" in str(error)
-        assert "worker-0" not in str(error)
-        agents[0].answer("stopped")
-        assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
-        assert agents[1].end.recv(2**16)
-        agents[1].end.settimeout(5.0)
-        assert agents[1].end.recv(1) == b""  # it was cut off, and will end when it wakes
 
-    @pytest.mark.alone
-    def test_a_node_that_does_not_read_holds_nobody_up(self, cluster):
-        """A frozen agent leaves its channel full; the driver has to go on, to find out."""
-        control, (agent,) = cluster(1)
-        plan = Message("train", {"sequence": 1}, {"learning_rates": np.zeros(2**17)})
-        assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
-        assert control.receive(0.1) is None
-        for _ in range(20):
-            assert agent.stream.receive().array("learning_rates").size == 2**17
+def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
+    """One node answers, one is frozen, the third goes just then."""
+    control, agents = cluster(3)
+    agents[0].answer("states", states={"worker-0": "S"})
+    agents[2].go()
+    took = time.monotonic()
+    error = with_task_states(StalledRunError("stalled"), control.standing())
+    assert time.monotonic() - took < 1.5
+    assert "the agent of node 1 (host 10.0.0.1) does not answer" in str(error)
+    assert "the agent of node 2 (host 10.0.0.2) has gone" in str(error)
+    assert "worker-0" not in str(error)
+    agents[0].answer("stopped")
+    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
+    assert agents[1].end.recv(2**16)
+    agents[1].end.settimeout(5.0)
+    assert agents[1].end.recv(1) == b""  # it was cut off, and will end when it wakes
 
-    @pytest.mark.alone
-    def test_the_victim_of_another_node_is_not_blamed(self, cluster):
-        """For a signal that its framework sends to itself."""
-        control, agents = cluster(2)
-        agents[0].death("worker-0", code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
-        agents[1].death("worker-1", error="cannot read image 17")
-        error = failure(control)
-        assert error.task == "worker-1"
-        assert "cannot read image 17" in str(error)
+
+def test_a_node_that_does_not_read_holds_nobody_up(cluster):
+    """A frozen agent leaves its channel full; the driver has to go on, to find out."""
+    control, (agent,) = cluster(1)
+    plan = Message("train", {"sequence": 1}, {"learning_rates": np.zeros(2**17)})
+    assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
+    assert control.receive(0.1) is None
+    for _ in range(20):
+        assert agent.stream.receive().array("learning_rates").size == 2**17
+
+
+def test_the_victim_of_another_node_is_not_blamed(cluster):
+    """For a signal that its framework sends to itself."""
+    control, agents = cluster(2)
+    agents[0].death("worker-0", code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
+    agents[1].death("worker-1", error="cannot read image 17")
+    error = failure(control)
+    assert error.task == "worker-1"
+    assert "cannot read image 17" in str(error)
 
 
 def rejoining(cluster, *, wanted=True):

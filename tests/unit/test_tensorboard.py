@@ -189,7 +189,6 @@ def tensorboard(folder):
                 server.kill()
 
 
-@pytest.mark.long
 def test_a_real_tensorboard_shows_the_values(tmp_path):
     write_a_run(tmp_path / "run")
     with tensorboard(tmp_path / "run" / FOLDER) as address:

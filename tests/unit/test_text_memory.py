@@ -39,6 +39,7 @@ HEADROOM_MIB = 500
 all 400 pairs and their pieces at once it would be a gigabyte."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("held_out", [0, pytest.param(300, marks=pytest.mark.slow)])
 def test_lines_of_the_greatest_length_are_prepared_in_bounded_memory(tmp_path, monkeypatch, held_out):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))

@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.long
-
 CHECK = """
 import json, os, sys
 from crosstrain.backends.tf.runtime import import_tensorflow
@@ -29,6 +27,7 @@ def run(**variables):
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 def test_keras_is_imported_when_it_is_used_and_not_before():
     assert run() == [[], None, [1, 2]]
 

@@ -173,7 +173,6 @@ def went_on(path, first_step):
     return summarise(RunReader(path), clock, state="succeeded", updates_scheduled=10, updates_applied=10)
 
 
-@pytest.mark.long
 @given(groups=st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 10.0)), min_size=2, max_size=8), data=st.data())
 def test_steps_and_clock_are_those_of_the_part_that_was_calibrated(groups, data):
     """What the parts before it took decides nothing, however quick or slow they were."""

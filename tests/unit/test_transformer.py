@@ -18,6 +18,8 @@ from crosstrain.data.columns import ColumnSpec
 from crosstrain.models.build import build_model, canonical_model
 from crosstrain.models.dropout_masks import LARGEST_RATE
 
+pytestmark = pytest.mark.thorough
+
 FOLDER = Path(__file__).parent
 LOGITS_TOLERANCE, GRADIENT_TOLERANCE, PADDING_TOLERANCE = 1e-4, 1e-3, 1e-6
 FRAMEWORKS = "tf", "torch"
@@ -58,7 +60,6 @@ def inside(case, seed, values):
     return values[:, : inputs["target"].shape[1]][inputs["target"] != 0]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_both_frameworks_compute_the_same(results, seed, case):
     tf, torch = results["tf"], results["torch"]
@@ -80,7 +81,6 @@ def test_both_frameworks_compute_the_same(results, seed, case):
     assert np.array_equal(part(tf, case, "sum/")["correct_tokens"], sums["correct_tokens"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_more_padding_changes_nothing(results, seed, case, framework):
@@ -93,7 +93,6 @@ def test_more_padding_changes_nothing(results, seed, case, framework):
     assert norm_wise_difference(part(found, case, "padded/gradient/"), part(found, case, "gradient/")) <= PADDING_TOLERANCE
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_more_padding_changes_no_gradient_of_any_parameter(results, case):
     """Each by itself, in float64 on torch: of float32 it can only be said of all gradients together, as the test above does.
@@ -110,7 +109,6 @@ def test_more_padding_changes_no_gradient_of_any_parameter(results, case):
         assert norm_wise_difference({name: padded[name]}, {name: gradient}) <= 1e-6 * PADDING_TOLERANCE, name
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_decoding_piece_by_piece_is_the_forward_pass(results, seed, case, framework):
@@ -120,7 +118,6 @@ def test_decoding_piece_by_piece_is_the_forward_pass(results, seed, case, framew
     assert norm_wise_difference({"": stepwise}, {"": whole}) <= 1e-5
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_empty_slice_gives_nothing(results, framework):
     found = results[framework]
@@ -131,7 +128,6 @@ def test_an_empty_slice_gives_nothing(results, framework):
     assert not any(value.any() for value in gradients.values())
 
 
-@pytest.mark.long
 def test_low_precision_is_low_and_alike(results, seed):
     """bf16 keeps eight bits: results are off by about 2⁻⁸, which also shows that it was used."""
     full = inside(PLAIN, seed, results["torch"][f"{PLAIN}/evaluated"])
@@ -141,7 +137,6 @@ def test_low_precision_is_low_and_alike(results, seed):
         assert 1e-4 < norm_wise_difference({"": low}, {"": full}) < 0.03
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
     """In float64 from the logits: (1 − ε) of the label and ε / V of each piece, over the target's own positions alone."""
@@ -155,7 +150,6 @@ def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
         assert results[framework][f"{case}/losses"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.long
 def test_results_of_layers_are_float32_unless_asked_for_otherwise(results, seed):
     """With bf16, whatever format a layer is given, on both frameworks; and their values are alike."""
     texts = {name: {key: str(value) for key, value in part(results[name], "format", "").items()} for name in FRAMEWORKS}
@@ -168,7 +162,6 @@ def test_results_of_layers_are_float32_unless_asked_for_otherwise(results, seed)
         assert norm_wise_difference({key: ours[key][own]}, {key: value[own]}) < 0.02, key
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dimensions", DROPPED)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_rate_below_one_drops_that_share(results, seed, framework, dimensions):

@@ -128,6 +128,7 @@ def test_nothing_wins_without_an_opponent_and_the_runs_to_repeat_are_named():
 SPEEDS = st.lists(st.floats(900.0, 1100.0), min_size=2, max_size=5)
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(SPEEDS, SPEEDS, st.floats(0.8, 1.25), st.floats(0.0, 0.99), st.floats(0.0, 1.0), st.integers(0, 4))
 def test_one_contended_run_never_turns_a_verdict_round(ours, theirs, factor, fraction, slowed, place):
@@ -435,6 +436,7 @@ def broken(one):
     return one.summary.get("non_finite_from_step") is not None
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(st.lists(RUN, min_size=1, max_size=10), st.sampled_from((None, "accuracy>=0.8")), st.integers(0, 9))
 def test_of_any_runs_the_best_has_not_diverged_has_an_opponent_and_each_n_is_right(jobs, until, copied):

@@ -27,8 +27,6 @@ from crosstrain.launch.sweeps.folder import Request, SweepFolder
 from crosstrain.launch.sweeps.runner import _typed as typed_of_a_point
 from crosstrain.records.store.run_directory import RunReader
 
-pytestmark = pytest.mark.long
-
 TOY = Path(__file__).parent.parent / "toy"
 
 PAYLOAD = """
@@ -87,6 +85,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
 def test_a_runs_files_do_not_have_code_executed(place, arguments):
     plant(place)
@@ -109,6 +108,7 @@ def test_a_runs_files_name_no_hosts_programs_or_addresses_whoever_trusts_them(pl
     assert not (place / "mark").exists()
 
 
+@pytest.mark.quick_cases("evaluate-typed")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -126,6 +126,7 @@ def test_who_asks_for_it_gets_it(place, arguments):
     assert (place / "mark").exists()
 
 
+@pytest.mark.quick_cases("evaluate-besides2")
 @pytest.mark.parametrize(
     ("command", "besides"),
     [
@@ -144,6 +145,7 @@ def test_a_module_that_is_not_there_is_called_that(place, command, besides):
     assert done.stderr == f"error: {name}: got 'own.mlp', but there is no such module; it has to be installed or to lie on PYTHONPATH.\n"
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_typed_is_the_checkpoints(place):
     for command in ("export", "evaluate"):
         done = trainer(*COMMANDS[command], "--model", "cnn")
@@ -271,6 +273,7 @@ def test_a_sweep_from_elsewhere_does_not_write_through_its_links(place, capsys, 
     assert sorted((path, path.stat().st_mtime_ns) for path in (place / "evilrun").rglob("*")) == before
 
 
+@pytest.mark.thorough
 def test_a_sweep_hands_on_what_the_user_typed(place):
     """A point whose model is the user's own goes on from its checkpoint when the sweep is typed again."""
     plant(place)

@@ -89,6 +89,7 @@ def arguments(name, option, command, path, run):
     return [*needed, option, path, *([run] if takes is not None and "data" not in name else [])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "option", "command"), TAKING, ids=[f"{name} {option}".strip() for name, option, _ in TAKING])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(path="x" * 300, privileged=True)

@@ -117,7 +117,7 @@ print(json.dumps(counts))
 """
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_torch_counts_as_many(tmp_path):
     """torch reads the variable without CUDA too, in the way that it has found out CUDA to do it."""
     library = build_library(tmp_path)

@@ -22,6 +22,7 @@ def long_words(lines):
     return ["".join(draw.choices("abcdefghijklmnop", k=32_000)) for _ in range(lines)]
 
 
+@pytest.mark.quick_cases("9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupt_ends_the_making_of_a_vocabulary_at_once(tmp_path, number):
     for name, lines in (("text", long_words(300)), ("text.test", ["a b", "c d"])):
@@ -48,6 +49,7 @@ train_vocabulary(open(sys.argv[1]).read().split(), 400, bytes_too=True)
 """
 
 
+@pytest.mark.thorough
 def test_a_vocabulary_that_finds_no_memory_says_so(tmp_path):
     path = tmp_path / "words"
     path.write_text("\n".join(long_words(400)))

@@ -265,6 +265,7 @@ def test_no_color_gets_lines(tmp_path):
 # What is not a run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_what_is_no_run_is_refused(tmp_path):
     sync_run(tmp_path)
     (tmp_path / "file").write_text("")

@@ -1,0 +1,144 @@
+"""Whether tests that were changed still find mistakes: seeded mistakes in the modules that they test, before the change and after it.
+
+    python tests/mutants.py BEFORE [AFTER] [--seed N] [--count 20]
+
+Each mutant is one changed operator, constant or condition of a module in `TESTED`. It is killed where one of the module's test files fails.
+Prints a table; exit code 1 where a mutant that was killed BEFORE (a commit) survives AFTER (a commit, or else the working tree's HEAD).
+"""
+
+import argparse
+import ast
+import os
+import random
+import secrets
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTED = {
+    "launch/batch/kubernetes_manifest.py": ["tests/unit/test_kubernetes_manifest.py"],
+    "launch/driver/task_group.py": ["tests/unit/test_task_group.py"],
+    "launch/node/supervisor.py": ["tests/unit/test_supervisor.py", "tests/unit/test_fork_server.py"],
+    "monitor/network.py": ["tests/unit/test_monitor_network.py"],
+    "report/comparison/ratios.py": ["tests/unit/test_ratios.py"],
+    "report/prediction/fit.py": ["tests/unit/test_predict.py"],
+    "report/series/downsample.py": ["tests/unit/test_curves.py", "tests/unit/test_series.py"],
+}
+"""Modules, each with the test files that have changed."""
+
+OPPOSITES = {ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not", ast.IsNot: "is"}
+OPPOSITES |= {ast.In: "not in", ast.NotIn: "in", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}
+
+
+def mutations(source):
+    """Every (line, first column, last column, what stood there, what stands there now) of one changed expression on one line."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPPOSITES:
+            new = f"{ast.unparse(node.left)} {OPPOSITES[type(node.ops[0])]} {ast.unparse(node.comparators[0])}"
+        elif isinstance(node, ast.BinOp) and type(node.op) in OPPOSITES:
+            new = f"({ast.unparse(node.left)} {OPPOSITES[type(node.op)]} {ast.unparse(node.right)})"
+        elif isinstance(node, ast.BoolOp):
+            new = f" {'or' if isinstance(node.op, ast.And) else 'and'} ".join(f"({ast.unparse(value)})" for value in node.values)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            new = f"bool({ast.unparse(node.operand)})"
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            new = f"({node.value!r} + 1)"
+        else:
+            continue
+        if node.lineno == node.end_lineno:
+            old = source.splitlines()[node.lineno - 1].encode()[node.col_offset : node.end_col_offset].decode()
+            found.append((node.lineno, node.col_offset, node.end_col_offset, old, new))
+    return found
+
+
+def mutated(source, mutation):
+    line, first, last, _, new = mutation
+    lines = source.splitlines(keepends=True)
+    raw = lines[line - 1].encode()
+    lines[line - 1] = (raw[:first] + f"({new})".encode() + raw[last:]).decode()
+    return "".join(lines)
+
+
+def drawn(tree, seed, count):
+    """So many mutants, spread evenly over the modules: (module, mutation)."""
+    rng, modules = random.Random(seed), sorted(TESTED)
+    pools = {module: rng.sample(all_of, len(all_of)) for module in modules if (all_of := mutations((tree / module).read_text()))}
+    return [(module, pools[module].pop()) for number in range(count) if pools[module := modules[number % len(modules)]]]
+
+
+def killed(tree, module, mutation):
+    """Whether a test of the module fails in the tree at `tree` while it is mutated; the tree is as before afterwards."""
+    path = tree / module
+    source = path.read_text()
+    tests = [test for test in TESTED[module] if (tree / test).exists()]
+    link = tree / ".dev/crosstrain"
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to("..")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not clusters", *tests]
+    try:
+        path.write_text(mutated(source, mutation) if mutation else source)
+        done = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=900, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_text(source)
+    if done.returncode not in (0, 1, 2, 4):
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.returncode != 0
+
+
+def environment(tree):
+    """Have processes import the packages of `tree`: an installed one is the working tree's."""
+    return {**os.environ, "PYTHONPATH": str(tree / ".dev"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before")
+    parser.add_argument("after", nargs="?", default="HEAD")
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32))
+    parser.add_argument("--count", type=int, default=20)
+    asked = parser.parse_args()
+    print(f"--seed {asked.seed}")
+    escaped = 0
+    with ExitStack() as stack:
+        trees = [stack.enter_context(checked_out(commit)) for commit in (asked.before, asked.after)]
+        for tree in trees:
+            for module in TESTED:
+                if killed(tree, module, None):
+                    sys.exit(f"{module}: its tests fail without a mistake")
+        print("| module | line | was | mutant | before | after |\n|---|---|---|---|---|---|")
+        for module, mutation in drawn(trees[1], asked.seed, asked.count):
+            verdicts = [killed(tree, module, counterpart(tree, module, mutation)) for tree in trees]
+            escaped += verdicts == [True, False]
+            words = " | ".join("killed" if verdict else "survives" for verdict in verdicts)
+            print(f"| {module} | {mutation[0]} | `{mutation[3]}` | `{mutation[4]}` | {words} |".replace("||", "\\|\\|"), flush=True)
+    return escaped > 0
+
+
+def counterpart(tree, module, mutation):
+    """The mutation of the same expression in another tree, where the module may have other lines."""
+    same = [found for found in mutations((tree / module).read_text()) if found[3:] == mutation[3:]]
+    return min(same, key=lambda found: abs(found[0] - mutation[0]))
+
+
+@contextmanager
+def checked_out(commit):
+    """A commit in a folder of its own."""
+    git = ["git", "-C", str(ROOT), "worktree"]
+    with tempfile.TemporaryDirectory(prefix="crosstrain-mutants-") as folder:
+        tree = Path(folder, "tree")
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
