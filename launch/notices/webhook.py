@@ -42,12 +42,16 @@ class _Refusal:
 def post(url: str, body: bytes) -> None:
     """Post a JSON document. Raises NoticeError where the address does not take it, the second time either, or not in time."""
     refusals: list[_Refusal | None] = []
+    try:
+        opener = _opener()  # here, as it reads the environment, which this thread may change later
+    except OSError:  # no sound certificates of the system
+        raise NoticeError("the request could not be made") from None
 
     def work() -> None:
-        refusals.append(_try(url, body))
+        refusals.append(_try(opener, url, body))
         if (first := refusals[0]) is not None and first.again:
             time.sleep(RETRY_SECONDS)
-            refusals.append(_try(url, body))
+            refusals.append(_try(opener, url, body))
 
     thread = threading.Thread(target=work, name="webhook", daemon=True)
     thread.start()
@@ -60,10 +64,10 @@ def post(url: str, body: bytes) -> None:
         raise NoticeError(f"{last.why}{', twice' if len(refusals) > 1 else ''}")
 
 
-def _try(url: str, body: bytes) -> _Refusal | None:
+def _try(opener: urllib.request.OpenerDirector, url: str, body: bytes) -> _Refusal | None:
     request = _request(url, body)
     try:
-        with _opener().open(request, timeout=ANSWER_SECONDS):
+        with opener.open(request, timeout=ANSWER_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         error.close()

@@ -11,6 +11,8 @@ import pytest
 from conftest import HOSTILE
 from selenium.webdriver.common.keys import Keys
 
+pytestmark = pytest.mark.thorough
+
 PAGES = ("real", "odd")
 PLOTS = "[...document.querySelectorAll('[id^=plot-][role=img]')].filter(plot => !plot.closest('details:not([open])'))"
 OPEN_ALL = "document.querySelectorAll('details').forEach(part => { part.open = true; })"
@@ -69,7 +71,6 @@ def test_a_narrow_screen_scrolls_down_alone(browser, page, width):
     assert browser.run("return getComputedStyle(document.body).fontSize") == "16px"
 
 
-@pytest.mark.quick_cases("odd")
 def test_the_page_follows_the_scheme_and_the_plots_with_it(browser, page):
     seen = {}
     for scheme in ("light", "dark"):
@@ -86,7 +87,6 @@ def test_the_page_follows_the_scheme_and_the_plots_with_it(browser, page):
     assert min(ink, ticks) > 0.7
 
 
-@pytest.mark.thorough
 def test_a_page_printed_at_once_has_every_plot_and_is_light(browser, pages):
     """The browser is never idle here, so that plots out of view are drawn for the printer alone."""
     never = browser.command("Page.addScriptToEvaluateOnNewDocument", {"source": "window.requestIdleCallback = () => 0"})
@@ -140,7 +140,6 @@ def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
     assert browser.run(crosses) == 3
 
 
-@pytest.mark.thorough
 def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
     browser.screen()
     browser.open(pages["real"])
@@ -159,7 +158,6 @@ def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
     assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-@pytest.mark.quick_cases("odd")
 def test_words_and_controls_stand_out_from_the_paper(browser, page):
     """WCAG's contrast for text: at least 4.5 to 1, in both schemes."""
     for scheme in ("light", "dark"):
@@ -192,7 +190,6 @@ def test_a_picture_of_the_page_has_the_colours_of_both_runs(browser, pages):
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= painted
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "screens"), [("real", 3), ("forty", 5)])
 def test_a_page_is_a_few_screens_long(browser, pages, name, screens):
     browser.screen(1280, 800)

@@ -65,7 +65,7 @@ def expected(run, data, split):
     return logits, losses.mean(), (logits.argmax(1) == labels).mean()
 
 
-@pytest.mark.quick_cases("test-tf", "test-torch")
+@pytest.mark.quick_cases("test-tf")
 @pytest.mark.parametrize(
     ("split", "backend"), [("test", "tf"), ("test", "torch"), ("train", "torch"), pytest.param("train", "tf", marks=pytest.mark.slow)]
 )

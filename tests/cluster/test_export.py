@@ -250,6 +250,7 @@ class TestTheCommand:
         assert "its parameters differ in dense.weight" in done.stderr
         assert not (tmp_path / "exports").exists()
 
+    @pytest.mark.thorough
     def test_every_file_is_described(self, run):
         trainer("export", run, "--format", "safetensors")
         for name in "job.json", "calibration.json":

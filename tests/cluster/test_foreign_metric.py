@@ -14,7 +14,7 @@ from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.metrics.base import MetricInfo
 from crosstrain.records.loggers.tensorboard import FOLDER
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
 
 TESTS = Path(__file__).parent.parent
 ENVIRONMENT = importable(TESTS)
@@ -53,7 +53,6 @@ def runs(made):
     return {(backend, mode): made(backend, mode) for backend, mode in QUICK}
 
 
-@pytest.mark.quick_cases("torch-async")
 @pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
 def test_the_run_stops_at_its_target(made, backend, mode):
     run = made(backend, mode)
@@ -64,7 +63,6 @@ def test_the_run_stops_at_its_target(made, backend, mode):
     assert run.summary["best_eval"]["top5"] == max(record.metrics["top5"] for record in run.evals)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
 def test_the_best_is_kept_by_its_direction(made, backend, mode):
     run = made(backend, mode)
@@ -101,7 +99,6 @@ VIEWS = {
 }
 
 
-@pytest.mark.quick_cases("table")
 @pytest.mark.parametrize("view", VIEWS)
 def test_comparisons_have_it(runs, view):
     command, told = VIEWS[view]
@@ -111,7 +108,6 @@ def test_comparisons_have_it(runs, view):
     assert "eval_accuracy" in done.stdout or not re.search("(?<!top-5 )accuracy", done.stdout)
 
 
-@pytest.mark.thorough
 def test_lists_and_conditions_have_it(runs):
     out = str(runs["tf", "sync"].path.parent)
     assert "mean rank" in trainer("runs", "list", "--out", out).stdout
@@ -123,7 +119,6 @@ def test_lists_and_conditions_have_it(runs):
     assert (wrong.returncode, "mean_rank" in wrong.stderr) == (2, True)
 
 
-@pytest.mark.thorough
 def test_one_run_shows_it(runs):
     path = str(runs["torch", "async"].path)
     assert "test mean rank" in trainer("runs", "show", path).stdout
@@ -175,7 +170,6 @@ def test_loggers_are_told(runs):
         assert "eval/accuracy" not in scalars
 
 
-@pytest.mark.thorough
 def test_what_evaluations_do_not_have_is_refused(tmp_path):
     for option, value in (
         ("--until", "accuracy>=0.9"),
@@ -193,7 +187,6 @@ def test_what_evaluations_do_not_have_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.thorough
 def test_a_checkpoint_is_evaluated_by_it(runs):
     run = runs["torch", "sync"]
     done = trainer("evaluate", str(run.path), "--trust-run", "--json", environment=ENVIRONMENT)

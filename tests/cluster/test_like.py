@@ -11,7 +11,7 @@ from crosstrain.conformance.runs import read_run, run_job, trainer
 from crosstrain.monitor.provenance import provenance, work_tree
 from crosstrain.records.store.run_directory import RunReader
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
 
 JOB = {
     "backend": "torch",
@@ -74,7 +74,6 @@ def test_what_means_nothing_is_refused(earlier, options, said):
     assert said in done.stderr
 
 
-@pytest.mark.thorough
 def test_a_run_of_somebody_else_decides_no_address(earlier):
     described = json.loads((earlier.path / "job.json").read_text())
     foreign = earlier.path.parent / "foreign"

@@ -75,6 +75,7 @@ def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"), "whole", **ON_TWO)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_torch_on_two_workers_goes_on_to_the_bit(tmp_path, whole, how):
     """Killed, or stopped by a signal: losses and final weights are those of the run that nobody stopped."""

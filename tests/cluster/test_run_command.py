@@ -87,6 +87,7 @@ def test_evaluates_by_time(tmp_path):
     assert len(done.evals) <= done.summary["run_seconds"] / 0.2 + 1
 
 
+@pytest.mark.thorough
 def test_no_plan_crosses_an_epoch_or_an_evaluation(tmp_path):
     done = run(tmp_path, epochs=4, eval_every="70steps")
     borders = {45, 90, 135, 70, 140}
@@ -147,6 +148,7 @@ def test_the_run_directory_is_private_and_complete(tmp_path):
     assert read_run(done.path).summary == done.summary
 
 
+@pytest.mark.thorough
 def test_weights_are_canonical(tmp_path):
     done = run(tmp_path, steps=5)
     assert {name: (value.shape, value.dtype) for name, value in done.weights.items()} == {

@@ -42,6 +42,7 @@ def agents(hosts):
     return hosts.hosts.processes("sshd")
 
 
+@pytest.mark.thorough
 def test_the_same_result_as_here(hosts, tmp_path):
     job = ["--backend", "torch", "--steps", "20", "--batch-size", "30", "--monitor"]
     (tmp_path / "local").mkdir()

@@ -17,7 +17,7 @@ from digit_pairs import DIGITS, NUMBERS, lines, text
 from crosstrain.conformance.runs import environment_of_runs, run_job
 from crosstrain.data.store.location import CACHE_VARIABLE
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
 
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
 
@@ -78,7 +78,6 @@ def on_both(run, numbers, *options):
     return torch, tf
 
 
-@pytest.mark.thorough
 def test_both_backends_translate_alike_in_a_batch_and_alone(run):
     numbers = NUMBERS[:20]
     with ThreadPoolExecutor() as pool:
@@ -142,7 +141,6 @@ def test_lines_that_cannot_be_translated_keep_their_place(run):
     assert "2 of 6 lines could not be translated" in told
 
 
-@pytest.mark.thorough
 def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
     process = subprocess.Popen(
         [*TRAINER, "translate", str(run.path), "--n-best", "2"],

@@ -247,6 +247,7 @@ def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     assert code == 0 or "the loss of step 2 is not a number" in found["cause"]
 
 
+@pytest.mark.quick_cases("toy-sync")
 @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), pytest.param("tf", "async", marks=pytest.mark.slow), ("torch", "async")])
 def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
     with start(tmp_path, backend, mode) as run:

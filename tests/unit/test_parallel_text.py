@@ -405,6 +405,7 @@ def test_a_language_has_its_tokenizer_whatever_its_region_and_script(code, token
         assert resolve(source.name).source == source
 
 
+@pytest.mark.thorough
 @given(st.from_regex(parallel_text._LANGUAGE, fullmatch=True), st.from_regex(parallel_text._LANGUAGE, fullmatch=True))
 def test_two_languages_are_read_in_one_way(first, second):
     """Where one language ends and the other begins, whatever dashes they have."""

@@ -35,14 +35,10 @@ def dialect_words(text: str) -> list[str]:
 
 def literals(source: str) -> list[str]:
     """The text literals of a module that are no docstrings, and the docstrings of commands, which are their help."""
-    tree = ast.parse(source)
-    texts = {
-        id(node.value): node.value.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    found = [
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
-    ]
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(source)))
+    texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    found = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts]
+    for node in nodes:
         if isinstance(node, ast.FunctionDef) and any("command" in ast.dump(one) or "group" in ast.dump(one) for one in node.decorator_list):
             found.append(ast.get_docstring(node) or "")
     return found
