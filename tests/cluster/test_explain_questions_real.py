@@ -51,7 +51,6 @@ def test_a_cnn_on_sixty_digits_overfits(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.alone  # the times of two runs are compared
 def test_a_short_run_tells_how_long_a_longer_one_takes(tmp_path):
     """Ten times the updates; within twice the band, as the machine of the tests is shared."""
     job = {"backend": "torch", "model": "cnn", "data": "digits", "nodes": 2, "eval_every": "1epoch"}

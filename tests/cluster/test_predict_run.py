@@ -12,7 +12,7 @@ from crosstrain.launch.virtual.cpu_quota import Hierarchy
 from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.launch.virtual.network import possible
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]  # speeds are predicted, and measured
+pytestmark = pytest.mark.cluster
 
 JOB = ["--model", "logreg", "--data", "synthetic-images:size=48,classes=100", "--batch-size", "16", "--threads", "1", "--eval-every", "end"]
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]

@@ -121,7 +121,8 @@ def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -
         time.sleep(0.6)
         readings = []
         for _ in range(4):
-            readings.append((time.perf_counter(), network.peer_counters()))
+            asked = time.perf_counter()
+            readings.append((asked, network.peer_counters(), time.perf_counter()))
             time.sleep(0.4)
         for process in [*running, sink]:
             process.communicate(timeout=30)
@@ -132,9 +133,9 @@ def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -
     assert max(into) >= 0.85 * limit  # the best of them: other programs may have the processors for a while
 
 
-def rates(readings: list[tuple[float, list[tuple[int, int]]]], of: Callable[[list[tuple[int, int]]], int]) -> list[float]:
-    """Return the bits per second between consecutive readings."""
-    return [(of(after) - of(before)) * 8 / (end - start) for (start, before), (end, after) in itertools.pairwise(readings)]
+def rates(readings: list[tuple[float, list[tuple[int, int]], float]], of: Callable[[list[tuple[int, int]]], int]) -> list[float]:
+    """Return the bits per second between consecutive readings, each of which lies somewhere between the times about it."""
+    return [(of(after) - of(before)) * 8 / (end - start) for (start, before, _), (_, after, end) in itertools.pairwise(readings)]
 
 
 def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:

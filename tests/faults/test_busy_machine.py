@@ -17,7 +17,6 @@ MOST_OTHERS = 0.1
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.cluster,
-    pytest.mark.alone,  # it keeps all cores busy itself, and compares speeds
     pytest.mark.skipif(sys.platform != "linux", reason="waits for cores are counted by Linux"),
 ]
 

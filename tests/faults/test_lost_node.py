@@ -12,7 +12,7 @@ from datetime import datetime
 import pytest
 from processes import MarkedRun, free_ports, wait_until
 
-pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # seconds until a failure is recorded are counted
 
 STALL_SECONDS = 2
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
-MAX_ALONE = 8
+MAX_ALONE = 6
 MARK = re.compile(r"pytest[.]mark[.]alone\b")
 REASON = re.compile(r"mark[.]alone\b.*  # \w")
 
