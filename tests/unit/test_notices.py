@@ -255,6 +255,8 @@ def test_a_run_does_not_wait_for_an_address_while_it_trains(tmp_path, monkeypatc
         assert "too many notices" in told.warnings[0]
         wait_until(lambda: any("no answer" in each for each in told.warnings), 5, "the first notice to be given up")
         over.set()
+        waiting = told.notifier._waiting  # whose threads would disturb later tests of this process
+        wait_until(lambda: not waiting.unfinished_tasks, 30, "the other notices")
     assert not any("SECRET" in each for each in told.warnings)
     assert {(event, detail["how"], detail["told"]) for event, detail in told.events} == {("notice_failed", "notify", "restarted")}
 
