@@ -11,6 +11,7 @@ import ast
 import os
 import random
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,7 +105,8 @@ def main():
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--count", type=int, default=20)
     asked = parser.parse_args()
-    print(f"--seed {asked.seed}")
+    print(f"--seed {asked.seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folders are removed
     escaped = 0
     with ExitStack() as stack:
         trees = [stack.enter_context(checked_out(commit)) for commit in (asked.before, asked.after)]
