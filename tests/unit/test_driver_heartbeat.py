@@ -23,8 +23,10 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from crosstrain.core.job import Job
+from crosstrain.core.process import die_with_parent
 from crosstrain.records.schema import EventRecord
 from crosstrain.records.store.run_directory import RunWriter
+die_with_parent(int(sys.argv[2]))
 writer = RunWriter.create(Job(out=Path(sys.argv[1]), name="run"))
 writer.write_job({"nodes": 1})
 writer.write_status("running")
@@ -39,8 +41,8 @@ ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', 
 
 @contextmanager
 def driver(folder, before=()):
-    """A process that writes a run as a driver does."""
-    command = [*before, sys.executable, "-c", WRITER, str(folder)]
+    """A process that writes a run as a driver does; it ends with this one, also where it is stopped then."""
+    command = [*before, sys.executable, "-c", WRITER, str(folder), str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "there\n", process.stderr.read()
