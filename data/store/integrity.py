@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.drafts import replacing
 from ...core.untrusted.bounded_json import UnreadableError, open_regular, read_json
 from .manifest import MANIFEST, STAMP, StoreManifest, file_sha256
 
@@ -87,6 +88,5 @@ def remember(folder: Path, verified: Mapping[str, list[int]]) -> None:
     youngest = max(times[-1] for times in verified.values())
     if time.time_ns() - youngest < _SETTLED_SECONDS * 1e9 or not os.access(folder, os.W_OK) or (folder / STAMP).is_dir():
         return
-    draft = folder / f".{STAMP}.{os.getpid()}"
-    draft.write_text(json.dumps(verified), encoding="utf-8")
-    draft.replace(folder / STAMP)
+    with replacing(folder / STAMP) as draft:
+        draft.write_text(json.dumps(verified), encoding="utf-8")

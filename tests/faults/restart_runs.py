@@ -47,9 +47,15 @@ def when(path, ready, act):
 
 
 def kill_when(path, ready, victim="worker-1"):
-    """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)`; return the thread."""
+    """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)` and it lives; return the thread."""
 
-    return when(path, ready, lambda: os.kill(pids(path, victim)[-1], signal.SIGKILL))
+    return when(path, lambda path: ready(path) and lives(path, victim), lambda: os.kill(pids(path, victim)[-1], signal.SIGKILL))
+
+
+def lives(path, task):
+    """Whether the newest process of a task that was sampled in the run at `path` is there: after a restart the earlier one is not."""
+    sampled = pids(path, task)
+    return bool(sampled) and psutil.pid_exists(sampled[-1])
 
 
 def pids(path, task):

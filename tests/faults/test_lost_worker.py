@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from restart_runs import names, pids, train, trains, when
+from restart_runs import lives, names, pids, train, trains, when
 
 from crosstrain.records.store.run_directory import RunReader
 
@@ -55,7 +55,7 @@ def send(path, number):
 
 def worker_1_trains(path):
     """Whether a step of the one that is to be lost has been recorded: on a busy machine others may be far ahead of it."""
-    return trains(path) and '"worker":1,' in (path / "steps.jsonl").read_text()
+    return trains(path) and '"worker":1,' in (path / "steps.jsonl").read_text() and lives(path, "worker-1")
 
 
 @pytest.mark.parametrize(("backend", "steps"), [("torch", 20_000), pytest.param("tf", 15_000, marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from restart_runs import JOB, agent, kill_when, losses, names, pids, train, trains, when
+from restart_runs import JOB, agent, kill_when, lives, losses, names, pids, train, trains, when
 
 from crosstrain.checkpoint import list_checkpoints
 from crosstrain.core.errors import InterruptedRunError, RunFailedError
@@ -155,7 +155,7 @@ def test_a_run_that_fails_while_it_saves_for_an_interrupt_does_not_begin_anew(tm
         time.sleep(0.5)
         os.kill(victim, signal.SIGKILL)
 
-    when(path, list_checkpoints, act)
+    when(path, lambda path: list_checkpoints(path) and lives(path, "worker-1"), act)
     with pytest.raises(InterruptedRunError, match=r"before a failure: task worker-1 .*; saved last: step-") as ended:
         train(tmp_path, "run", policy, steps=1_000_000, checkpoint_every="400steps")
     assert ended.value.exit_code == 75

@@ -229,7 +229,11 @@ with program(RECEIVER, "127.0.0.1") as receiver, program(SENDER, "127.0.0.1", re
                 listener.accept()[0].close()
     sender.go("2")
     sender.line()
-    time.sleep(0.5)  # the kernel writes the notices in the background
+    drops, until = [0], time.monotonic() + 60  # the kernel writes the notices in the background
+    while time.monotonic() < until and not 0 < drops[-1] == drops[max(0, len(drops) - 6)]:
+        time.sleep(0.1)
+        with open("/proc/net/netlink") as sockets:
+            drops.append(sum(int(line.split()[8]) for line in sockets if line.split()[1] == "4"))
     records += [sampler.sample() for _ in range(2)]
 sampler.stop()
 print(json.dumps([{"problems": record.problems, "sent": record.network_sent_bytes} for record in records]))

@@ -20,8 +20,15 @@ from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.gpu_findings import AskedGpus
 from crosstrain.launch.preflight.interview import HostReport, Probe, interview, peers_of
 from crosstrain.launch.preflight.model_source import model_source, package_path, source_digest
-from crosstrain.launch.preflight.probe import answer
+from crosstrain.launch.preflight.probe import answer, release_ports
 from crosstrain.monitor.host import PACKAGES, installed_versions
+
+
+@pytest.fixture(autouse=True)
+def _no_ports_held():
+    yield
+    release_ports()
+
 
 HERE = Here({"crosstrain": "1.0"}, "data", "model", Path("/texts"))
 
