@@ -56,10 +56,10 @@ def task_pid(run, tmp_path, task):
     ("backend", "mode", "victim"),
     [
         ("toy", "sync", "worker-1"),
-        pytest.param("torch", "sync", "worker-1", marks=pytest.mark.slow),
+        pytest.param("torch", "sync", "worker-1", marks=pytest.mark.thorough),
         ("torch", "async", "worker-2"),
-        pytest.param("tf", "sync", "worker-1", marks=pytest.mark.slow),
-        pytest.param("tf", "async", "worker-2", marks=pytest.mark.slow),
+        pytest.param("tf", "sync", "worker-1", marks=pytest.mark.thorough),
+        pytest.param("tf", "async", "worker-2", marks=pytest.mark.thorough),
         pytest.param("tf", "async", "ps-0", marks=pytest.mark.slow),
     ],
 )

@@ -58,7 +58,7 @@ def worker_1_trains(path):
     return trains(path) and '"worker":1,' in (path / "steps.jsonl").read_text() and lives(path, "worker-1")
 
 
-@pytest.mark.parametrize(("backend", "steps"), [("torch", 20_000), pytest.param("tf", 15_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("backend", "steps"), [("torch", 20_000), pytest.param("tf", 15_000, marks=pytest.mark.thorough)])
 def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_path, backend, steps):
     path = tmp_path / "run"
     killer = when(path, worker_1_trains, send(path, signal.SIGKILL))

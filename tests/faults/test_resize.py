@@ -162,8 +162,7 @@ def test_more_nodes_than_there_are_is_said_with_what_had_failed(tmp_path):
     assert json.loads((path / "status.json").read_text())["exit_code"] == 1
 
 
-TORCH = {
-    "backend": "torch",
+LOGREG = {
     "model": "logreg",
     "data": "digits",
     "nodes": 3,
@@ -171,23 +170,26 @@ TORCH = {
     "eval_every": "end",
     "checkpoint_every": "50steps",
 }
+ASYNC = {"steps": 2000, "mode": "async", "ps": 2, "batch_size": 10}
 
 
-@pytest.mark.slow  # of the toy backend without this marker
-def test_torch_makes_the_same_updates_on_fewer_nodes(tmp_path):
-    undisturbed, _ = train(tmp_path, "undisturbed", **TORCH, global_batch_size=30)
+@pytest.mark.thorough  # of the toy backend without this marker
+@pytest.mark.parametrize("backend", ["torch", "tf"])
+def test_a_framework_makes_the_same_updates_on_fewer_nodes(tmp_path, backend):
+    undisturbed, _ = train(tmp_path, "undisturbed", **LOGREG, backend=backend, global_batch_size=30)
     path = tmp_path / "run"
     when(path, list_checkpoints, lambda: agent(2).kill())
-    _, summary = train(tmp_path, "run", Decides(Resize(2)), **TORCH, global_batch_size=30)
+    _, summary = train(tmp_path, "run", Decides(Resize(2)), **LOGREG, backend=backend, global_batch_size=30)
     assert (summary["steps"], restarted(path).detail["nodes"]) == (600, [0, 1])
     np.testing.assert_allclose(losses(path), losses(undisturbed), rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_torch_goes_on_asynchronously_with_updates_of_the_same_size(tmp_path):
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["torch", "tf"])
+def test_a_framework_goes_on_asynchronously_with_updates_of_the_same_size(tmp_path, backend):
     path = tmp_path / "run"
     when(path, list_checkpoints, lambda: agent(2).kill())
-    _, summary = train(tmp_path, "run", Decides(Resize(2)), **{**TORCH, "steps": 2000}, mode="async", ps=2, batch_size=10)
+    _, summary = train(tmp_path, "run", Decides(Resize(2)), **LOGREG | ASYNC, backend=backend)
     assert summary["steps"] == 2000
     assert [task["node"] for task in job(path)["cluster"]["tasks"] if task["role"] == "worker"] == [0, 1]
     assert {record.worker for record in RunReader(path).steps() if record.step >= restarted(path).detail["step"]} == {0, 1}
