@@ -26,13 +26,16 @@ from crosstrain.conformance.runs import LENT_SERVERS_VARIABLE
 hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair, not a test's
 hypothesis.settings.load_profile("untimed")
 
+SEED_VARIABLE = "CROSSTRAIN_TEST_SEED"
+"""What tests draw their random cases from, as `--seed` says or drawn itself."""
+
 for unused in ("TRAINER_CALIBRATE", "TRAINER_TENSORBOARD"):  # shorter runs; tests about either ask for it
     os.environ.setdefault(unused, "false")
 _NO_OWN_FILE = tempfile.TemporaryDirectory(prefix="crosstrain-test-config-")  # removed when this process ends
 os.environ["XDG_CONFIG_HOME"] = _NO_OWN_FILE.name  # the user's own options are not for tests
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # runs of several tests share the cores: what waits must not keep one busy
 os.environ.setdefault("CROSSTRAIN_TEST_MARK", "none")  # on whatever is started without a mark of its own; see processes.py
-os.environ.setdefault("CROSSTRAIN_TEST_SEED", str(secrets.randbits(32)))  # one for all processes of a session
+os.environ.setdefault(SEED_VARIABLE, str(secrets.randbits(32)))  # one for all processes of a session
 
 GATE, MACHINE = Path(__file__), Path(__file__).with_name("processes.py")
 """Files that are locked; what is in them does not matter."""
@@ -67,7 +70,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="repeat what a test that draws its cases printed under this seed")
+    parser.addoption("--seed", type=int, metavar="N", help="repeat the random cases of a session, which printed this at its beginning")
     parser.addoption("--shorter-than", type=float, metavar="SECONDS", help=f"leave out tests that took longer by {DURATIONS.name}")
     parser.addoption("--record-durations", action="store_true", help=f"write the seconds of the tests to {DURATIONS.name}")
 
@@ -79,27 +82,35 @@ def pytest_configure(config: pytest.Config) -> None:
         pool = ForkServerPool()
         os.environ[LENT_SERVERS_VARIABLE] = pool.name
         config.add_cleanup(pool.close)
+    if (seed := config.getoption("seed")) is not None:
+        os.environ[SEED_VARIABLE] = str(seed)
+    config.pluginmanager.register(QuickCases())
     config.stash[LEFT_OUT] = Counter()
     if config.getoption("record_durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder())
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the cases of a parametrised test `thorough` that its marker `quick_cases` does not name."""
-    if (quick := item.get_closest_marker("quick_cases")) and item.callspec.id not in quick.args:  # type: ignore[attr-defined]
-        item.add_marker("thorough")
+def pytest_report_header() -> str:
+    """Say what repeats the random cases of this session."""
+    return f"random cases: --seed {os.environ[SEED_VARIABLE]}"
 
 
-@pytest.hookimpl(specname="pytest_collection_modifyitems", tryfirst=True)
-def refuse_unknown_quick_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a marker `quick_cases` that names a case which the test does not have: all cases would be thorough."""
-    named: dict[str, set[str]] = {}
-    for item in items:
-        if marker := item.get_closest_marker("quick_cases"):
-            named.setdefault(item.nodeid.partition("[")[0], set(marker.args)).discard(item.callspec.id)  # type: ignore[attr-defined]
-    wrong = {test: cases for test, cases in named.items() if cases and not any("::" in argument for argument in config.args)}
-    if wrong:
-        raise pytest.UsageError(f"the marker quick_cases names cases that are not there: {wrong}")
+class QuickCases:
+    """Marks the cases of a parametrised test `thorough` that its marker `quick_cases` does not name."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Mark them before any are left out. Raises UsageError where a case is named that the test does not have."""
+        unknown: dict[str, set[str]] = {}
+        for item in items:
+            if marker := item.get_closest_marker("quick_cases"):
+                case = item.callspec.id if hasattr(item, "callspec") else None
+                unknown.setdefault(_test(item), set(marker.args)).discard(case)
+                if case not in marker.args:
+                    item.add_marker("thorough")
+        wrong = {test: sorted(cases) for test, cases in unknown.items() if cases}
+        if wrong and not any("::" in argument for argument in config.args):  # which chooses cases by their names
+            raise pytest.UsageError(f"the marker quick_cases names cases that are not there: {wrong}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -245,6 +256,12 @@ def _locked(path: Path, how: int) -> Iterator[None]:
     with path.open("rb") as file:
         fcntl.flock(file, how)
         yield
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """What a test draws its random cases from; `--seed` repeats them."""
+    return int(os.environ[SEED_VARIABLE])
 
 
 @pytest.fixture(scope="session")

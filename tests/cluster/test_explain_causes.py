@@ -1,6 +1,6 @@
 """`trainer explain` on runs whose bottleneck is certain by construction, with sizes and limits drawn at random.
 
-One cause on one backend in one mode, dealt out at random; all other combinations are slow. CROSSTRAIN_TEST_SEED repeats a draw.
+One cause on one backend in one mode, dealt out at random; all other combinations are slow. `--seed` repeats a draw.
 """
 
 import json
@@ -73,7 +73,7 @@ def test_the_cause_is_found(tmp_path, cause, backend, mode):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     seen = {key: found[key] for key in ("verdict", "candidates", "network_cause", "slow_node", "step_fractions", "text")}
-    told = f"CROSSTRAIN_TEST_SEED={SEED} {options}\n{json.dumps(seen, indent=1)}\n{json.dumps(run.summary['time_shares'])}"
+    told = f"--seed {SEED} {options}\n{json.dumps(seen, indent=1)}\n{json.dumps(run.summary['time_shares'])}"
     assert found["verdict"] == cause, told
     if cause == "network":
         assert found["network_cause"] == "link", told

@@ -47,11 +47,6 @@ def drawn(seed):
     return {(node, first)}, f"{pair}: nothing that node {node} sends arrives at node {first}"
 
 
-@pytest.fixture
-def seed(request):
-    return request.config.getoption("--seed") or random.SystemRandom().randrange(2**32)
-
-
 def started(tmp_path, backend, exchange, *more):
     job = ["run", "--backend", backend, "--exchange", exchange, "--nodes", str(NODES), "--network", "isolated"]
     job += [] if "--steps" in more else ["--epochs", "1000000"]

@@ -60,10 +60,8 @@ def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
-def test_whenever_it_dies_it_is_named_and_a_run_that_may_goes_on(tmp_path, kill_server, request, mode):
+def test_whenever_it_dies_it_is_named_and_a_run_that_may_goes_on(tmp_path, kill_server, seed, mode):
     """Also where a worker could be started again alone: all tasks have ended."""
-    seed = request.config.getoption("--seed") or random.SystemRandom().randrange(2**32)
-    print(f"--seed {seed}")
     job = {**JOB, "mode": mode, "steps": 2500 if mode == "sync" else 20_000}
     kill_server(tmp_path / "run", after=random.Random(seed).uniform(0, 2))
     path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="250steps", **job)

@@ -74,9 +74,7 @@ def kill_holder():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_that_may_goes_on_in_another_network(tmp_path, kill_holder, request, case):
-    seed = request.config.getoption("--seed") or random.SystemRandom().randrange(2**32)
-    print(f"--seed {seed}")
+def test_a_run_that_may_goes_on_in_another_network(tmp_path, kill_holder, seed, case):
     draw = random.Random(f"{seed} {case}")
     limits = draw.choice([{}, {"bandwidth": "200mbit"}, {"cores_per_node": (0.9,)}])
     shape = {"backend": "torch", "mode": draw.choice(["sync", "async"]), "nodes": draw.choice([2, 3]), "network": "isolated", **limits}

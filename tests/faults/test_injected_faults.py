@@ -25,7 +25,7 @@ def test_two_kills_at_random_steps_leave_the_end_as_it_is(tmp_path, name):
     faults = [
         Fault(name, kind, place, "run", step, drawn.randrange(1000)) for place, (kind, step) in enumerate(zip(kinds, steps, strict=True))
     ]
-    print(f"seed {SEED}: {faults}")
+    print(f"--seed {SEED}: {faults}")
     for found in tried(combination, faults, undisturbed(combination, tmp_path), tmp_path):
         assert found["problem"] == "", found
         assert found["noticed_seconds"] <= 1

@@ -1,6 +1,6 @@
 """Random kills: whatever process of a run dies, and of whatever signal, the run ends soon, names it, and leaves nothing behind.
 
-The cases are drawn from CROSSTRAIN_TEST_SEED, which each prints: set it, and the same ones are drawn again.
+The cases are drawn from the seed that each prints: `--seed` repeats them.
 """
 
 import json
@@ -168,7 +168,7 @@ class Cluster:
 @pytest.mark.parametrize("number", [pytest.param(number, marks=[] if number < len(QUICK) else pytest.mark.slow) for number in range(FULL)])
 def test_whatever_is_killed_the_run_ends_names_it_and_leaves_nothing(tmp_path, number):
     case = drawn(number)
-    print(f"CROSSTRAIN_TEST_SEED={SEED} {case}")
+    print(f"--seed {SEED} {case}")
     (tmp_path / "tmp").mkdir()
     with ExitStack() as stack:
         cluster = Cluster(case, tmp_path, stack)

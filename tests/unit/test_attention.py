@@ -1,6 +1,5 @@
 """A mask and causality hold together in attention, on both frameworks; what is no mask is refused by both, and dropout without a word."""
 
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +15,8 @@ CASES = 20
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, pytestconfig):
+def results(tmp_path_factory, seed):
     """What each backend computed in a process of its own."""
-    seed = pytestconfig.getoption("--seed") or random.randrange(2**31)
-    print(f"attention: --seed {seed}")
     folder, script = tmp_path_factory.mktemp("attention"), str(Path(__file__).parent / "attention_cases.py")
     found = {}
     for backend in ("tf", "torch"):

@@ -44,9 +44,7 @@ def other_arrays(draw, values):
     return changed, key.removeprefix("slots/") if key.startswith("slots/") else key.partition("/")[2]
 
 
-def test_the_array_is_named(tmp_path, pytestconfig):
-    seed = pytestconfig.getoption("--seed") or random.randrange(2**31)
-    print(f"--seed {seed}")
+def test_the_array_is_named(tmp_path, seed):
     draw = random.Random(seed)
     for number in range(60):
         values, name = other_arrays(draw, arrays(number))

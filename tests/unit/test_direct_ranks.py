@@ -16,4 +16,4 @@ def test_sums_in_graphs_are_those_in_the_order_of_the_ranks():
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     script = Path(__file__).parent / "direct_ranks_tf.py"
     done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, f"seed {SEED}: {done.stderr[-4000:]}"
+    assert done.returncode == 0, f"--seed {SEED}: {done.stderr[-4000:]}"

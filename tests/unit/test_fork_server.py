@@ -172,9 +172,7 @@ def test_what_the_server_cannot_fork_is_started_as_a_process_of_its_own(tmp_path
     node.supervisor.stop(0.0)
 
 
-def test_random_deaths_are_reported_once_each_and_in_their_order(machine, pytestconfig):
-    seed = pytestconfig.getoption("--seed") or random.randrange(2**32)
-    print(f"--seed {seed}")
+def test_random_deaths_are_reported_once_each_and_in_their_order(machine, seed):
     before = threading.active_count()  # other tests of this process may have left some
     chance, node = random.Random(seed), machine.node()
     names = [f"worker-{index}" for index in range(8)]

@@ -23,7 +23,7 @@ def test_each_shard_applies_each_update_once_whatever_workers_die_of():
     script = Path(__file__).parent / "lost_workers_torch.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}
     done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, f"seed {SEED}: {done.stderr[-6000:]}"
+    assert done.returncode == 0, f"--seed {SEED}: {done.stderr[-6000:]}"
 
 
 @given(st.lists(st.integers(0, 40), max_size=80))

@@ -1,6 +1,9 @@
-"""Tests that want the machine for themselves are few, and say why."""
+"""Tests that want the machine for themselves are few, and say why; cases that `make test` runs are named by ids that there are."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
@@ -8,8 +11,42 @@ MAX_ALONE = 6
 MARK = re.compile(r"pytest[.]mark[.]alone\b")
 REASON = re.compile(r"mark[.]alone\b.*  # \w")
 
+CASES = """
+import pytest
+
+@pytest.mark.quick_cases({named})
+@pytest.mark.parametrize("a", [1, 2])
+@pytest.mark.parametrize("b", ["x[1]", "y"])
+def test_cases(a, b, seed):
+    print("drawn from", seed)
+"""
+
 
 def test_alone_marks_are_few_and_have_their_reason():
     lines = [line for path in TESTS.rglob("*.py") for line in path.read_text().splitlines() if MARK.search(line)]
     assert 0 < len(lines) <= MAX_ALONE
     assert [line for line in lines if not REASON.search(line)] == []
+
+
+def session(folder, named, *options):
+    """A session of pytest with the markers and options of these tests, over one file."""
+    (folder / "test_cases.py").write_text(CASES.format(named=named))
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    done = subprocess.run([*command, *options, str(folder)], capture_output=True, text=True, cwd=folder, env=environment, timeout=100)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_cases_that_are_not_named_are_thorough(tmp_path):
+    code, said = session(tmp_path, '"x[1]-2", "y-1"', "--seed", "0", "-s")
+    assert code == 0, said
+    assert "2 passed, 2 deselected" in said
+    assert said.count("drawn from 0\n") == 2
+    assert "Tests left to other commands: 2 (make test-thorough)" in said
+
+
+def test_a_case_that_is_not_there_is_an_error(tmp_path):
+    code, said = session(tmp_path, '"y-1", "y-3"')
+    assert code == 4, said
+    assert "quick_cases names cases that are not there" in said
+    assert "['y-3']" in said

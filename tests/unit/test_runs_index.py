@@ -245,10 +245,9 @@ def test_an_index_that_is_damaged_is_made_again(out, damage):
 @pytest.mark.thorough
 @pytest.mark.parametrize("width", [1, 40])
 def test_whatever_bytes_of_the_index_are_changed_the_listing_is_right_and_the_index_is_used_again(
-    out, tmp_path, monkeypatch, pytestconfig, width, capfd
+    out, tmp_path, monkeypatch, seed, width, capfd
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    seed = pytestconfig.getoption("--seed") or random.randrange(2**31)
     chance = random.Random(seed)
     made = many_runs(out, 30)
     list_runs(out)

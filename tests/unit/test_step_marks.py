@@ -14,4 +14,4 @@ SEED = os.environ["CROSSTRAIN_TEST_SEED"]
 def test_each_step_is_applied_once_and_one_that_was_cut_is_told():
     script = Path(__file__).parent / "step_marks_tf.py"
     done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True)
-    assert done.returncode == 0, f"seed {SEED}: {done.stderr[-4000:]}"
+    assert done.returncode == 0, f"--seed {SEED}: {done.stderr[-4000:]}"
