@@ -84,7 +84,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(pool.close)
     if (seed := config.getoption("seed")) is not None:
         os.environ[SEED_VARIABLE] = str(seed)
-    config.pluginmanager.register(QuickCases())
     config.stash[LEFT_OUT] = Counter()
     if config.getoption("record_durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder())
@@ -95,22 +94,21 @@ def pytest_report_header() -> str:
     return f"random cases: --seed {os.environ[SEED_VARIABLE]}"
 
 
-class QuickCases:
-    """Marks the cases of a parametrised test `thorough` that its marker `quick_cases` does not name."""
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Mark them before any are left out. Raises UsageError where a case is named that the test does not have."""
-        unknown: dict[str, set[str]] = {}
-        for item in items:
-            if marker := item.get_closest_marker("quick_cases"):
-                case = item.callspec.id if hasattr(item, "callspec") else None
-                unknown.setdefault(_test(item), set(marker.args)).discard(case)
-                if case not in marker.args:
-                    item.add_marker("thorough")
-        wrong = {test: sorted(cases) for test, cases in unknown.items() if cases}
-        if wrong and not any("::" in argument for argument in config.args):  # which chooses cases by their names
-            raise pytest.UsageError(f"the marker quick_cases names cases that are not there: {wrong}")
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Mark the cases of a parametrised test `thorough` that its marker `quick_cases` does not name; refuse one that names others."""
+    made = yield
+    cases = {item.callspec.id if hasattr(item, "callspec") else "": item for item in made} if isinstance(made, list) else {}
+    markers = [marker for item in [*cases.values()][:1] for marker in item.iter_markers("quick_cases")]
+    if markers:
+        quick = markers[0].args
+        left_to = {case: LEFT_TO.keys() & {mark.name for mark in item.iter_markers()} for case, item in cases.items()}
+        wrong = [case for case in quick if left_to.get(case, True)]
+        if wrong or not quick or len(markers) > 1:
+            raise collector.CollectError(f"{made[0].nodeid}: quick_cases has to name, once, cases that no marker leaves out: not {wrong}")
+        for case in cases.keys() - set(quick):
+            cases[case].add_marker("thorough")
+    return made
 
 
 @pytest.hookimpl(trylast=True)
@@ -139,7 +137,9 @@ class DurationRecorder:
         self.seconds: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the time of a test's set-up, call or tear-down."""
+        """Add the time of a test's set-up, call or tear-down, where it passes."""
+        if not report.passed:
+            return
         self.seconds[report.nodeid] += report.duration
         if report.when == "setup":
             scope = _scope(report.nodeid)
@@ -147,10 +147,21 @@ class DurationRecorder:
 
     def pytest_sessionfinish(self) -> None:
         """Write one line a test, those of removed files left out."""
-        root, before = DURATIONS.parents[1], json.loads(DURATIONS.read_bytes()) if DURATIONS.exists() else {}
-        known = {test: round(seconds, 2) for test, seconds in (before | self.seconds).items() if (root / test.split("::")[0]).exists()}
+        before = json.loads(DURATIONS.read_bytes()) if DURATIONS.exists() else {}
+        for scope in before.keys() & {
+            _scope(test) for test in self.seconds
+        }:  # the set-up is that of the tests that ran, perhaps not of all
+            self.seconds[scope] = max(self.seconds[scope], before[scope])
+        known = {test: round(seconds, 2) for test, seconds in (before | self.seconds).items() if _is_there(test)}
         long = {test: seconds for test, seconds in known.items() if seconds >= RECORDED_SECONDS}
         DURATIONS.write_text(json.dumps(long, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _is_there(test: str) -> bool:
+    """Whether the file of a test is there, and has the test where that is a function of its own."""
+    file, _, name = test.partition("::")
+    path = DURATIONS.parents[1] / file
+    return path.exists() and (not name.startswith("test_") or f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8"))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

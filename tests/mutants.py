@@ -2,7 +2,8 @@
 
     python tests/mutants.py BEFORE [AFTER] [--seed N] [--count 20]
 
-Each mutant is one changed operator, constant or condition of a module in `TESTED`. It is killed where one of the module's test files fails.
+Each mutant is one changed operator, constant or condition of a module in `TESTED`, which a further module needs a line in. It is killed
+where one of the module's test files fails.
 Prints a table; exit code 1 where a mutant that was killed BEFORE (a commit) survives AFTER (a commit, or else the working tree's HEAD).
 """
 
@@ -11,6 +12,7 @@ import ast
 import os
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,9 +41,9 @@ def mutations(source):
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPPOSITES:
-            new = f"{ast.unparse(node.left)} {OPPOSITES[type(node.ops[0])]} {ast.unparse(node.comparators[0])}"
+            new = f"({ast.unparse(node.left)}) {OPPOSITES[type(node.ops[0])]} ({ast.unparse(node.comparators[0])})"
         elif isinstance(node, ast.BinOp) and type(node.op) in OPPOSITES:
-            new = f"({ast.unparse(node.left)} {OPPOSITES[type(node.op)]} {ast.unparse(node.right)})"
+            new = f"(({ast.unparse(node.left)}) {OPPOSITES[type(node.op)]} ({ast.unparse(node.right)}))"
         elif isinstance(node, ast.BoolOp):
             new = f" {'or' if isinstance(node.op, ast.And) else 'and'} ".join(f"({ast.unparse(value)})" for value in node.values)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -67,23 +69,25 @@ def mutated(source, mutation):
 def drawn(tree, seed, count):
     """So many mutants, spread evenly over the modules: (module, mutation)."""
     rng, modules = random.Random(seed), sorted(TESTED)
-    pools = {module: rng.sample(all_of, len(all_of)) for module in modules if (all_of := mutations((tree / module).read_text()))}
+    pools = {module: rng.sample(all_of, len(all_of)) for module in modules for all_of in [mutations((tree / module).read_text())]}
     return [(module, pools[module].pop()) for number in range(count) if pools[module := modules[number % len(modules)]]]
 
 
-def killed(tree, module, mutation):
-    """Whether a test of the module fails in the tree at `tree` while it is mutated; the tree is as before afterwards."""
+def killed(tree, module, mutation, seed):
+    """Whether a test of the module fails, or cannot be collected, in the tree at `tree` while it is mutated; it is as before afterwards."""
     path = tree / module
     source = path.read_text()
-    tests = [test for test in TESTED[module] if (tree / test).exists()]
+    tests = [test for test in TESTED[module] if (tree / test).exists()] or sys.exit(f"{tree}: there is none of {TESTED[module]}")
     link = tree / ".dev/crosstrain"
     link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to("..")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not clusters", *tests]
+    shutil.rmtree(tree / ".hypothesis", ignore_errors=True)  # what one mutant failed on is no example for the next
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed", str(seed)]
+    command += ["-m", "not slow and not clusters", *tests]
     try:
         path.write_text(mutated(source, mutation) if mutation else source)
-        done = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run(command, cwd=tree, env=environment(tree, seed), capture_output=True, text=True, timeout=900, check=False)
     except subprocess.TimeoutExpired:
         return True
     finally:
@@ -93,9 +97,9 @@ def killed(tree, module, mutation):
     return done.returncode != 0
 
 
-def environment(tree):
-    """Have processes import the packages of `tree`: an installed one is the working tree's."""
-    return {**os.environ, "PYTHONPATH": str(tree / ".dev"), "PYTHONDONTWRITEBYTECODE": "1"}
+def environment(tree, seed):
+    """Have processes import the packages of `tree`, as an installed one is the working tree's, and draw random cases from `seed`."""
+    return {**os.environ, "PYTHONPATH": str(tree / ".dev"), "PYTHONDONTWRITEBYTECODE": "1", "CROSSTRAIN_TEST_SEED": str(seed)}
 
 
 def main():
@@ -112,21 +116,24 @@ def main():
         trees = [stack.enter_context(checked_out(commit)) for commit in (asked.before, asked.after)]
         for tree in trees:
             for module in TESTED:
-                if killed(tree, module, None):
+                if killed(tree, module, None, asked.seed):
                     sys.exit(f"{module}: its tests fail without a mistake")
         print("| module | line | was | mutant | before | after |\n|---|---|---|---|---|---|")
         for module, mutation in drawn(trees[1], asked.seed, asked.count):
-            verdicts = [killed(tree, module, counterpart(tree, module, mutation)) for tree in trees]
+            there = [counterpart(tree, module, mutation) for tree in trees]
+            verdicts = [
+                None if found is None else killed(tree, module, found, asked.seed) for tree, found in zip(trees, there, strict=True)
+            ]
             escaped += verdicts == [True, False]
-            words = " | ".join("killed" if verdict else "survives" for verdict in verdicts)
+            words = " | ".join({True: "killed", False: "survives", None: "not there"}[verdict] for verdict in verdicts)
             print(f"| {module} | {mutation[0]} | `{mutation[3]}` | `{mutation[4]}` | {words} |".replace("||", "\\|\\|"), flush=True)
     return escaped > 0
 
 
 def counterpart(tree, module, mutation):
-    """The mutation of the same expression in another tree, where the module may have other lines."""
+    """The mutation of the same expression in another tree, where the module may have other lines; None where it is not there."""
     same = [found for found in mutations((tree / module).read_text()) if found[3:] == mutation[3:]]
-    return min(same, key=lambda found: abs(found[0] - mutation[0]))
+    return min(same, key=lambda found: abs(found[0] - mutation[0]), default=None)
 
 
 @contextmanager
