@@ -21,8 +21,8 @@ def look(forest: Forest) -> None:
 def test_cpu_seconds_of_a_tree_equal_what_wait4_charges():
     code = """
     import subprocess
-    lasting = subprocess.Popen([sys.executable, "-S", "-c", "import sys; [sum(range(1000)) for _ in range(20000)]; sys.stdin.read()"],
-                               stdin=subprocess.PIPE)
+    lasting_code = "import os, sys; [sum(range(1000)) for _ in range(20000)]; sys.stdin.read(); os._exit(0)"
+    lasting = subprocess.Popen([sys.executable, "-S", "-c", lasting_code], stdin=subprocess.PIPE)
     for _ in range(4):
         if (child := os.fork()) == 0:
             if os.fork() == 0:
@@ -36,6 +36,7 @@ def test_cpu_seconds_of_a_tree_equal_what_wait4_charges():
     say()
     lasting.stdin.close()
     lasting.wait()
+    os._exit(0)  # as everything here: what an interpreter does at its end would come after the last look
     """
     with program(code) as parent:
         forest = Forest()
