@@ -46,6 +46,8 @@ def test_a_generated_name_that_is_taken_gets_another_suffix(tmp_path, monkeypatc
     suffixes = iter(["aaaa", "aaaa", "bbbb"])
     monkeypatch.setattr(secrets, "token_hex", lambda _: next(suffixes))
     runs = [RunWriter.create(a_job(tmp_path), now=NOW) for _ in range(2)]
+    for run in runs:
+        run.close()
     assert [run.path.name[-4:] for run in runs] == ["aaaa", "bbbb"]
 
 
