@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -210,23 +211,58 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp
     wait_until(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text(), 5, "the end of the child")
 
 
+class EndingNotifier(Notifier):
+    """A notifier whose thread `Goodbye` ends; otherwise it would wait for further notices for as long as this process lives."""
+
+    def _post_waiting(self):
+        with suppress(SystemExit):
+            super()._post_waiting()
+
+
+class Goodbye:
+    """Comes in place of the news."""
+
+    def as_json(self):
+        raise SystemExit
+
+
 class Told:
     """A run's notices, and what becomes of them."""
 
     def __init__(self, tmp_path, **options):
         self.warnings, self.events = [], []
         given = resolve_personal(PERSONAL_OPTIONS, options, {"XDG_CONFIG_HOME": "/no/such/folder"})
-        self.notifier = Notifier(given, self.warnings.append)
+        self.notifier = EndingNotifier(given, self.warnings.append)
         self.run = RunNotices(self.notifier, "mine", lambda: (7, 1.5))
         self.path = tmp_path / "mine"
         self.path.mkdir()
         (self.path / "events.jsonl").touch()
         self.run.has_directory(self.path, lambda event, **detail: self.events.append((event, detail)))
 
+    def end(self):
+        """End the thread that posts, where there is one."""
+        if (posting := self.notifier._posting) is not None:
+            self.notifier._waiting.put(Goodbye(), timeout=30)
+            posting.join(30)
+            assert not posting.is_alive()
 
-def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tmp_path):
+
+@pytest.fixture
+def tell(tmp_path):
+    """Make the notices of a run, whose thread ends with the test."""
+    with ExitStack() as ends:
+
+        def make(**options):
+            told = Told(tmp_path, **options)
+            ends.callback(told.end)
+            return told
+
+        yield make
+
+
+def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tell):
     with web_server() as (port, posted):
-        told = Told(tmp_path, notify=f"http://127.0.0.1:{port}/")
+        told = tell(notify=f"http://127.0.0.1:{port}/")
         for number in range(3):
             told.run.restarted(f"cause {number}", "worker-1")
         for _ in range(2):
@@ -243,11 +279,11 @@ def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tmp_p
     assert (told.warnings, told.events) == ([], [])
 
 
-def test_a_run_does_not_wait_for_an_address_while_it_trains(tmp_path, monkeypatch):
+def test_a_run_does_not_wait_for_an_address_while_it_trains(tell, monkeypatch):
     monkeypatch.setattr(webhook, "ANSWER_SECONDS", 2.0)
     over = threading.Event()
     with web_server(lambda handler: over.wait(60)) as (port, _):
-        told = Told(tmp_path, notify=f"http://127.0.0.1:{port}/SECRET")
+        told = tell(notify=f"http://127.0.0.1:{port}/SECRET")
         began = time.monotonic()
         for _ in range(200):
             told.run.restarted("cause", None)
@@ -262,9 +298,9 @@ def test_a_run_does_not_wait_for_an_address_while_it_trains(tmp_path, monkeypatc
     assert {(event, detail["how"], detail["told"]) for event, detail in told.events} == {("notice_failed", "notify", "restarted")}
 
 
-def test_what_could_not_be_told_of_the_end_is_said_and_recorded(tmp_path):
+def test_what_could_not_be_told_of_the_end_is_said_and_recorded(tell):
     with web_server(lambda handler: handler.send_response(404)) as (port, _):
-        told = Told(tmp_path, notify=f"http://me:SECRET@127.0.0.1:{port}/SECRET", on_failure="exit 4")
+        told = tell(notify=f"http://me:SECRET@127.0.0.1:{port}/SECRET", on_failure="exit 4")
         told.run.ended("failed", "cause", "worker-0", 1)
     assert told.warnings == [
         f"trainer: --notify (http://127.0.0.1:{port}/...): could not notify that the run failed: the answer was 404",
@@ -278,16 +314,16 @@ def test_what_could_not_be_told_of_the_end_is_said_and_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["succeeded", "interrupted"])
-def test_the_command_is_for_failures_alone(tmp_path, state):
-    told = Told(tmp_path, on_failure=f"touch {tmp_path}/ran")
+def test_the_command_is_for_failures_alone(tell, tmp_path, state):
+    told = tell(on_failure=f"touch {tmp_path}/ran")
     told.run.restarted("cause", None)
     told.run.ended(state, None, None, 0)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_run_without_a_directory_is_told_and_nothing_is_recorded(tmp_path):
+def test_a_run_without_a_directory_is_told_and_nothing_is_recorded(tell):
     with web_server(lambda handler: handler.send_response(404)) as (port, posted):
-        told = Told(tmp_path, notify=f"http://127.0.0.1:{port}/")
+        told = tell(notify=f"http://127.0.0.1:{port}/")
         shutil.rmtree(told.path)
         told.run.ended("failed", "hosts cannot take part", None, 2)
     assert json.loads(posted[0][2])["path"] is None
