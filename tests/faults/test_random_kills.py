@@ -9,11 +9,10 @@ import random
 import secrets
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 from processes import MarkedRun, free_ports, living_in, wait_until
 from strangers import listens
@@ -183,13 +182,22 @@ def test_whatever_is_killed_the_run_ends_names_it_and_leaves_nothing(tmp_path, n
         for run in cluster.runs:
             run.wait(40)
         took = time.monotonic() - killed
-        wait_until(lambda: not cluster.alive(), 10, f"the end of {[psutil.Process(left).cmdline() for left in cluster.alive()]}")
+        wait_until(lambda: not cluster.alive(), 10, f"the end of {commands_of(cluster.alive())}")
         print(f"ended after {took:.1f} s", cluster.driver.stderr(), sep="\n")
         assert took < END_SECONDS
         assert_told(cluster, pid, blamed, told)
         assert not listens(cluster.port)
         wait_until(lambda: not traces.left(), 5, f"the end of {traces.left()}")
         assert set(os.listdir(tmp_path / "tmp")) <= own_temporary_files
+
+
+def commands_of(pids):
+    """The command lines of those processes that are there yet."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):  # it has ended meanwhile
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return found
 
 
 def temporary_files_of(pid, case, folder):
