@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
 import pytest
@@ -261,12 +262,19 @@ def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
         wait_until(lambda: not living_in(namespaces, run.mark), 1, "the end of whatever lives in the namespaces")
 
 
+def is_pending(pid, number):
+    """Whether a signal that was sent to a process has not reached it yet; the same one, sent again, would be lost meanwhile."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(("SigPnd:", "ShdPnd:")))
+
+
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
     """With a frozen agent the clean end would take its time."""
     with start(tmp_path) as run:
         training(run, tmp_path)
         os.kill(psutil.Process(task_pid(run, tmp_path, "worker-1")).ppid(), signal.SIGSTOP)
         os.kill(run.process.pid, signal.SIGINT)
+        wait_until(lambda: not is_pending(run.process.pid, signal.SIGINT), 10, "the first signal to be taken")
         time.sleep(0.1)
         os.kill(run.process.pid, signal.SIGINT)
         assert run.wait(3) == 130
