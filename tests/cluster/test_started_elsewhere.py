@@ -1,11 +1,11 @@
 """Runs whose processes something else starts: a person with TF_CONFIG or --rendezvous, and a real torchrun."""
 
+import itertools
 import json
 import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,19 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from processes import MarkedRun, wait_until
+from processes import MarkedRun, free_ports, wait_until
 from strangers import Strangers, listens
 
 pytestmark = pytest.mark.cluster
 
 TOY = Path(__file__).parent.parent / "toy"
 BRIEF = ["--epochs", "2", "--global-batch-size", "64", "--eval-every", "end"]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environment(**more):
@@ -59,7 +53,7 @@ def summary_of(tmp_path, run):
 )
 def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
     shared = environment()
-    port = free_port()
+    port = free_ports(1)
     arguments = ["run", "--backend", backend, "--mode", mode, "--nodes", "3", "--out", str(tmp_path), "--name", "run", *BRIEF]
     commands = [([*arguments, "--rendezvous", f"127.0.0.1:{port}", "--node-rank", str(rank)], shared) for rank in (2, 0, 1)]
     runs = start_all(tmp_path, commands)
@@ -76,7 +70,7 @@ def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
 @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), pytest.param("tf", "async", marks=pytest.mark.slow)])
 def test_tf_config(tmp_path, backend, mode):
     """Hosts of 127.0.0.0/8, a task or more on each; in async mode the chief and the ps are processes of their own."""
-    ports = iter([free_port() for _ in range(5)])
+    ports = itertools.count(free_ports(5))
     workers = [f"127.0.0.{host}:{next(ports)}" for host in ((1, 2, 3) if mode == "sync" else (1, 3))]
     cluster = {"worker": workers}
     if mode == "async":
@@ -100,7 +94,7 @@ def test_tf_config(tmp_path, backend, mode):
 def test_a_real_torchrun(tmp_path):
     torchrun = Path(sys.executable).parent / "torchrun"
     assert torchrun.exists(), f"torch is installed without {torchrun}"
-    command = [str(torchrun), "--nnodes", "1", "--nproc-per-node", "3", "--master-port", str(free_port()), "-m", "crosstrain.cli.main"]
+    command = [str(torchrun), "--nnodes", "1", "--nproc-per-node", "3", "--master-port", str(free_ports(1)), "-m", "crosstrain.cli.main"]
     command += ["run", "--backend", "torch", "--out", str(tmp_path), "--name", "run", *BRIEF]
     (tmp_path / "tmp").mkdir()
     variables = {**os.environ, **environment(), "TMPDIR": str(tmp_path / "tmp")}  # torchrun leaves folders behind
@@ -114,7 +108,7 @@ def test_a_real_torchrun(tmp_path):
 @pytest.mark.parametrize("procs", [1, 2])
 def test_the_four_variables_of_torch(tmp_path, procs):
     """What launchers set that do not say which process of its node each is: one a node, unless the job has several on each."""
-    shared = environment(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    shared = environment(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_ports(1)))
     arguments = ["run", "--backend", "toy", "--out", str(tmp_path), "--name", "run", "--procs-per-node", str(procs), *BRIEF]
     runs = start_all(tmp_path, [(arguments, {**shared, "RANK": rank}) for rank in "01"])
     assert [run.process.returncode for run in runs] == [0, 0], [run.stderr() for run in runs]
@@ -133,7 +127,7 @@ def test_a_secret_file_of_the_environment_that_nothing_uses_is_told(tmp_path):
 
 def test_a_secret_is_required(tmp_path):
     without = {key: value for key, value in environment().items() if key != "TRAINER_SECRET"}
-    arguments = by_rendezvous(tmp_path, free_port(), "--node-rank", "0")
+    arguments = by_rendezvous(tmp_path, free_ports(1), "--node-rank", "0")
     (run,) = start_all(tmp_path, [(arguments, without)])
     assert run.process.returncode == 2
     assert "TRAINER_SECRET" in run.stderr()
@@ -145,7 +139,7 @@ def test_a_secret_is_required(tmp_path):
 def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
     """And not only the start time-out."""
     shared = environment()
-    arguments = [*by_rendezvous(tmp_path, free_port(), "--name", "run", *BRIEF), "--nodes", "3", "--start-timeout", "300"]
+    arguments = [*by_rendezvous(tmp_path, free_ports(1), "--name", "run", *BRIEF), "--nodes", "3", "--start-timeout", "300"]
     with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
         wait_until(lambda: len(driver.alive("launch.node.agent")) == 1 and (tmp_path / "run/status.json").exists(), 60, "the driver")
         time.sleep(1)
@@ -159,7 +153,7 @@ def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
 @pytest.mark.thorough
 def test_a_wrong_secret_is_turned_away(tmp_path):
     """The stranger ends with 2; the run goes on to wait for the right one, and works."""
-    port = free_port()
+    port = free_ports(1)
     shared = environment()
     arguments = by_rendezvous(tmp_path, port, "--name", "run", *BRIEF)
     with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
@@ -173,7 +167,7 @@ def test_a_wrong_secret_is_turned_away(tmp_path):
 
 
 def test_another_job_is_refused(tmp_path):
-    port = free_port()
+    port = free_ports(1)
     shared = environment()
     arguments = by_rendezvous(tmp_path, port, *BRIEF)
     runs = start_all(tmp_path, [([*arguments, "--node-rank", "0"], shared), ([*arguments, "--node-rank", "1", "--lr", "0.5"], shared)])
@@ -194,7 +188,7 @@ def finished(tmp_path):
 def resumed(tmp_path, here, *of_node_1):
     """Go on with the run on two nodes, of which the second one has no copy of it; return the two commands."""
     shared = environment()
-    arguments = ["run", "--resume", "run", "--steps", "+20", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}"]
+    arguments = ["run", "--resume", "run", "--steps", "+20", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_ports(1)}"]
     driver = ([*arguments, "--node-rank", "0"], {**shared, "TRAINER_OUT": str(here)})
     other = ([*arguments, "--node-rank", "1", *of_node_1], {**shared, "TRAINER_OUT": str(tmp_path / "elsewhere")})
     return start_all(tmp_path, [driver, other])
@@ -219,7 +213,7 @@ def test_a_node_that_goes_on_with_other_settings_is_refused(tmp_path, finished):
 
 @pytest.mark.thorough
 def test_a_missing_node_is_named(tmp_path):
-    arguments = by_rendezvous(tmp_path, free_port(), "--node-rank", "0", "--start-timeout", "2")
+    arguments = by_rendezvous(tmp_path, free_ports(1), "--node-rank", "0", "--start-timeout", "2")
     (run,) = start_all(tmp_path, [(arguments, environment())])
     assert run.process.returncode == 1
     assert "nodes [1]" in run.stderr()
@@ -243,7 +237,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.mark.thorough
 def test_a_node_that_sends_files_for_elsewhere_fails_the_run_and_writes_nothing(tmp_path):
-    out, port, shared = tmp_path / "a/b/c/d", free_port(), environment()
+    out, port, shared = tmp_path / "a/b/c/d", free_ports(1), environment()
     arguments = by_rendezvous(out, port, "--name", "run", *BRIEF)
     (tmp_path / "elsewhere").mkdir()
     with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
@@ -260,7 +254,7 @@ def test_a_node_that_sends_files_for_elsewhere_fails_the_run_and_writes_nothing(
 
 @pytest.mark.thorough
 def test_the_remote_agent_ends_with_its_driver(tmp_path):
-    port = free_port()
+    port = free_ports(1)
     shared = environment()
     arguments = by_rendezvous(tmp_path, port, "--name", "run", "--epochs", "1000000", "--eval-every", "end")
     node_0, node_1 = (MarkedRun([*arguments, "--node-rank", rank], tmp_path, shared) for rank in "01")
@@ -283,7 +277,7 @@ class TestAlone:
         shared = environment()
         seconds = {}
         for strangers in (0, 100):
-            port = free_port()
+            port = free_ports(1)
             arguments = by_rendezvous(tmp_path, port, "--name", f"run-{strangers}", "--steps", "4", "--start-timeout", "20")
             with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver, ExitStack() as stack:
                 wait_until(lambda port=port: listens(port), 20, "the rendezvous")
