@@ -27,7 +27,10 @@ def train(out, name, policy=None, notifier=None, **more):
 
 
 def when(path, ready, act):
-    """Act, in a thread, as soon as `ready(path)` of the run at `path`, which may have no files yet; return the thread."""
+    """Act, in a thread, as soon as `ready(path)` of the run at `path`, which may have no files yet; return the thread.
+
+    After 200 s, which is less than a test may take, it gives up and does nothing: by then it may be another test's run that it would hit.
+    """
 
     def is_ready():
         try:
@@ -36,8 +39,10 @@ def when(path, ready, act):
             return False
 
     def work():
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not is_ready():
+        deadline = time.monotonic() + 200
+        while not is_ready():
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.01)
         act()
 
