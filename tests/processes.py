@@ -15,6 +15,23 @@ from pathlib import Path
 MARK = "CROSSTRAIN_TEST_MARK"
 
 
+def marked(mark: str, name: str = "") -> list[int]:
+    """The living (not zombie) processes that carry this mark, and whose command line contains `name`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environment.split(b"\0") and state not in "ZX" and name in command:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
 @dataclass
 class MarkedRun:
     """A `trainer` command started in a session of its own, whose processes can be found whoever their parent is.
@@ -53,19 +70,7 @@ class MarkedRun:
 
     def alive(self, name: str = "") -> list[int]:
         """The living (not zombie) processes of the run whose command line contains `name`."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                environment = (entry / "environ").read_bytes()
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if f"{MARK}={self.mark}".encode() in environment.split(b"\0") and state not in "ZX" and name in command:
-                found.append(int(entry.name))
-        return sorted(found)
+        return marked(self.mark, name)
 
     def namespaces(self) -> set[int]:
         """The network namespaces, other than this process's own, in which the run has processes."""

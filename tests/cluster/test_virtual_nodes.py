@@ -14,11 +14,13 @@ import sys
 import sysconfig
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import MARK, marked
 
 from crosstrain.conformance.runs import run_job
 from crosstrain.core.errors import UsageError
@@ -178,7 +180,15 @@ def test_a_program_that_cannot_run_says_so(three: VirtualNetwork) -> None:
         three.popen(1, ["true"], shell=True)
 
 
-def test_closing_takes_everything_away() -> None:
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """On all that this test starts, by which it is found: the number of a network namespace may be another's later."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    return value
+
+
+def test_closing_takes_everything_away(mark: str) -> None:
     network = VirtualNetwork(1, None, unlimited)
     network.start()
     ended = network.popen(0, ["true"])
@@ -188,11 +198,12 @@ def test_closing_takes_everything_away() -> None:
     with settled.stdout:
         settled.stdout.readline()
     entering = network.popen(0, ["sleep", "600"], start_new_session=True)
-    link, holder = os.readlink(f"/proc/{settled.pid}/ns/net"), network.holder_pid
+    holder = network.holder_pid
+    assert holder in marked(mark)
     network.close()
     network.close()
     assert (ended.returncode, settled.wait(timeout=5), entering.wait(timeout=5)) == (0, -signal.SIGKILL, -signal.SIGKILL)
-    assert processes_of_network(link) == []
+    assert marked(mark) == []
     assert not Path(f"/proc/{holder}").exists()
     with pytest.raises(RuntimeError, match="not running"):
         network.popen(0, ["true"])
@@ -219,8 +230,8 @@ network.start()
 if sys.argv[2] == "fork" and os.fork() == 0:
     time.sleep(600)  # holds our end of the holder's socket
 programs = [network.popen(node, ["sleep", "600"], start_new_session=True) for node in range(2)] if sys.argv[2] == "leave" else []
-inside = network.popen(0, ["readlink", "/proc/self/ns/net"], stdout=subprocess.PIPE, text=True).communicate()[0].strip()
-print(json.dumps({"pids": [program.pid for program in programs], "holder": network.holder_pid, "network": inside}), flush=True)
+network.popen(0, ["true"]).wait()
+print(json.dumps({"pids": [program.pid for program in programs], "holder": network.holder_pid}), flush=True)
 time.sleep(600)
 """
 
@@ -232,23 +243,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-def processes_of_network(link: str) -> list[str]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(entry / "ns/net") == link:
-                found.append(entry.name)
-        except OSError:
-            continue
-    return found
-
-
 def kill_owner(cores: str, what: str, seconds: float) -> tuple[dict[str, Any], float, int]:
     """Start an owner, kill it, wait until its holder and programs are gone; return what it said, how long that took, and its id."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER, cores, what], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert owner.stdout is not None
     with owner.stdout:
         said = json.loads(owner.stdout.readline())
+        assert said["holder"] in marked(os.environ[MARK])
         owner.kill()
         start = time.monotonic()
         owner.wait()
@@ -259,11 +260,11 @@ def kill_owner(cores: str, what: str, seconds: float) -> tuple[dict[str, Any], f
 
 @pytest.mark.thorough
 @pytest.mark.faults
-def test_nothing_remains_after_the_owner_is_killed(groups: Path) -> None:
+def test_nothing_remains_after_the_owner_is_killed(groups: Path, mark: str) -> None:
     said, seconds, owner = kill_owner("1.0", "leave", 12.0)
     assert seconds < 10.0
     assert len(said["pids"]) == 2
-    assert processes_of_network(said["network"]) == []
+    assert marked(mark) == []
     assert list(groups.glob(f"crosstrain-*-{owner}-*")) == []
 
 
@@ -355,7 +356,8 @@ def test_an_ordinary_user_can_have_virtual_nodes(open_folder: Path) -> None:
     python = interpreter_for(user)
     if python is None:
         pytest.skip("no Python 3.11 that the user nobody can run")
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(open_folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {name: os.environ[name] for name in ("PATH", MARK)}
+    environment |= {"PYTHONPATH": str(open_folder), "PYTHONDONTWRITEBYTECODE": "1"}
     argv = [*user, python, "-c", ORDINARY_USER, str(open_folder / "node_traffic.py")]
     done = subprocess.run(argv, env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=True)
     said = json.loads(done.stdout)
