@@ -141,9 +141,11 @@ def rates(readings: list[tuple[float, list[tuple[int, int]], float]], of: Callab
 
 
 def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
-    burn = "import time\nend = time.monotonic() + 1.2\nwhile time.monotonic() < end: pass"
-    with VirtualNetwork(2, None, lambda node: [0.5, None][node]) as network:
-        assert (network.cores(0), network.cores(1)) == (0.5, None)
+    """The quota is low, so that it is reached on a busy machine too, and what a program uses before it is in its group counts little."""
+    cores = 0.1
+    burn = "import time\nend = time.monotonic() + 3.0\nwhile time.monotonic() < end: pass"
+    with VirtualNetwork(2, None, lambda node: [cores, None][node]) as network:
+        assert (network.cores(0), network.cores(1)) == (cores, None)
         where = output(network, 0, "import os; print(open('/proc/self/cgroup').read())")
         (group,) = groups.glob(f"crosstrain-*-{os.getpid()}-*-node0")
         assert group.name in where
@@ -155,10 +157,9 @@ def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
         process.returncode = os.waitstatus_to_exitcode(status)
         throttled = re.search(r"nr_throttled (\d+)", (group / "cpu.stat").read_text())
     assert process.returncode == 0
-    assert usage.ru_utime + usage.ru_stime <= 1.1 * 0.5 * seconds + 0.02  # a quota of 10 ms may be spent ahead
+    assert usage.ru_utime + usage.ru_stime <= 1.1 * cores * seconds + 0.02  # it enters its group before its first instruction
     assert throttled is not None
-    if os.getloadavg()[0] < (os.cpu_count() or 1):
-        assert int(throttled[1]) > 5  # on a machine with free cores it is the quota that stops it
+    assert int(throttled[1]) > 5
     assert not group.exists()
 
 
