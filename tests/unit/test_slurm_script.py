@@ -6,12 +6,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import wait_until
 
 from crosstrain.cli.commands.submit import submit
 from crosstrain.core.errors import UsageError
@@ -168,6 +169,12 @@ def test_whatever_is_trained_stays_one_command(words):
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
+def catches(pid, number):
+    """Whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
 def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_cancelled(tmp_path, number, requeued):
     """The run ends with 75 either way."""
@@ -180,7 +187,7 @@ def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_c
     text = script_text(SlurmJob("mine", 1, "10"), run, "/runs/log")
     with subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, env=environment, text=True) as job:
         assert job.stdout.readline() == "begun\n"
-        time.sleep(0.2)
+        wait_until(lambda: catches(job.pid, signal.SIGTERM), 10, "the last trap, which the script sets after the start of the run")
         job.send_signal(number)
         assert job.wait(10) == 75
     assert (asked.read_text() if asked.exists() else None) == ("requeue 7\n" if requeued else None)
