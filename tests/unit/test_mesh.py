@@ -33,10 +33,10 @@ from crosstrain.exchange.mesh.peers import PeerLostError
 
 
 @contextlib.contextmanager
-def meshes(tasks, silence_seconds=5.0):
+def meshes(tasks, silence_seconds=5.0, join=None):
     """Join all ranks, each in a thread, and close them all."""
     with ThreadPoolExecutor(len(tasks)) as pool:
-        made = list(pool.map(lambda task: Mesh(task, 20.0, silence_seconds), tasks))
+        made = list(pool.map(join or (lambda task: Mesh(task, 20.0, silence_seconds)), tasks))
         try:
             yield made, lambda work: list(pool.map(work, made))
         finally:
@@ -123,7 +123,7 @@ def test_a_rank_that_leaves_is_named_at_once():
         threading.Timer(0.2, made[2].close).start()
         with pytest.raises(PeerLostError, match=r"lost worker-2 on node 2 \(127\.0\.0\.1\): it closed the connection"):
             made[0].add_up(np.zeros(4, np.float32))
-        assert time.monotonic() - began < 1.2  # of which 0.2 before it left
+        assert time.monotonic() - began < 5.0  # for which it would have to be silent
 
 
 def test_a_rank_that_leaves_in_the_middle_of_a_large_sum_is_named():
@@ -183,9 +183,11 @@ time.sleep(60)
 """
 
 
-@pytest.mark.quick_cases("9-1.0-")
+@pytest.mark.quick_cases("killed")
 @pytest.mark.parametrize(
-    ("number", "most_seconds", "words"), [(signal.SIGSTOP, 10.0, "not been heard of for 2 s"), (signal.SIGKILL, 1.0, "")]
+    ("number", "most_seconds", "words"),
+    [(signal.SIGSTOP, 10.0, ".*not been heard of for 2 s"), (signal.SIGKILL, 2.0, "(?!.*not been heard of)")],
+    ids=["frozen", "killed"],
 )
 def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):
     tasks = tasks_of(2)
@@ -194,7 +196,7 @@ def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):
         mesh = Mesh(tasks[0], 20.0, 2.0)
         process.send_signal(number)
         began = time.monotonic()
-        with pytest.raises(PeerLostError, match=f"lost worker-1 on node 1 .*{words}"):
+        with pytest.raises(PeerLostError, match=f"lost worker-1 on node 1 {words}"):
             mesh.add_up(np.zeros(2))
         assert time.monotonic() - began < most_seconds
         mesh.close()
@@ -231,6 +233,14 @@ def test_strangers_do_not_keep_ranks_from_joining(monkeypatch):
     monkeypatch.setattr(listener, "MOST_UNPROVEN", 4)
     tasks = tasks_of(3)
 
+    met, meet = [], listener.AuthenticatingListener._meet
+
+    def count(door, connection, host):
+        met.append(host)
+        meet(door, connection, host)
+
+    monkeypatch.setattr(listener.AuthenticatingListener, "_meet", count)
+
     def knock(stop):
         held = []
         while not stop.is_set():
@@ -243,12 +253,17 @@ def test_strangers_do_not_keep_ranks_from_joining(monkeypatch):
         for connection in held:
             connection.close()
 
+    def join(task):
+        if task.rank > 0:
+            wait_until(lambda: len(met) > 8, 10, "strangers at the first rank's door, more than may stand there")
+        return Mesh(task, 20.0, 5.0)
+
     stop = threading.Event()
     knocking = [threading.Thread(target=knock, args=(stop,)) for _ in range(2)]
     for thread in knocking:
         thread.start()
     try:
-        with meshes(tasks) as (_, on_all):
+        with meshes(tasks, join=join) as (_, on_all):
             on_all(lambda mesh: mesh.barrier())
     finally:
         stop.set()
