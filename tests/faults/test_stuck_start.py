@@ -1,7 +1,8 @@
 """A task that gets stuck while it starts ends the run within --start-timeout, and says what it was doing and where it stands."""
 
-import time
+import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 import pytest
 from own_models import importable, write_model
@@ -9,6 +10,14 @@ from own_models import importable, write_model
 from crosstrain.conformance.runs import trainer
 
 pytestmark = pytest.mark.faults
+
+
+def seconds_of(run):
+    """From the beginning of a run to its recorded end. How long the command itself takes to start and to end is the machine's affair."""
+    status = json.loads((run / "status.json").read_text())
+    created, changed = (datetime.fromisoformat(status[name]) for name in ("created_at", "changed_at"))
+    return (changed - created).total_seconds()
+
 
 START_SECONDS = {"torch": 40, "tf": 60}
 """By backend: long enough for its import on a machine that has much else to do."""
@@ -21,19 +30,19 @@ CASES = {
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def ended(request, tmp_path_factory):
-    """The backend, and by case what the command said, and how many seconds it took. All at once, as each waits for --start-timeout."""
+    """The backend, and by case what the command said, and the run's folder. All at once, as each waits for --start-timeout."""
     backend = request.param
 
     def run(case, folder):
         forever = CASES[case]
         prelude = f"import ctypes, time\n\ndef never_ends():\n    {forever}\n"
         model = write_model(folder, "stuck", backend, prelude=prelude, body="never_ends()")
-        began = time.monotonic()
         done = trainer(
             "run", "--backend", backend, "--model", model, "--data", "digits", "--steps", "20",
-            "--start-timeout", str(START_SECONDS[backend]), "--out", str(folder), environment=importable(folder), timeout_seconds=200,
+            "--start-timeout", str(START_SECONDS[backend]), "--out", str(folder), "--name", "run",
+            environment=importable(folder), timeout_seconds=200,
         )  # fmt: skip
-        return done, time.monotonic() - began
+        return done, folder / "run"
 
     folders = [tmp_path_factory.mktemp("stuck") for _ in CASES]
     with ThreadPoolExecutor(len(CASES)) as pool:
@@ -44,9 +53,9 @@ def ended(request, tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_a_warm_up_that_never_ends_is_ended_and_named(ended, case):
     backend, found = ended
-    done, seconds = found[case]
+    done, path = found[case]
     assert done.returncode == 1, done.stderr
-    assert seconds < START_SECONDS[backend] + 15
+    assert seconds_of(path) < START_SECONDS[backend] + 15
     assert "task worker-0 on node 0" in done.stderr
     assert "warming up" in done.stderr
     assert "never_ends" in done.stderr
