@@ -151,10 +151,18 @@ def test_who_waits_for_a_server_that_does_nothing_can_be_ended(machine):
     node.supervisor.stop(0.0)
     assert time.monotonic() - began < 5
     assert (node.supervisor.alive(), node.deaths) == ([], [])
+    other = machine.node()
+    other.start("worker-1")
     os.kill(machine.pid, signal.SIGCONT)  # it forks now, and kills as it was told
-    time.sleep(0.5)
-    children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children").read_text().split()
-    assert not [pid for pid in children if lives(pid)]
+    pid = other.pid("worker-1")
+    assert int(field(pid, "PPid")) == machine.pid  # so it has served what came before
+
+    def left():
+        children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children").read_text().split()
+        return {int(child) for child in children if lives(child)}
+
+    wait_until(lambda: left() == {pid}, 10, "the end of the task that nobody wants any more")
+    other.supervisor.stop(0.0)
 
 
 def test_what_the_server_cannot_fork_is_started_as_a_process_of_its_own(tmp_path, monkeypatch):
