@@ -426,7 +426,10 @@ class TestAddingABackend:
 
     def test_its_entry_points_are_the_toys(self, repository, monkeypatch):
         monkeypatch.syspath_prepend(str(repository / "tests/toy"))
-        for group, rows in entry_points(repository / "docs/adding-a-backend.md").items():
+        shown = entry_points(repository / "docs/adding-a-backend.md")
+        assert {plugins.GROUPS[kind] for kind in ("backend", "forward")} <= shown.keys()
+        assert all(shown.values())
+        for group, rows in shown.items():
             kind = next(kind for kind, name in plugins.GROUPS.items() if name == group)
             assert {name: plugins.available(kind)[name].target for name in rows} == rows
 

@@ -142,8 +142,10 @@ def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
     (file,) = renderer.write_figures([shares], tmp_path, "svg")
     text = file.read_text()
     whole = float(re.search(r'width="([\d.]+)pt"', text)[1])
-    for axes in re.findall(r'<g id="axes_\d">\s*<g id="patch_\d+">\s*<path d="([^"]+)"', text):  # the ground of each
-        edges = [float(number) for number in re.findall(r"[ML] ([\d.]+) ", axes)]
+    grounds = re.findall(r'<g id="axes_\d">\s*<g id="patch_\d+">\s*<path d="([^"]+)"', text)
+    assert len(grounds) == len(re.findall(r'<g id="axes_\d+">', text)) > 0
+    for ground in grounds:
+        edges = [float(number) for number in re.findall(r"[ML] ([\d.]+) ", ground)]
         assert max(edges) - min(edges) > 0.5 * whole
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import wait_until
 from run_samples import EVALUATION, EVENT, STEP, SYSTEM, a_job, open_run
 
 from crosstrain.core.errors import RunFailedError, UsageError
@@ -465,11 +466,14 @@ def test_status_is_whole_at_every_moment(tmp_path):
 
     thread = threading.Thread(target=change)
     thread.start()
-    states = {reader.status()["state"] for _ in range(300)}
-    stop.set()
-    thread.join()
+    try:
+        wait_until(lambda: reader.status()["state"] == "running", 20, "the first change")
+        states = {reader.status()["state"] for _ in range(300)}
+    finally:
+        stop.set()
+        thread.join()
     writer.close()
-    assert states <= {"starting", "running"}
+    assert states == {"running"}
 
 
 # Cost ----------------------------------------------------------------------------------------------------------------
