@@ -293,7 +293,7 @@ def test_a_run_does_not_wait_for_an_address_while_it_trains(tell, monkeypatch):
         monkeypatch.setattr(webhook, "ANSWER_SECONDS", 20.0)
         over.set()
         waiting = told.notifier._waiting  # whose threads would disturb later tests of this process
-        wait_until(lambda: not waiting.unfinished_tasks, 30, "the other notices")
+        wait_until(lambda: not waiting.unfinished_tasks, 200, "the other notices")
     assert not any("SECRET" in each for each in told.warnings)
     assert {(event, detail["how"], detail["told"]) for event, detail in told.events} == {("notice_failed", "notify", "restarted")}
 
