@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import psutil
@@ -72,8 +73,15 @@ def pids(path, task):
 
 def agent(node):
     """The process of a node's agent, of the run that this process drives."""
-    agents = [child for child in psutil.Process().children() if "crosstrain.launch.node.agent" in child.cmdline()]
-    return next(agent for agent in agents if agent.cmdline()[agent.cmdline().index("--node") + 1] == str(node))
+    commands = {child: command for child, command in commands_of_children() if "crosstrain.launch.node.agent" in command}
+    return next(agent for agent, command in commands.items() if command[command.index("--node") + 1] == str(node))
+
+
+def commands_of_children():
+    """The processes that this one has started, each with its command line; what has ended has none."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            yield child, child.cmdline()
 
 
 def trains(path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from processes import MARK, living_in, wait_until
-from restart_runs import train, trains, when
+from restart_runs import commands_of_children, train, trains, when
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
@@ -58,7 +58,7 @@ def kill_holder():
 
     def act(after):
         time.sleep(after)
-        holders = [child for child in psutil.Process().children() if "crosstrain.launch.virtual.namespace_holder" in child.cmdline()]
+        holders = [child for child, command in commands_of_children() if "crosstrain.launch.virtual.namespace_holder" in command]
         killed.extend(holders)
         for holder in holders:
             holder.kill()
