@@ -148,9 +148,8 @@ class DurationRecorder:
     def pytest_sessionfinish(self) -> None:
         """Write one line a test, those of removed files left out."""
         before = json.loads(DURATIONS.read_bytes()) if DURATIONS.exists() else {}
-        for scope in before.keys() & {
-            _scope(test) for test in self.seconds
-        }:  # the set-up is that of the tests that ran, perhaps not of all
+        ran = {_scope(test) for test in self.seconds}
+        for scope in before.keys() & ran:  # perhaps not with all of its tests
             self.seconds[scope] = max(self.seconds[scope], before[scope])
         known = {test: round(seconds, 2) for test, seconds in (before | self.seconds).items() if _is_there(test)}
         long = {test: seconds for test, seconds in known.items() if seconds >= RECORDED_SECONDS}

@@ -25,7 +25,7 @@ from ...engine.protocol.transport import AGENT_BEGINS
 from ..node.identity import address_for_others, node_identity
 from ..node.port_reservation import PortBlock
 
-__all__ = ["answer", "main", "release_ports"]
+__all__ = ["answer", "main"]
 
 CONNECT_SECONDS = 3.0
 """Within which a peer's port has to answer."""
@@ -115,17 +115,6 @@ def _open_ports(asked: Mapping[str, Any]) -> dict[str, Any]:
         threading.Thread(target=_greet_all, args=(server,), name="port", daemon=True).start()
         ports.append(server.getsockname()[1])
     return {"ports": ports}
-
-
-def release_ports() -> None:
-    """Listen on nothing any more, and give all ports back."""
-    for server in _ports:
-        server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
-        server.close()
-    for block in _blocks:
-        block.release()
-    _ports.clear()
-    _blocks.clear()
 
 
 def _greet_all(server: socket.socket) -> None:

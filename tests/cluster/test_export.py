@@ -341,7 +341,6 @@ TF_PRODUCT = "__import__('tensorflow').linalg.matmul(x[:, 0, 0], parameters['eva
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600)  # 143 s by itself
 def test_every_accepted_name_can_be_exported(tmp_path, monkeypatch):
     """Also those that modules of torch use themselves; plain torch computes with them what this model does."""
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])

@@ -54,7 +54,6 @@ def when(path, ready, act):
 
 def kill_when(path, ready, victim="worker-1"):
     """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)` and it lives; return the thread."""
-
     return when(path, lambda path: ready(path) and lives(path, victim), lambda: os.kill(pids(path, victim)[-1], signal.SIGKILL))
 
 

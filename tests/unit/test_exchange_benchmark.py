@@ -189,6 +189,6 @@ def test_ranks_measure_and_count_on_loopback():
 
 @pytest.mark.cluster
 def test_bare_sockets_tell_latency_and_rate():
-    found = group.run_ranks("sockets.py", ["--sizes", "1024", "--tries", "5"], ranks=3, network="host")
-    assert 1e-7 < min(found["latency_seconds"]) < 0.1  # the best: other programs may have the processors for a while
-    assert max(found["bytes_per_second"]) > 1e6
+    found = group.run_ranks("sockets.py", ["--sizes", "1024", "--tries", "1"], ranks=3, network="host")
+    assert 1e-7 < found["latency_seconds"][0] < 0.1
+    assert found["bytes_per_second"][0] > 1e6

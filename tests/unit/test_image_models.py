@@ -14,7 +14,7 @@ from crosstrain.conformance.runs import norm_wise_difference
 from crosstrain.core.errors import UsageError
 from crosstrain.models.layers import convolved
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # whoever first asks for a script's results waits for it: 137 s
+pytestmark = pytest.mark.thorough
 
 LOGITS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
 FOLDER = Path(__file__).parent

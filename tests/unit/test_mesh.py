@@ -123,7 +123,7 @@ def test_a_rank_that_leaves_is_named_at_once():
         threading.Timer(0.2, made[2].close).start()
         with pytest.raises(PeerLostError, match=r"lost worker-2 on node 2 \(127\.0\.0\.1\): it closed the connection"):
             made[0].add_up(np.zeros(4, np.float32))
-        assert time.monotonic() - began < 5.0  # for which it would have to be silent
+        assert time.monotonic() - began < 1.2  # of which 0.2 before it left
 
 
 def test_a_rank_that_leaves_in_the_middle_of_a_large_sum_is_named():
@@ -186,7 +186,7 @@ time.sleep(60)
 @pytest.mark.quick_cases("killed")
 @pytest.mark.parametrize(
     ("number", "most_seconds", "words"),
-    [(signal.SIGSTOP, 10.0, ".*not been heard of for 2 s"), (signal.SIGKILL, 2.0, "(?!.*not been heard of)")],
+    [(signal.SIGSTOP, 10.0, ".*not been heard of for 2 s"), (signal.SIGKILL, 1.0, "(?!.*not been heard of)")],
     ids=["frozen", "killed"],
 )
 def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):

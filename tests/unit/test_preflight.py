@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from probe_ports import release_ports
 
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
@@ -20,17 +21,16 @@ from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.gpu_findings import AskedGpus
 from crosstrain.launch.preflight.interview import HostReport, Probe, interview, peers_of
 from crosstrain.launch.preflight.model_source import model_source, package_path, source_digest
-from crosstrain.launch.preflight.probe import answer, release_ports
+from crosstrain.launch.preflight.probe import answer
 from crosstrain.monitor.host import PACKAGES, installed_versions
+
+HERE = Here({"crosstrain": "1.0"}, "data", "model", Path("/texts"))
 
 
 @pytest.fixture(autouse=True)
 def _no_ports_held():
     yield
     release_ports()
-
-
-HERE = Here({"crosstrain": "1.0"}, "data", "model", Path("/texts"))
 
 
 def report(name="node0", **changes):

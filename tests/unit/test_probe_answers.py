@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probe_ports import release_ports
 from test_node_messages import STRANGE, host
 
 from crosstrain.core.job import Job
@@ -17,7 +18,7 @@ from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.engine.protocol.probe_answers import wrong_with_answer
 from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.interview import Probe, interview
-from crosstrain.launch.preflight.probe import answer, release_ports
+from crosstrain.launch.preflight.probe import answer
 
 JOB = Job(backend="torch")
 DESCRIBED = {"protocol": PROTOCOL, "identity": {"boot": "b", "network": "n"}, "host": host(), "address": "127.0.0.1"}

@@ -139,7 +139,7 @@ def test_a_task_that_cannot_answer_is_not_waited_for(script, state):
     with hanging(script, "in_python") as task:
         began = time.monotonic()
         stack = place_of(InspectedTask("worker-0", task.pid, state, task.written))
-        assert time.monotonic() - began < 1.0  # for which an answer is waited for
+        assert time.monotonic() - began < 0.5
         assert (stack.text, stack.place) == ("", None)
         assert "cannot say where it stands" in stack.problem
 
