@@ -17,7 +17,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +75,7 @@ def drawn(tree, seed, count):
     return [(module, pools[module].pop()) for number in range(count) if pools[module := modules[number % len(modules)]]]
 
 
-def killed(tree, module, mutation, seed):
+def killed(module, mutation, seed, tree):
     """Whether a test of the module fails, or cannot be collected, in the tree at `tree` while it is mutated; it is as before afterwards."""
     path = tree / module
     source = path.read_text()
@@ -114,16 +116,18 @@ def main():
     escaped = 0
     with ExitStack() as stack:
         trees = [stack.enter_context(checked_out(commit)) for commit in (asked.before, asked.after)]
-        for tree in trees:
-            for module in TESTED:
-                if killed(tree, module, None, asked.seed):
-                    sys.exit(f"{module}: its tests fail without a mistake")
+        side_by_side = stack.enter_context(ThreadPoolExecutor(2))
+        for module in TESTED:
+            for tree, failed in zip(trees, side_by_side.map(partial(killed, module, None, asked.seed), trees), strict=True):
+                if failed:
+                    sys.exit(f"{tree}: the tests of {module} fail without a mistake")
         print("| module | line | was | mutant | before | after |\n|---|---|---|---|---|---|")
         for module, mutation in drawn(trees[1], asked.seed, asked.count):
             there = [counterpart(tree, module, mutation) for tree in trees]
-            verdicts = [
-                None if found is None else killed(tree, module, found, asked.seed) for tree, found in zip(trees, there, strict=True)
+            ends = [
+                found and side_by_side.submit(killed, module, found, asked.seed, tree) for tree, found in zip(trees, there, strict=True)
             ]
+            verdicts = [end and end.result() for end in ends]
             escaped += verdicts == [True, False]
             words = " | ".join({True: "killed", False: "survives", None: "not there"}[verdict] for verdict in verdicts)
             print(f"| {module} | {mutation[0]} | `{mutation[3]}` | `{mutation[4]}` | {words} |".replace("||", "\\|\\|"), flush=True)
