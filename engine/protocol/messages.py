@@ -224,6 +224,8 @@ class Stream:
         self._reader: Any = reader  # has readinto besides, as every buffered binary file
         self._writer = writer
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
         self.weight = 0
         self._taken_bytes = 0
         self._begins_after = begins_after
@@ -331,9 +333,9 @@ class Stream:
         The stream keeps its own files: what they lead to ends when those who have borrowed it have closed theirs too, or by `cut`. Raises
         OSError or ValueError where it has been closed.
         """
-        reading = os.dup(self._reader.fileno())
+        reading = self._duplicate(self._reader)
         same = self._reader.fileno() == self._writer.fileno()
-        writing = reading if same else os.dup(self._writer.fileno())
+        writing = reading if same else self._duplicate(self._writer)
         for descriptor in (reading, writing):
             os.set_blocking(descriptor, False)
         waiting = self._reader.peek()  # of what has arrived in the meantime, too: nothing blocks any more
@@ -347,19 +349,27 @@ class Stream:
         found = []
         for file in (self._reader, self._writer):
             with suppress(OSError, ValueError):  # it has been closed
-                descriptor = os.dup(file.fileno())
+                descriptor = self._duplicate(file)
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                     found.append(socket.socket(fileno=descriptor))
                 else:
                     os.close(descriptor)
         return found
 
+    def _duplicate(self, file: IO[bytes]) -> int:
+        """Return a descriptor of our own for a file. Raises ValueError once the stream is closed, when its number may be another file's."""
+        with self._closing:
+            if self._closed:
+                raise ValueError("the stream is closed")
+            return os.dup(file.fileno())
+
     @property
     def unread_bytes(self) -> int:
         """Bytes that have arrived and were not taken by this process yet; 0 where the stream has been closed."""
         count = bytearray(4)
-        with suppress(OSError, ValueError):
-            fcntl.ioctl(self._reader.fileno(), termios.FIONREAD, count)
+        with self._closing, suppress(OSError, ValueError):
+            if not self._closed:
+                fcntl.ioctl(self._reader.fileno(), termios.FIONREAD, count)
         return int.from_bytes(count, sys.byteorder)
 
     @property
@@ -370,6 +380,8 @@ class Stream:
     def close(self) -> None:
         """Close both directions; errors of a peer that is gone are of no interest here."""
         self.cut()  # closing would wait for a thread that reads
+        with self._closing:
+            self._closed = True
         for file in (self._writer, self._reader):
             try:
                 file.close()

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -201,3 +202,39 @@ def _read(connection, count):
         assert piece
         data += piece
     return data
+
+
+class SlowFile:
+    """The file of a socket; who asks first for its number is held up before its next step."""
+
+    def __init__(self, file):
+        self.file, self.asked = file, threading.Event()
+
+    def fileno(self):
+        number, first = self.file.fileno(), not self.asked.is_set()
+        self.asked.set()
+        if first:
+            time.sleep(0.3)
+        return number
+
+    def close(self):
+        self.file.close()
+
+
+def test_cut_beside_close_ends_no_connection_that_is_opened_meanwhile():
+    """The number of the closed descriptor is given to the next one that is opened."""
+    with ExitStack() as files:
+        ours, _ = map(files.enter_context, socket.socketpair())
+        reader = SlowFile(ours.makefile("rb"))
+        stream = Stream(reader, ours.makefile("wb"))
+        number = ours.fileno()
+        ours.close()  # the stream's files keep the descriptor
+        cutting = threading.Thread(target=stream.cut)
+        cutting.start()
+        assert reader.asked.wait(10.0)
+        stream.close()
+        opened = [*map(files.enter_context, socket.socketpair())]
+        cutting.join()
+        opened[0].sendall(b"!")
+        assert opened[1].recv(1) == b"!"
+        assert number in {end.fileno() for end in opened}
