@@ -99,6 +99,11 @@ def killed(module, mutation, seed, tree):
     return done.returncode != 0
 
 
+def verdict(module, seed, mutation, tree):
+    """Whether the mutant is killed in the tree; None where the tree has no such expression."""
+    return None if mutation is None else killed(module, mutation, seed, tree)
+
+
 def environment(tree, seed):
     """Have processes import the packages of `tree`, as an installed one is the working tree's, and draw random cases from `seed`."""
     return {**os.environ, "PYTHONPATH": str(tree / ".dev"), "PYTHONDONTWRITEBYTECODE": "1", "CROSSTRAIN_TEST_SEED": str(seed)}
@@ -124,12 +129,9 @@ def main():
         print("| module | line | was | mutant | before | after |\n|---|---|---|---|---|---|")
         for module, mutation in drawn(trees[1], asked.seed, asked.count):
             there = [counterpart(tree, module, mutation) for tree in trees]
-            ends = [
-                found and side_by_side.submit(killed, module, found, asked.seed, tree) for tree, found in zip(trees, there, strict=True)
-            ]
-            verdicts = [end and end.result() for end in ends]
+            verdicts = list(side_by_side.map(partial(verdict, module, asked.seed), there, trees))
             escaped += verdicts == [True, False]
-            words = " | ".join({True: "killed", False: "survives", None: "not there"}[verdict] for verdict in verdicts)
+            words = " | ".join({True: "killed", False: "survives", None: "not there"}[found] for found in verdicts)
             print(f"| {module} | {mutation[0]} | `{mutation[3]}` | `{mutation[4]}` | {words} |".replace("||", "\\|\\|"), flush=True)
     return escaped > 0
 

@@ -6,13 +6,12 @@
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from crosstrain.checkpoint import list_checkpoints, read_checkpoint
-from crosstrain.core.process import python
+from crosstrain.conformance.runs import trainer
 
 KEPT = Path(__file__).parent / "golden/before-merges"
 COMMANDS = (KEPT / "commands.txt").read_text().splitlines()
@@ -24,24 +23,30 @@ def folder(tmp_path_factory):
     return Path(shutil.copytree(KEPT, tmp_path_factory.mktemp("before") / "kept"))
 
 
-def trainer(folder, *arguments):
-    command = [*python("crosstrain.cli.main"), *arguments, "--json"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+@pytest.fixture(autouse=True)
+def as_then(folder, monkeypatch):
+    """Work where the runs lie, with no settings but those that are typed."""
+    monkeypatch.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("TRAINER_")]:
+        monkeypatch.delenv(name)
+
+
+def document(*arguments):
+    done = trainer(*arguments, "--json")
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.replace(str(folder), "/home/somebody"))
+    return json.loads(done.stdout.replace(os.getcwd(), "/home/somebody"))
 
 
 @pytest.mark.parametrize("number", range(1, len(COMMANDS) + 1), ids=COMMANDS)
-def test_json_document_of_earlier_run_is_the_same(folder, number):
+def test_json_document_of_earlier_run_is_the_same(number):
     expected = json.loads((KEPT / f"json/{number:02}.json").read_text())
-    assert trainer(folder, *COMMANDS[number - 1].split()) == expected
+    assert document(*COMMANDS[number - 1].split()) == expected
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_of_earlier_file_are_the_same(folder, name):
+def test_settings_of_earlier_file_are_the_same(name):
     expected = json.loads((KEPT / f"settings/{name}.json").read_text())
-    assert trainer(folder, "run", "--config", f"settings/{name}.toml", "--print-config") == expected
+    assert document("run", "--config", f"settings/{name}.toml", "--print-config") == expected
 
 
 @pytest.mark.parametrize(("run", "steps"), [("torch-sync", [18, 12, 6]), ("tf-async", [12, 6]), ("tf-sync", [12, 6])])
@@ -59,15 +64,16 @@ def keys(document, path=""):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("run", ["tf-sync", "torch-async"])
-def test_json_document_of_new_run_has_the_same_fields(tmp_path, run):
+def test_json_document_of_new_run_has_the_same_fields(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
     command = json.loads((KEPT / f"runs/{run}/job.json").read_text())["command"]
     expected = json.loads((KEPT / f"json/run-{run}.json").read_text())
-    assert keys(trainer(tmp_path, *command[1:])) == keys(expected)
+    assert keys(document(*command[1:])) == keys(expected)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", "tf"])
 def test_earlier_run_resumes(folder, backend, tmp_path):
     runs = shutil.copytree(folder / "runs", tmp_path / "runs")
-    summary = trainer(tmp_path, "run", "--resume", str(runs / "torch-sync"), "--backend", backend, "--steps", "24")
+    summary = document("run", "--resume", str(runs / "torch-sync"), "--backend", backend, "--steps", "24")
     assert (summary["state"], summary["steps"]) == ("succeeded", 24)
