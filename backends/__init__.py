@@ -1,1 +1,1 @@
-"""How does a framework carry out a job? The only folder whose code runs TensorFlow or torch."""
+"""How a framework executes the commands; the only code that runs one."""

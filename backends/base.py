@@ -1,59 +1,37 @@
-"""The interface of a backend: the whole of what the engine asks of a framework.
-
-A backend module is imported by the driver too, which runs no framework: import the framework inside `probe`, `preload` and `open` only.
-"""
+"""The interface of a backend; its module imports the framework inside `probe`, `preload` and `open` only."""
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from ..core.cluster import Task, TaskSpec
-from ..core.errors import UsageError
+from ..core.cluster import Task, TaskSpec, nodes_of_workers
+from ..core.errors import RunFailedError, UsageError
 from ..core.job import Job
 from ..core.update_rules import weights_to_evaluate
-from ..data.augment import augmentation
 from ..data.base import Dataset, Split
-from ..data.batching import Arranged, batch_rule
-from ..data.bucketing import example_lengths
+from ..data.batching import Arranged, batch_rule, example_lengths
+from ..data.preprocessing import augmentation
 from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
 from ..models.objectives import COUNTED, Objective
 from .capabilities import Capabilities
-from .translating import Translating
+from .decoding_functions import Translating
 
-__all__ = [
-    "DIRECT_COMPONENTS",
-    "Availability",
-    "Backend",
-    "CalibrationOrder",
-    "CalibrationResult",
-    "EvalResult",
-    "Plan",
-    "ReplacesWorkers",
-    "Server",
-    "Session",
-    "State",
-    "StepComponent",
-    "StepResult",
-    "batch_lengths",
-    "calibration_batches",
-    "make_sampler",
-    "refuse_unweighted",
-]
-
-CALIBRATION_BATCHES = 2000
-"""Batches that are gathered in turn while ``data`` is timed, at most: so many that they do not all stay in a cache."""
+CALIBRATION_BATCHES = 2000  # so many that they do not all stay in a cache
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What a framework can do here: its version and devices (``cpu``, ``gpu:0 NVIDIA …``), or `problem` and `hint`."""
+    """A framework's version and devices (``cpu``, ``gpu:0 NVIDIA …``) on this machine, or `problem` and `hint`."""
 
     name: str
     version: str | None
@@ -64,12 +42,10 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A number of consecutive updates within one epoch, sent as one command.
+    """Consecutive updates within an epoch, sent as one command.
 
-    `first_step` counts updates from the start of the run, `first_in_epoch` those of the epoch, both from 0.
-    `learning_rates` has one value an update, float64 [count]. `skip` is how many examples of the epoch a run that is resumed here had
-    consumed before; `first_in_epoch` counts the updates after them. `arranged` is how the epoch's order had come about by then; a backend
-    hands it to its sampler with `skip`.
+    `first_step` counts updates from the start of the run, from 0. `learning_rates` float64 [count]. After a resume `skip` counts the
+    epoch's examples consumed before, `first_in_epoch` the updates after them; `arranged` is the order until then, for the sampler.
     """
 
     first_step: int
@@ -83,15 +59,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One or more consecutive updates that the framework carried out as a group.
+    """Consecutive updates that the framework carried out as a group.
 
-    `losses`: float32 [count], the mean over the examples of each update's (global or worker) batch, before the update.
-    `seconds`: wall time of the group. Waits: seconds spent waiting for data and for the network, None where not measured.
-    Async: `worker` computed the group, and `staleness` int64 [count] is how many updates of others and its own were applied between
-    the read of the parameters and the application of each update; None in sync mode.
-    `profiled`: it was made while a worker traced its updates (``--profile``), this one or another: its time says nothing of the speed.
-    `profiled_seconds` is then how long the leading task had trained since the result before, which includes starting and writing the
-    trace; the engine fills it in.
+    `losses` float32 [count]: the mean over each update's (global or worker) batch, before it. `seconds`: wall time of all. `staleness`
+    int64 [count], async: updates applied between read and application. `profiled`: traced, so the time does not show the speed.
     """
 
     first_step: int
@@ -113,11 +84,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Sums over every example of a split, each counted exactly once, whatever the number of workers.
-
-    `sums` are those of the model's objective, by name. `updates_applied` is the number of updates in the parameters that were evaluated,
-    as counted where they are applied.
-    """
+    """An objective's sums over a split, each example counted once; `updates_applied` are those in the evaluated parameters."""
 
     split: Split
     sums: Mapping[str, float]
@@ -126,7 +93,7 @@ class EvalResult:
 
     @classmethod
     def of(cls, objective: Objective, split: Split, size: int, sums: Sequence[float], seconds: float, updates_applied: int) -> EvalResult:
-        """Return the result of a split of `size` examples from the vector of sums. Raises RuntimeError where it counted others."""
+        """Return the result of a split of `size` examples. Raises RuntimeError where another number was counted."""
         named = objective.named(sums)
         if named[COUNTED] != size:
             raise RuntimeError(f"the evaluation counted {named[COUNTED]:g} examples of the {size} in split {split!r}")
@@ -134,17 +101,15 @@ class EvalResult:
 
     @property
     def examples(self) -> int:
-        """How many examples were counted."""
+        """Number of examples counted."""
         return int(self.sums[COUNTED])
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that training changes: canonical names, canonical layouts, numpy, nothing of the framework.
+    """All that training changes, in numpy, by canonical name and in canonical layouts.
 
-    `slots` maps slot name (those of `core.update_rules`) to values by parameter name. `buffers` are the model's
-    (averaged over workers in sync mode). `updates` is the number of updates applied (Adam's t). `scalars` are further numbers that
-    training changes (``loss_scale``, ``clean_steps`` with fp16).
+    `slots` by slot (`core.update_rules`) and parameter. `updates`: Adam's t. `scalars`: ``loss_scale``, ``clean_steps`` with fp16.
     """
 
     parameters: Mapping[str, Array]
@@ -154,32 +119,23 @@ class State:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
     def to_evaluate(self) -> State:
-        """Return the weights that evaluations and translations use, with the buffers, as a state without slots; nothing is copied."""
+        """Return the weights used to evaluate and translate, with the buffers, as a state without slots; copies nothing."""
         return State(weights_to_evaluate(self.parameters, self.slots), {}, self.updates, self.buffers)
 
 
 StepComponent = Literal["data", "compute", "half", "communicate", "message", "direct", "direct_message", "direct_step"]
-"""What a step consists of, as far as it can be repeated by itself:
+"""The components of a step that can be repeated by themselves:
 
-- ``data``: gather, change and normalise a training batch
-- ``compute``: forward, backward and (sync) update on the worker's batch, without communication; ``half``: the same on half of it
-- ``communicate``: the exchange of one step alone; sync: all-reduce of the gradients; async: push a gradient, pull parameters
-- ``message``: the same exchange with a few bytes in place of each message
-- ``direct``, ``direct_message``: both with ``--exchange direct``; ``direct_step``: a whole step with it, from its batch to the update.
-  They are asked for last, of a sync run that has trained with the native exchange on a backend that declares both
+``data``: gather, normalise a batch; ``compute``: forward, backward, (sync) update, ``half``: on half a batch; ``communicate``: exchange;
+``message``: a few bytes instead; ``direct``, ``direct_message``: both with ``--exchange direct``, last; ``direct_step``: a whole step.
 """
 
 DIRECT_COMPONENTS: tuple[StepComponent, ...] = ("direct", "direct_message", "direct_step")
-"""Those of the direct exchange, in the order in which they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOrder:
-    """An order to repeat a component of a step: `count` times, and then on until `seconds` have passed.
-
-    The first order for a component has the count 0: time to trace. Those in which sync ranks meet come with `seconds` 0, so that all ranks
-    repeat them equally often; they had better meet once before the clock starts.
-    """
+    """An order to repeat a component `count` times (0 first, to trace), then until `seconds` have passed (0 where ranks meet)."""
 
     component: StepComponent
     count: int
@@ -188,11 +144,9 @@ class CalibrationOrder:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """What came of it on one worker: how many repetitions there were and what they took together.
+    """Number and total time of a worker's repetitions; `native`: the framework's own figures.
 
-    `native` has further figures of the framework's own about the run that has ended, by name; some answers carry them, most none.
-    `refused`: why ``direct`` cannot be repeated here, empty where another worker has the reason. It is the answer to the first order for
-    it, on every worker; then no other follows.
+    `refused` answers the first ``direct`` order: why it is impossible, empty if another worker has the reason. No further one follows.
     """
 
     worker: int
@@ -203,132 +157,82 @@ class CalibrationResult:
 
 
 class Session(Protocol):
-    """A leading task at work. Methods are called from the task's main thread, one after another, on every rank alike in sync mode."""
+    """A leading task. Its methods are called from the task's main thread, one at a time, alike on every rank in sync mode."""
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
-        """Apply exactly `plan.count` updates and yield results as they finish.
+        """Apply exactly `plan.count` updates and yield results as they finish, covering each step exactly once.
 
-        Sync: every update of the plan has been applied when the iterator ends. Async: the iterator ends as soon as the next plan may be
-        handed in without a worker falling idle; it may yield results of earlier plans, and what is outstanding comes from a later
-        `train` or from `drain`. Results cover each step of each plan exactly once.
+        Sync: all are applied when the iterator ends. Async: it ends when the next plan can be queued without idle workers; later calls
+        or `drain` yield the remaining results.
         """
-        ...
 
     def drain(self) -> Iterator[StepResult]:
-        """Make the cluster quiescent: yield everything outstanding. The engine calls it before `evaluate`, `state`, `load` and `close`."""
-        ...
+        """Make the cluster quiescent and yield everything outstanding. Called before `evaluate`, `state`, `load` and `close`."""
 
     def evaluate(self, split: Split) -> EvalResult:
-        """Evaluate on every example of a split exactly once, with the current parameters, or their moving average where the job keeps one.
-
-        `core.update_rules.weights_to_evaluate` says which, here and in `translating`. Raises RuntimeError where the count is off.
-        """
-        ...
+        """Evaluate each example of a split once, with `weights_to_evaluate`. Raises RuntimeError where the count is wrong."""
 
     def state(self) -> State:
-        """Return a copy of the state (complete on the first leading task; others may return it too).
-
-        The copy lies in memory that the session keeps for it: the next call overwrites it, and training goes on meanwhile.
-        """
-        ...
+        """Return a copy of the state, complete on the first leading task, in memory that the next call overwrites."""
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
-        """Return the logits of examples start … stop − 1, float32 [stop − start, classes]. Called on a single sync worker only."""
-        ...
+        """Return logits of examples start … stop − 1, float32 [stop − start, classes]; called on a single sync worker only."""
 
     def translating(self) -> Translating:
-        """Return what translates with the weights that `evaluate` uses, of a model whose objective translates; asked for before each use.
-
-        Called on every leading task alike, when nothing is outstanding and no copy of the state is under way. Each takes its share of a
-        dataset's sentences.
-        """
-        ...
+        """Return what translates this task's share, with the weights that `evaluate` uses; called on every leading task before each use."""
 
     def load(self, state: State | None) -> None:
-        """Replace the state; slots that are absent become zeros.
-
-        Given on the first leading task, None on the others; the backend spreads it.
-        """
-        ...
+        """Replace the state; absent slots become zeros. Only the first leading task gets it; the backend broadcasts it."""
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a component of a step, all at once; sync: return this rank's figures, async: every worker's.
-
-        Called when training is over, on every leading task alike. The state is worthless afterwards; only `close` may follow, or
-        further calls.
-        """
-        ...
+        """Have every worker repeat a component, after training, which ruins the state; sync: return this rank's figures, async: all."""
 
     def close(self) -> None:
         """Leave the cluster in good order; a second call does nothing."""
-        ...
 
 
 class ReplacesWorkers(Protocol):
-    """What the leading session of an async run has besides, where its backend declares that workers rejoin (`Capabilities.rejoins`)."""
+    """The further interface of an async leading session whose workers rejoin (`Capabilities.rejoins`)."""
 
-    on_stalled_worker: Callable[[int], None] | None
-    """To be called, from the task's main thread, with the number of a worker that others, which are idle, have awaited for most of the
-    job's `stall_timeout`: it is ended, and another process takes its place. None: the session raises StalledRunError after that time, as
-    it does in any case where no worker gets on."""
+    on_stalled_worker: Callable[[int], None] | None  # called on the main thread with a worker that others wait for; None: StalledRunError
 
 
 class Server(Protocol):
     """A task that only serves: an async worker or parameter server."""
 
     def serve(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set or the chief says so. Waits in Python, so that signals keep working."""
-        ...
+        """Serve until `stop` is set or the chief ends it. Waits in Python, so that signals keep working."""
 
 
 class Backend(Protocol):
-    """A framework, and what of a job it can carry out; the core hands it no job that asks for more."""
+    """A framework; it is given no job beyond its capabilities."""
 
     @property
     def name(self) -> str:
-        """What ``--backend`` takes."""
-        ...
+        """The value of ``--backend``."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it declares; known without the framework."""
-        ...
+        """What it supports; known without the framework."""
 
     def probe(self) -> Availability:
-        """Import the framework and say what is found. Called in a process of its own."""
-        ...
+        """Import the framework and report its version and devices. Called in a process of its own."""
 
     def placement(self, job: Job) -> list[TaskSpec]:
-        """Return every task of the job: role, index, node. Imports no framework.
-
-        Asked again, with fewer nodes (from 0), where a run goes on without some; UsageError for a number of nodes that cannot be.
-        """
-        ...
+        """Return every task of the job: role, index, node. Called again with fewer nodes (from 0); UsageError for an impossible number."""
 
     def preload(self, job: Job) -> None:
-        """Import the framework, with what has to be set before `open`; called as early as a task's process exists.
-
-        What is set before the import may depend on the job's ``deterministic`` and ``threads``, and on nothing else of it. A backend that
-        declares `forks` is called twice for such a task: in the process that it is forked from, maybe for another such job, and in its own.
-        """
-        ...
+        """Import the framework; depends on ``deterministic`` and ``threads`` only. With `forks` also called before the fork."""
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
-        """Join the cluster and warm up.
+        """Join the cluster and warm up on throw-away state; return a Session on a leading task, a Server on every other.
 
-        Ends warm: imports, cluster, first trace and first kernels are done on throw-away state, and the state is the model's initial
-        one with zero updates. Returns a Session on a leading task, a Server on every other. Raises OSError with errno EADDRINUSE
-        where a reserved port was taken meanwhile.
+        The state is the model's initial one with zero updates. Raises OSError with errno EADDRINUSE if a reserved port was taken.
         """
-        ...
 
 
 def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
-    """Return the run's data order, with the changes of its images; every task derives the same one.
-
-    `weight` is the objective's: the sum that the sum of the losses is divided by. Raises UsageError where the job asks for changes that
-    the data does not allow, or where the data has no such weights, or an example weighs nothing.
-    """
+    """Return the run's data order, the same in every task. Raises UsageError if data do not fit or an example has no weight."""
     weights = None if weight == COUNTED else data.weights("train", weight)
     changes = augmentation(job.augment, data.info)
     lengths = batch_lengths(job, data)
@@ -339,10 +243,7 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
 
 
 def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | None:
-    """Return the lengths of the training examples, by which a job's batches are filled, or those before it in the same epoch.
-
-    Raises UsageError where the job fills batches by tokens and the data has none.
-    """
+    """Return the lengths by which training batches are filled. Raises UsageError for batches by tokens of data without tokens."""
     lengths = example_lengths(data)
     if job.batch_tokens is not None and (lengths is None or min(int(found.min()) for found in lengths.values()) < 1):
         raise UsageError(
@@ -353,7 +254,7 @@ def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | Non
 
 
 def refuse_unweighted(job: Job, data: Dataset, weight: str = COUNTED) -> None:
-    """Raise UsageError where losses or evaluations would be divided by nothing: a training example, or all test examples, of no weight."""
+    """Raise UsageError where a training example, or all test examples together, have no weight to divide losses by."""
     make_sampler(job, data, weight)
     if weight != COUNTED and not data.weights("test", weight).any():
         raise UsageError(
@@ -362,10 +263,7 @@ def refuse_unweighted(job: Job, data: Dataset, weight: str = COUNTED) -> None:
 
 
 def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:
-    """Return the training batches that are repeated to calibrate: the first of an epoch, as many as are full (one at least).
-
-    Of a sync rank its slices, of as many examples in every step; without `rank` those that async workers take.
-    """
+    """Return the first full batches of an epoch, at least one: slices of sync rank `rank`, or those of async workers."""
     steps = min(CALIBRATION_BATCHES, sampler.steps_per_epoch)
     if sampler.rule.buckets is not None:
         return sampler.whole(0, 0, steps) if rank is None else sampler.for_rank(0, 0, steps, rank)
@@ -373,3 +271,47 @@ def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:
     full = sizes == sizes[0] if rank is not None else sizes >= sizes[: sampler.workers].min()
     count = steps if full.all() else int(np.argmin(full))
     return sampler.whole(0, 0, count) if rank is None else sampler.for_rank(0, 0, count, rank)
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has the address (all of 127.0.0.0/8 are the loopback's). Raises RunFailedError where none has."""
+    wanted = "127.0.0.1" if ipaddress.ip_address(address).is_loopback and ":" not in address else address
+    held: dict[str, str] = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    if wanted not in held:
+        raise RunFailedError(f"no network interface of this node has the address {address}; there are: {', '.join(sorted(held))}")
+    return held[wanted]
+
+
+def set_nccl_interface(address: str) -> None:
+    """Restrict nccl to the interface with the address, unless NCCL_SOCKET_IFNAME is set. Raises RunFailedError without one."""
+    if "NCCL_SOCKET_IFNAME" not in os.environ:
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface_of(address)}"  # = is exact: eth1 alone also matches eth10
+
+
+def ranks_placement(job: Job) -> list[TaskSpec]:
+    """Place sync workers: consecutive ranks on each node, all leading."""
+    return [TaskSpec("worker", rank, node, leading=True) for rank, node in enumerate(nodes_of_workers(job.workers_by_node))]
+
+
+def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[TaskSpec]:
+    """Place the chief and first ps (the chief itself with `chief_is_first_ps`) on node 0, further ps round robin, and workers."""
+    chief = [TaskSpec("chief", 0, 0, leading=True)]
+    first = 1 if chief_is_first_ps else 0
+    servers = [TaskSpec("ps", index, index % job.nodes, leading=False) for index in range(first, job.ps)]
+    workers = [TaskSpec("worker", index, node, leading=False) for index, node in enumerate(nodes_of_workers(job.workers_by_node))]
+    return chief + servers + workers
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFunctions:
+    """Conversions on the CPU. Whole numbers become what forward functions are given: int32 on TensorFlow, int64 on torch."""
+
+    tensor: Callable[[NDArray[Any]], Any]
+    array: Callable[[Any], NDArray[Any]]
+
+
+class HasTensors(Protocol):
+    """The further interface of a backend whose models of sequences `conformance.model_suite` compares."""
+
+    def tensor_functions(self) -> TensorFunctions:
+        """Import the framework and return them."""

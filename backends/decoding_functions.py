@@ -1,9 +1,8 @@
-"""What a model that translates has in its forward module beside `forward`, so that a backend can decode piece by piece.
+"""The functions of a translating model's forward module to decode step by step.
 
-``encode(parameters, inputs, context) -> memory`` makes of padded sources what the decoder needs of them; ``empty_cache(memory) -> cache``
-is what it knows before the first piece; ``decode_step(parameters, tokens_b, position, memory, cache, context) -> (logits_bv, cache)`` takes
-the pieces at `position` (BEGIN at 0) and gives the logits of what follows, float32. Memory and cache are nested tuples of tensors whose
-first dimension is the batch: rows of them may be taken, repeated and left out between two steps. `DecodingChecks` says what is none.
+``encode(parameters, inputs, context) -> memory`` of padded sources; ``empty_cache(memory) -> cache``; ``decode_step(parameters, tokens_b,
+position, memory, cache, context) -> (logits_bv, cache)``: float32 logits after the pieces at `position` (BEGIN at 0). Memory and cache are
+nested tuples of tensors [batch, …], whose rows may be taken, repeated and dropped between steps.
 """
 
 from __future__ import annotations
@@ -12,9 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import UsageError
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["DecodingChecks", "DecodingFunctions"]
+from ..core.cluster import split_evenly
+from ..core.errors import UsageError
+from ..data.base import Dataset, Split
+from ..data.text import END
+from ..models.decoding import GREEDY, Decoding, Hypothesis, Scored, Stepper, TranslationScorer, decode
+from ..models.objectives import Objective
 
 _NAMES = ("encode", "empty_cache", "decode_step")
 
@@ -37,12 +42,7 @@ class DecodingFunctions:
 
 @dataclass(frozen=True, slots=True)
 class DecodingChecks:
-    """Whether the three functions return what they have to, the same on every backend.
-
-    `shape_of` gives a tensor's shape, with None for what is not known while a function is traced, and None for anything but a tensor;
-    `pieces` is the number of logits. Each check returns what it is given, and raises UsageError where that is something else. `rows` is the
-    size of the batch, None where it is not known.
-    """
+    """Checks of what the functions return, or UsageError; `shape_of` has None for unknown sizes, and for anything but a tensor."""
 
     shape_of: Callable[[Any], Sequence[int | None] | None]
     pieces: int
@@ -91,7 +91,6 @@ class DecodingChecks:
                 )
 
     def _parts(self, structure: Any) -> Iterator[Any]:
-        """Yield what is in nested tuples."""
         if isinstance(structure, tuple):
             for part in structure:
                 yield from self._parts(part)
@@ -99,7 +98,6 @@ class DecodingChecks:
             yield structure
 
     def _nesting(self, structure: Any) -> str:
-        """Return nested tuples as text, with a dot for each tensor."""
         return f"({', '.join(map(self._nesting, structure))})" if isinstance(structure, tuple) else "·"
 
 
@@ -108,9 +106,51 @@ def _kind(found: Any) -> str:
 
 
 def _written(shape: Sequence[int | None]) -> str:
-    """Return a shape as text; a question mark for what is not known while it is traced."""
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def _differ(size: int | None, rows: int | None) -> bool:
     return size is not None and rows is not None and size != rows
+
+
+FIRST_TEXT_PIECE = 4
+
+
+class Translating:
+    """Decoding on a leading task, for its share of a dataset. Raises RuntimeError where the objective does not translate."""
+
+    def __init__(self, data: Dataset, objective: Objective, stepper: Stepper, task: int, tasks: int) -> None:
+        if objective.translation is None:
+            raise RuntimeError(f"the objective {objective.name!r} translates nothing")
+        self._stepper = stepper
+        self._scorer = TranslationScorer(data, objective.translation)
+        self._task, self._tasks = task, tasks
+
+    def scored(self, split: Split, start: int, stop: int, decoding: Decoding, tell: Callable[[], None]) -> Scored:
+        """Translate this task's share of the sentences start … stop − 1, with `tell` before each step; return its sums for the quality."""
+        first, last = split_evenly(stop - start, self._tasks)[self._task]
+        stepper = _TellingStepper(self._stepper, tell)
+        return self._scorer.scored(stepper, split, start + first, start + last, decoding)
+
+    def translate(self, sources: Sequence[NDArray[np.integer]], decoding: Decoding, n_best: int) -> list[list[Hypothesis]]:
+        """Return the best hypotheses of sentences that end with END, in order; see `models.decoding.search`."""
+        return decode(self._stepper, sources, decoding, n_best)
+
+    def warm_up(self) -> None:
+        """Run every function once: on two sentences, with hypotheses taken and dropped."""
+        source = np.array([FIRST_TEXT_PIECE, END])
+        for decoding in (GREEDY, Decoding(beam=2, extra_length=2)):
+            decode(self._stepper, [source, source[1:]], decoding)
+
+
+class _TellingStepper:
+    def __init__(self, stepper: Stepper, tell: Callable[[], None]) -> None:
+        self._stepper, self._tell = stepper, tell
+
+    def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
+        self._tell()
+        self._stepper.begin(sources)
+
+    def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
+        self._tell()
+        return self._stepper.advance(tokens_n, rows_n)

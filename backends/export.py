@@ -1,9 +1,4 @@
-"""A trained model in the format of others: what a backend that can export adds to `Backend`, and the process that does it.
-
-Started as ``python -m crosstrain.backends.export BACKEND FORMAT WEIGHTS FOLDER ERROR PARENT CHECKPOINT…``, so that no framework enters the
-command itself, and never two one process. What is exported is the mean of the checkpoints, of these WEIGHTS of theirs (`WeightsKind`).
-Without a backend (``-``) the formats are those that need no framework.
-"""
+"""Export of trained models to other formats, by a process of its own, so that none imports two frameworks."""
 
 from __future__ import annotations
 
@@ -15,37 +10,65 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from ..checkpoint import Meta, read_checkpoint
-from ..checkpoint.compatibility import rebuilt_model
-from ..checkpoint.safetensors_file import header
+from ..checkpoint.files import header
+from ..checkpoint.meta import trained_vocabulary
+from ..checkpoint.reader import rebuilt_model
 from ..checkpoint.selection import ChosenWeights
-from ..checkpoint.trained_vocabulary import trained_vocabulary
 from ..core.errors import TrainerError, UsageError
 from ..core.process import die_with_parent
 from ..models.base import Array, ModelSpec
-from ..records.store.run_vocabulary import VOCABULARY
+from ..models.decoding import GREEDY
+from ..records.store.run_directory import RunReader
+from ..records.store.vocabulary import VOCABULARY
 from .capabilities import ExportFormat
 from .loading import load_backend
-from .text_export import text_description, text_readme, translation_signature
 
-__all__ = ["LOGITS", "PLAIN", "PLAIN_FORMATS", "Export", "Exporter", "main"]
 
-PLAIN = "-"
-"""Stands for "no backend"."""
+def text_description(meta: Meta) -> dict[str, object]:
+    """Return ``model.json``'s description of input and output."""
+    return {
+        "languages": list(meta.data.get("languages", ())),
+        "vocabulary": VOCABULARY,
+        "vocabulary_sizes": meta.data["vocabulary_sizes"],
+        "input": "pieces, whole numbers [batch, length]; each row ends with END (2), padding (0) behind it",
+        "output": f"pieces, whole numbers [batch, length + {GREEDY.extra_length}]; each row ends with END, padding behind it",
+        "input_name": "pieces",
+        "search": GREEDY.signature,
+    }
 
+
+def translation_signature(chosen: ChosenWeights) -> str | None:
+    """Return what the scores of these weights are comparable with, None if unknown. Raises DamagedRunError."""
+    run = chosen.path.parent.parent
+    if chosen.metrics is None or not (run / "job.json").exists():
+        return None
+    recorded: dict[str, str | None] = RunReader(run).job().get("translation_signatures") or {}
+    return recorded.get("training")
+
+
+def text_readme(meta: Meta, made_of: str, export_format: str, written: ExportFormat) -> str:
+    """Return the README; `made_of` describes how the weights were made, apart from updates."""
+    languages = " to ".join(meta.data.get("languages", ()))
+    return (
+        f"# {meta.job['model']} as {export_format}\n\n"
+        f"This folder holds {written.text_summary or written.summary}. It was trained on {meta.data['name']} ({languages}) by `trainer`\n"
+        f"with {meta.step:,} updates.{made_of}\n\n"
+        f"Text becomes pieces, and pieces text, by `{VOCABULARY}`, a model of sentencepiece. `model.json` says what is put in and comes\n"
+        "out, and has the names and shapes of all weights.\n\n"
+        f"```python\n{written.text_usage or written.usage}\n```\n"
+    )
+
+
+PLAIN = "-"  # no backend
 DESCRIPTION = "model.json"
 README = "README.md"
 SAFETENSORS = "model.safetensors"
-IMAGES, LOGITS = "images", "logits"
-"""Names of a program's input and output, in every format that has programs."""
+IMAGES, LOGITS = "images", "logits"  # in every format that has programs
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is to be exported, and the empty folder to put it in. Arrays by canonical name, in canonical layouts.
-
-    `model_name` is the one under which the forward function is found; `updates` counts those that made the parameters.
-    `mean` and `std` are those of images, else empty.
-    """
+    """A model for an empty `folder`, arrays canonical. `model_name` finds the forward function; `mean`, `std` only of images."""
 
     format: str
     folder: Path
@@ -60,11 +83,10 @@ class Export:
 
 @runtime_checkable
 class Exporter(Protocol):
-    """What a backend has besides where its capabilities name formats to export."""
+    """The further interface of a backend with export formats."""
 
     def export(self, request: Export) -> None:
-        """Write the files of a format. May import the framework: it is called in a process of its own."""
-        ...
+        """Write the files of a format. May import the framework: runs in a process of its own."""
 
 
 PLAIN_FORMATS: Mapping[str, ExportFormat] = {
@@ -76,10 +98,7 @@ PLAIN_FORMATS: Mapping[str, ExportFormat] = {
 
 
 def export_plain(request: Export, description: Mapping[str, object]) -> None:
-    """Write parameters and buffers as ``model.safetensors``; its metadata are those of `description` that the file itself does not say.
-
-    The format has texts alone: what is none becomes JSON.
-    """
+    """Write parameters and buffers as ``model.safetensors``; other entries of `description` become its metadata, as text or JSON."""
     described_here = {key: value for key, value in description.items() if key not in ("format", "parameters", "buffers")}
     metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in described_here.items()}
     arrays = {**request.parameters, **request.buffers}
@@ -91,7 +110,7 @@ def export_plain(request: Export, description: Mapping[str, object]) -> None:
 
 
 def export_weights(backend: str, export_format: str, chosen: ChosenWeights, folder: Path) -> None:
-    """Export weights into an empty folder, with a description for programs and one for people."""
+    """Export weights into an empty folder, with ``model.json`` and a README."""
     meta = chosen.meta
     spec = rebuilt_model(meta)
     translates = spec.objective.translation is not None
@@ -165,7 +184,7 @@ def _image_description(meta: Meta) -> dict[str, object]:
 
 
 def _made_of(chosen: ChosenWeights) -> str:
-    """Return the sentences on weights that no update has made as they are, with a space before each; none where there is nothing to say."""
+    """Return the sentences on averaged weights, each after a space; empty without an average."""
     count = len(chosen.checkpoints)
     mean = f" The weights are the mean of {count} checkpoints." if count > 1 else ""
     subject = "They" if count > 1 else "The weights"
@@ -189,10 +208,7 @@ def _readme(meta: Meta, made_of: str, export_format: str, written: ExportFormat)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export trained weights; an error meant for people is written to the file ERROR, and its exit code returned.
-
-    What frameworks say stands on standard error.
-    """
+    """Export; an error for users goes to the file ERROR, and its exit code is returned. Frameworks log to standard error."""
     backend, export_format, weights, folder, errors, parent, *paths = sys.argv[1:] if arguments is None else arguments
     die_with_parent(int(parent))
     try:

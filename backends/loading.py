@@ -1,26 +1,25 @@
-"""From a backend's name to the backend: ours and those of entry points alike, with what every one of them has to have."""
+"""Find backends by name, built-in or from entry points, and check their interface."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import MissingPackageError, UsageError
-from ..core.plugins import Plugin, find, load, missing_packages
-from .base import Backend
-from .capabilities import Capabilities
+from ..core.plugins import BUILT_IN, Plugin, find, load, missing_packages
 
-__all__ = ["declared_capabilities", "install_hint", "load_backend"]
+if TYPE_CHECKING:
+    from .base import Backend
+    from .capabilities import Capabilities
 
 MEMBERS = ("name", "capabilities", "probe", "placement", "preload", "open")
-"""What the core uses of a backend."""
 
 
 def load_backend(name: str) -> Backend:
-    """Return a backend that can be used here; its framework is not imported.
-
-    Raises MissingPackageError where its framework is not installed, UsageError where there is no such backend or it is incomplete.
-    """
+    """Return a usable backend, framework not imported. Raises MissingPackageError, or UsageError for an unknown or incomplete one."""
     plugin = find("backend", name)
     backend = _complete(plugin, load(plugin, "backend"))
     for package in missing_packages(backend.capabilities.packages):
@@ -29,12 +28,12 @@ def load_backend(name: str) -> Backend:
 
 
 def declared_capabilities(plugin: Plugin) -> Capabilities:
-    """Return what a backend declares, whether its framework is installed or not. Raises UsageError as `load_backend` does."""
+    """Return what a backend declares, installed or not. Raises UsageError as `load_backend` does."""
     return _complete(plugin, load(replace(plugin, requires=""), "backend")).capabilities
 
 
 def install_hint(name: str) -> str:
-    """Say in a sentence how to install what a backend needs."""
+    """Return a sentence on how to install a backend's packages."""
     plugin = find("backend", name)
     install = declared_capabilities(plugin).install
     if install:
@@ -43,7 +42,8 @@ def install_hint(name: str) -> str:
 
 
 def _complete(plugin: Plugin, found: Any) -> Backend:
-    """Return what a plugin stands for, if it is a backend. Raises UsageError."""
+    from .capabilities import Capabilities  # imports the job, which agents, that only list packages, do without
+
     lacking = [member for member in MEMBERS if not hasattr(found, member)]
     if lacking:
         raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; missing: {', '.join(lacking)}.")
@@ -54,3 +54,33 @@ def _complete(plugin: Plugin, found: Any) -> Backend:
         )
     backend: Backend = found
     return backend
+
+
+def recorded_packages(backend: str) -> dict[str, Sequence[str]]:
+    """Return the modules to record, each with its possible distributions; none of a backend that cannot be loaded."""
+    rows = BUILT_IN["backend"]
+    found: dict[str, Sequence[str]] = {row.requires: row.distributions for row in rows}
+    if backend not in {row.name for row in rows}:
+        try:
+            found.update(declared_capabilities(find("backend", backend)).packages)
+        except UsageError:
+            return found
+    return found
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
+
+
+def keep_freed_memory(most_bytes: int, piece_bytes: int, *, one_arena: bool) -> None:
+    """Have the C library keep freed memory, up to `most_bytes` in pieces of `piece_bytes`; only on Linux with glibc.
+
+    Otherwise each step faults it in again. Call it after loading data. `one_arena`: other threads' arenas hold no piece above 64 MiB.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(TRIM_THRESHOLD, most_bytes)
+        mallopt(MMAP_THRESHOLD, piece_bytes)
+        if one_arena:
+            mallopt(ARENA_MAX, 1)

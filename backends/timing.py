@@ -1,28 +1,22 @@
-"""Carrying out orders to calibrate by the clock of the host: for any framework, and for none; see `Session.calibrate`."""
+"""Calibration by the host's clock, for any framework; see `Session.calibrate`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, Protocol
 
 from ..data.sampler import Batches
-from ..exchange.mesh.mesh import Mesh
+from ..exchange.mesh import Mesh
 from .base import CalibrationOrder, CalibrationResult
-
-__all__ = ["Calibrator", "DirectTrial", "Exchange", "repeat"]
 
 Step = Callable[[], object]
 
 
 def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple[int, float]:
-    """Return how often a component of a step was repeated, and the seconds that it took.
-
-    `carry_out(n)` does it n times and returns when all of that is complete, on a device too. The first n is the order's count; then as
-    many as should fit into the time that is left, but at most as many again as were done: the rate may change.
-    """
+    """Return a component's repetitions and seconds; `carry_out(n)` returns when n are complete, on a device too."""
     done, wanted, elapsed = 0, order.count, 0.0
     began = time.perf_counter()
     while wanted:
@@ -39,20 +33,13 @@ class Exchange(Protocol):
 
     def whole(self) -> None:
         """Exchange it once."""
-        ...
 
     def small(self) -> None:
         """Exchange a few bytes in place of each message."""
-        ...
 
 
 class Calibrator:
-    """Carries out orders, on a sync rank and on an async worker.
-
-    `batches` are those to gather, and the first of them is the one to compute on. `gather` yields batches as training reads them;
-    `compute` computes on one that was gathered, which is also given as the only one of some batches. `exchange` is None where there is
-    nobody to exchange with. `settle` waits until the device has done everything.
-    """
+    """Repeats components of a step on `batches`, which `gather` yields; `exchange` is None without other tasks."""
 
     def __init__(
         self,
@@ -66,10 +53,7 @@ class Calibrator:
         self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
 
     def run(self, order: CalibrationOrder, component: str | None = None) -> tuple[int, float]:
-        """Return how often the component was repeated and the seconds that it took. Raises ValueError for one that does not exist here.
-
-        `component` is what the order's is called here, where that is another name: also ``step``, which computes on the next batch.
-        """
+        """Return count and seconds of the order's component, or another name's: ``step`` uses the next batch. Raises ValueError."""
         component = component or order.component
         step = self._step(component)
 
@@ -79,7 +63,7 @@ class Calibrator:
             self._settle()
 
         if component in self._exchanges or component == "step":
-            step()  # whoever is early waits here, before the clock starts
+            step()  # early tasks wait here, before the clock starts
         self._settle()
         return repeat(order, carry_out)
 
@@ -95,12 +79,10 @@ class Calibrator:
         return self._exchanges[name]
 
     def _gathering(self) -> Iterator[Any]:
-        """Yield batch after batch without an end."""
         while True:
             yield from self._gather(self._batches)
 
     def _whole(self) -> Step:
-        """Return what computes on the next batch, fresh from memory as in training."""
         gathered, each = self._gathering(), cycle([self._batches.slice(place, 1) for place in range(len(self._batches))])
         return lambda: self._compute(next(gathered), next(each))
 
@@ -118,29 +100,22 @@ class Calibrator:
         return lambda: self._compute(gathered, batch)
 
 
+@dataclass(frozen=True, slots=True)
 class DirectTrial:
-    """What a step would take with the direct exchange: tried by ranks that have trained with another one, when their run is over.
+    """A trial of the direct exchange after a run with another one: its mesh and what repeats components, or why it is `refused`."""
 
-    `mesh` is beside the run's own exchange, and `carry_out` repeats components of a step that uses it. Without them
-    `refused` says why.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        refused: str | None,
-        mesh: Mesh | None = None,
-        carry_out: Callable[[CalibrationOrder], tuple[int, float]] | None = None,
-    ) -> None:
-        self._rank, self._refused, self._mesh, self._carry_out = rank, refused, mesh, carry_out
+    rank: int
+    refused: str | None
+    mesh: Mesh | None = None
+    carry_out: Callable[[CalibrationOrder], tuple[int, float]] | None = None
 
     def run(self, order: CalibrationOrder) -> CalibrationResult:
         """Repeat a component; see `Session.calibrate`."""
-        if self._carry_out is None:
-            return CalibrationResult(self._rank, 0, 0.0, refused=self._refused)
-        return CalibrationResult(self._rank, *self._carry_out(order))
+        if self.carry_out is None:
+            return CalibrationResult(self.rank, 0, 0.0, refused=self.refused)
+        return CalibrationResult(self.rank, *self.carry_out(order))
 
     def close(self) -> None:
         """Close the mesh; a second call does nothing."""
-        if self._mesh is not None:
-            self._mesh.close()
+        if self.mesh is not None:
+            self.mesh.close()

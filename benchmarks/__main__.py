@@ -19,8 +19,6 @@ from .rows import CONTESTANTS, GROUPS, ROWS
 from .session import Session, needed, prepare, work_of
 from .table import Result, compute, render
 
-__all__ = ["chosen_rows", "main", "parse"]
-
 QUICK_DIVISOR = 10
 
 

@@ -9,8 +9,6 @@ from typing import Literal
 from .figures import Figure
 from .workload import LOGREG, Work
 
-__all__ = ["PEERS", "Contestant", "Ours", "Peer", "Reference", "Row"]
-
 PEERS = Path(__file__).parent / "peers"
 
 

@@ -10,8 +10,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Figure", "Measured", "Spread", "copies", "differs", "ratios", "save_costs", "window"]
-
 Figure = Literal[
     "steps_per_second",
     "examples_per_second",

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from crosstrain.data.store.location import cache_root
 
-__all__ = ["DATA", "write_text"]
-
 PAIRS = {"": 20_000, ".test": 8}
 """Behind the files' prefix, and how many. The test split is short: every run ends with its translation, which the clock does not see."""
 

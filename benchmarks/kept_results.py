@@ -19,8 +19,6 @@ from crosstrain.core.errors import UsageError
 from .contestants import Contestant
 from .figures import Measured
 
-__all__ = ["KeptFiles", "KeptResults", "code_digest"]
-
 NOT_CONDITIONS = ("load_before",)
 """Facts about the machine that differ from call to call and hinder nothing."""
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from crosstrain.monitor.host import describe_host
 
-__all__ = ["describe", "sentence"]
-
 PACKAGES = ("crosstrain", "tensorflow", "keras", "torch", "torchvision", "lightning", "accelerate", "transformers", "ctranslate2", "numpy")
 BUSY_LOAD = 0.5
 """More runnable processes than this before the first run, and somebody else uses the machine."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["TreeMemory", "peak_bytes"]
-
 
 def peak_bytes(pid: int) -> int:
     """Return the largest resident memory that a process has had since its program was started; 0 where it is gone."""

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crosstrain.launch.node.port_reservation import PortBlock
+from crosstrain.launch.node.scratch import PortBlock
 from crosstrain.launch.virtual.network import VirtualNetwork
 
 from .processes import Start
-
-__all__ = ["Nodes", "nodes"]
 
 PORTS = 8
 

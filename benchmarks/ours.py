@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstrain.data.batching import BucketedTokens
-from crosstrain.data.bucketing import example_lengths
+from crosstrain.data.batching import BucketedTokens, example_lengths
 from crosstrain.data.sampler import Sampler
 from crosstrain.data.store.stored_dataset import open_dataset
 
@@ -22,8 +21,6 @@ from .contestants import Contestant, Ours
 from .figures import Measured, save_costs, window
 from .processes import Group, MeasurementError, environment
 from .workload import SEED, Work
-
-__all__ = ["read_run", "run_ours", "steps_of", "target_tokens"]
 
 
 def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder: Path, timeout_seconds: float) -> Measured:

@@ -14,8 +14,6 @@ from .nodes import Nodes, nodes
 from .processes import Group, MeasurementError, environment
 from .workload import Work
 
-__all__ = ["Place", "places", "run_peer"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -16,8 +16,6 @@ from crosstrain.core.process import die_with_parent
 
 from .memory import TreeMemory
 
-__all__ = ["Group", "MeasurementError", "environment"]
-
 LAST_LINES = 15
 POLL_SECONDS = 0.1
 LOOKS_EVERY_SECONDS = 1.0

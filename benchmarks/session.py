@@ -23,8 +23,6 @@ from .processes import MeasurementError, environment
 from .rows import CONTESTANTS, ROWS
 from .workload import Work
 
-__all__ = ["Session", "needed", "prepare", "work_of"]
-
 FRAMEWORKS = {"tf": "tensorflow", "torch": "torch"}
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from .contestants import Reference, Row
 from .figures import Figure, Measured, Spread, copies, ratios
 
-__all__ = ["UNITS", "Result", "compute", "render"]
-
 UNITS: Mapping[Figure, tuple[str, float]] = {
     "steps_per_second": ("steps/s", 1),
     "examples_per_second": ("examples/s", 1),

@@ -1,13 +1,8 @@
-"""How is the state of a run kept on disk, so that any backend can go on from it and damage is noticed?
+"""How state is stored, so that any backend can resume from it."""
 
-A checkpoint is a folder of plain files: arrays by canonical name as safetensors, everything else as JSON, and a manifest with the digest
-of each file (docs/checkpoints.md). Nothing here knows a framework.
-"""
-
-from .array_index import ArrayEntry
 from .folder import CHECKPOINTS, best_checkpoints, find_checkpoint, is_checkpoint, list_checkpoints, newest_sound, prune, read_lock
 from .meta import Meta, data_info, described_data, described_model, peek_meta
-from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
+from .reader import ArrayEntry, Checkpoint, DamagedCheckpointError, read_checkpoint
 from .writer import CheckpointWriter
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``checkpoint.json``: everything of a checkpoint that is not an array."""
+"""``checkpoint.json``: all of a checkpoint except arrays."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from pydantic import (
     model_validator,
 )
 
+from ..core.bounded_json import JsonObject, UnreadableError, first_problem, read_json
+from ..core.console import spelled_value
+from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.settings.job_fields import allowed
-from ..core.untrusted.bounded_json import JsonObject, first_problem, read_json
-from ..core.untrusted.path_names import spelled_value
-from ..data.base import MOST_CLASSES, DataInfo, TextFeatures
+from ..data.base import MOST_CLASSES, DataInfo, ImageFeatures, TextFeatures
 from ..data.columns import ColumnSpec
-from ..data.normalisation import wrong_statistics
+from ..data.preprocessing import wrong_statistics
+from ..data.sources.translation.tokenizer import Vocabulary
 from ..models.base import ModelSpec
-
-__all__ = ["META", "SCHEMA", "Meta", "data_info", "described_data", "described_model", "peek_meta", "read_meta", "write_meta"]
+from ..records.store.vocabulary import VOCABULARY, read_vocabulary
 
 SCHEMA = 1
 META = "checkpoint.json"
@@ -43,14 +44,11 @@ Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 
 @cache
 def _adapter(field: str) -> TypeAdapter[Any]:
-    """Return what tells the values that a field of the job may have, taken as they are."""
     declared = Job.model_fields[field]
     return TypeAdapter(Annotated[declared.annotation, declared], config=ConfigDict(strict=True))  # type: ignore[arg-type]
 
 
 class _Job(JsonObject):
-    """What readers take of the job by itself; of these, numbers and choices have to be such as a job may have."""
-
     model: str
     data: str = ""
     data_dir: str | None = None
@@ -92,8 +90,6 @@ class _Model(JsonObject):
 
 
 class _Data(JsonObject):
-    """What every kind of data has."""
-
     name: str
     data_dir: str | None = None
     digest: str
@@ -151,14 +147,12 @@ _Arranged = tuple[Annotated[int, Field(ge=0, le=2**53)], Annotated[int, Field(ge
 
 
 class Meta(BaseModel):
-    """Where a run stood when its state was taken, and what it trained.
+    """The position of a run when its state was taken, and the description of what it trained.
 
-    `step` counts the updates applied; `epoch` and `examples` (consumed in that epoch) are the data cursor, with `arranged`, how the
-    epoch's order came about (`data.batching.Arranged`; written only where there is something to say); `run_seconds` is the run clock.
-    `job` has the job's fields, `model` and `data` what `described_model` and `described_data` return. `scalars` are further numbers that
-    training changes. `random` says in words how random numbers continue. `metrics` are those of the evaluation of just these
-    parameters, if there was one. `spent` are the seconds that the run had spent by then, as its summary counts
-    them, and the updates that were applied.
+    `step` counts updates; `epoch` and `examples` (consumed in it) are the data cursor, with `arranged`, the history of the epoch's order
+    (`data.batching.Arranged`). `run_seconds` is the run clock. `model` and `data` come from `described_model` and `described_data`.
+    `scalars` are further numbers that training changes. `metrics` are those of an evaluation of these parameters. `spent` has seconds and
+    updates so far, as the run's summary counts them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=(), ser_json_inf_nan="strings")
@@ -196,8 +190,6 @@ def _kind_of_data(data: Any) -> str:
 
 
 class _Described(BaseModel):
-    """What `Meta` has as it is written, field by field."""
-
     job: _Job
     model: _Model
     data: Annotated[Annotated[_ImageData, Tag("images")] | Annotated[_ColumnData, Tag("columns")], Discriminator(_kind_of_data)]
@@ -205,7 +197,7 @@ class _Described(BaseModel):
 
 
 def described_model(spec: ModelSpec) -> dict[str, Any]:
-    """Return what a checkpoint says of its model: name, loss, and the names and shapes of parameters and buffers."""
+    """Return a checkpoint's description of its model."""
     return {
         "name": spec.name,
         "loss": spec.objective.loss,
@@ -215,10 +207,7 @@ def described_model(spec: ModelSpec) -> dict[str, Any]:
 
 
 def described_data(info: DataInfo, digest: str, data_dir: Path | None, pieces_sha256: str | None = None) -> dict[str, Any]:
-    """Return what a checkpoint says of its data.
-
-    `digest` is the store's, `data_dir` the folder of the user's original files, and `pieces_sha256` the digest of a text's pieces.
-    """
+    """Return a checkpoint's description of its data. `pieces_sha256`: digest of the vocabulary's pieces."""
     return {
         "name": info.name,
         "data_dir": None if data_dir is None else str(data_dir),
@@ -246,33 +235,31 @@ def _described_features(info: DataInfo) -> dict[str, Any]:
 
 
 def data_info(data: Mapping[str, Any]) -> DataInfo:
-    """Return the shape of the data that a checkpoint describes, so that its model can be built where the data is not."""
+    """Return the description of the data, from which a model can be built without the data."""
     if "columns" in data:
         columns = tuple(ColumnSpec(column["name"], column["dtype"], tuple(column["shape"])) for column in data["columns"])
         features = TextFeatures(data["vocabulary_sizes"], tuple(data.get("languages", ())), data.get("bleu_tokenizer", "13a"))
         return DataInfo(data["name"], data.get("sizes", {}), columns, features, data.get("synthetic", False))
     channels, height, width = data["input_shape"]
-    return DataInfo.of_images(
-        name=data["name"],
-        input_shape=(channels, height, width),
-        classes=data["classes"],
-        sizes=data.get("sizes", {}),
-        mean=tuple(data["mean"]),
-        std=tuple(data["std"]),
-        synthetic=data.get("synthetic", False),
+    images = ImageFeatures(
+        (channels, height, width),
+        data["classes"],
+        tuple(data["mean"]),
+        tuple(data["std"]),
         class_names=tuple(data.get("class_names", ())),
     )
+    return DataInfo.of_images(data["name"], data.get("sizes", {}), images, data.get("synthetic", False))
 
 
 def write_meta(folder: Path, meta: Meta) -> None:
     """Write ``checkpoint.json``."""
-    written = meta.model_copy(update={field: spelled_value(getattr(meta, field)) for field in ("job", "model", "data")})  # no name fails it
+    written = meta.model_copy(update={field: spelled_value(getattr(meta, field)) for field in ("job", "model", "data")})  # lone surrogates
     text = written.model_dump_json(by_alias=True, indent=1, exclude=None if meta.arranged else {"arranged"})
     (folder / META).write_text(text + "\n", encoding="utf-8")
 
 
 def read_meta(folder: Path) -> Meta:
-    """Read ``checkpoint.json``. Raises ValueError, saying what is wrong with it."""
+    """Read ``checkpoint.json``. Raises ValueError for invalid content."""
     fields = read_json(folder / META)
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
         raise ValueError(f"has no schema {SCHEMA}, the one that this release reads")
@@ -281,13 +268,35 @@ def read_meta(folder: Path) -> Meta:
         _Described.model_validate(fields)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from error
-    known = {"seed": meta.seed, "data": meta.data["name"], "data_dir": meta.data.get("data_dir")}  # where the job does not have them
+    known = {"seed": meta.seed, "data": meta.data["name"], "data_dir": meta.data.get("data_dir")}  # for jobs without these fields
     return meta.model_copy(update={"job": {**known, **meta.job}})
 
 
 def peek_meta(folder: Path) -> Meta | None:
-    """Return a checkpoint's description without looking at its arrays or digests; None where it cannot be read."""
+    """Return a checkpoint's description without verifying its files; None if it is unreadable."""
     try:
         return read_meta(folder)
     except (OSError, ValueError):
         return None
+
+
+def trained_vocabulary(checkpoint: Path, meta: Meta) -> bytes:
+    """Return the sentencepiece model of a checkpoint's run. Raises UsageError if it is missing or differs."""
+    run = checkpoint.parent.parent
+    try:
+        found = read_vocabulary(run)
+    except UnreadableError as error:
+        raise UsageError(f"run: {str(run)!r}: {error}; text cannot be made pieces of by it.") from error
+    if found is None:
+        raise UsageError(
+            f"checkpoint: {str(checkpoint)!r} lies in no run with a {VOCABULARY}, without which nobody could make pieces of a text."
+            " Give the run directory."
+        )
+    try:
+        vocabulary = Vocabulary(found)
+    except ValueError as error:
+        raise UsageError(f"run: {str(run / VOCABULARY)!r} is {error}; text cannot be made pieces of by it.") from error
+    sizes, pieces = set(meta.data["vocabulary_sizes"].values()), meta.data.get("pieces_sha256")
+    if sizes != {vocabulary.size} or pieces not in (None, vocabulary.pieces_sha256):
+        raise UsageError(f"run: {str(run / VOCABULARY)!r} is not the vocabulary that the model was trained with.")
+    return found

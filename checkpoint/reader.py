@@ -1,7 +1,8 @@
-"""Reading a checkpoint, with every digest compared first, and then its arrays with its own description of the model."""
+"""Reading and verification of a checkpoint."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -11,18 +12,84 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.bounded_json import UnreadableError
 from ..core.errors import UsageError
-from ..core.untrusted.bounded_json import UnreadableError
-from .array_index import OPTIMIZER, PARAMETERS
-from .manifest import MANIFEST, digest_of, read_manifest
-from .meta import META, Meta, read_meta
-from .safetensors_file import map_arrays
+from ..data.store.stored_dataset import StoredDataset
+from ..models.base import ModelSpec
+from ..models.build import build_model
+from .files import MANIFEST, digest_of, map_arrays, read_manifest
+from .meta import META, Meta, data_info, described_model, read_meta
 
-__all__ = ["Checkpoint", "DamagedCheckpointError", "read_checkpoint"]
+PARAMETERS = "parameters.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+_FILES = {"parameters": PARAMETERS, "buffers": PARAMETERS, "slots": OPTIMIZER}
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayEntry:
+    """An array `key` (``parameters/NAME``, ``buffers/NAME`` or ``slots/SLOT/NAME``). `dtype` is numpy's type string (``<f4``)."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the array's values."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+    @property
+    def file(self) -> str:
+        """Name of the file that holds the array. Raises ValueError for an invalid key."""
+        kind, _, name = self.key.partition("/")
+        if kind not in _FILES or not name:
+            raise ValueError(f"{self.key!r} is no key of a checkpoint's array")
+        return _FILES[kind]
+
+    @property
+    def name(self) -> str:
+        """The canonical name, or ``SLOT/NAME``."""
+        return self.key.partition("/")[2]
+
+
+def rebuilt_model(meta: Meta) -> ModelSpec:
+    """Rebuild a checkpoint's model. Raises UsageError if the model of this name has changed."""
+    name = meta.job["model"]
+    spec: ModelSpec = build_model(name, data_info(meta.data))
+    now = described_model(spec)
+    for kind in ("parameters", "buffers"):
+        before, after = _shapes(meta.model[kind]), _shapes(now[kind])
+        if before != after:
+            differing = sorted(array for array in before.keys() | after.keys() if before.get(array) != after.get(array))
+            raise UsageError(
+                f"model: {name!r} is not what the checkpoint was made of; its {kind} differ in {', '.join(differing[:5])}"
+                f"{' and others' if len(differing) > 5 else ''}. Use the release that trained it."
+            )
+    return spec
+
+
+def model_problem(spec: ModelSpec, meta: Meta) -> list[str]:
+    """Return the first difference between a model's arrays and a checkpoint's. Empty if there is none."""
+    now = described_model(spec)
+    for kind in ("parameters", "buffers"):
+        known, built = _shapes(meta.model[kind]), _shapes(now[kind])
+        for name in [*built, *known]:
+            if built.get(name) != known.get(name):
+                one = kind.removesuffix("s")
+                return [f"{one} {name} has shape {built.get(name, 'none')} in the model and {known.get(name, 'none')} in the checkpoint"]
+    return []
+
+
+def data_problem(data: StoredDataset, meta: Meta) -> list[str]:
+    """Return the difference between a dataset and a checkpoint's; empty if there is none."""
+    if data.digest == meta.data["digest"]:
+        return []
+    names = f"{data.info.name!r} and {meta.data['name']!r}" if data.info.name != meta.data["name"] else f"{data.info.name!r}"
+    return [f"the data is not the same ({names}: digest {data.digest[:12]} instead of {meta.data['digest'][:12]})"]
 
 
 class DamagedCheckpointError(UsageError):
-    """A checkpoint is not what was written; the message names the file and what is wrong with it."""
+    """A checkpoint differs from its manifest or its description."""
 
     def __init__(self, path: Path, file: str, problem: str) -> None:
         super().__init__(f"checkpoint {str(path)!r} is damaged: {file} {problem}.")
@@ -33,7 +100,7 @@ class DamagedCheckpointError(UsageError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found sound. `arrays` by key (see `ArrayEntry`) are read-only maps of its files."""
+    """A verified checkpoint; `arrays` by key (see `ArrayEntry`) are read-only maps of its files."""
 
     path: Path
     meta: Meta
@@ -41,16 +108,16 @@ class Checkpoint:
 
     @property
     def parameters(self) -> dict[str, NDArray[Any]]:
-        """The parameters by canonical name."""
+        """Parameters by canonical name."""
         return self._of("parameters/")
 
     @property
     def buffers(self) -> dict[str, NDArray[Any]]:
-        """The buffers by canonical name."""
+        """Buffers by canonical name."""
         return self._of("buffers/")
 
     def slot(self, name: str) -> dict[str, NDArray[Any]]:
-        """What the update rule keeps under a slot's name beside each parameter, by the parameter's canonical name; empty without it."""
+        """Return an optimizer's slot by canonical parameter name; empty if it is missing."""
         return self._of(f"slots/{name}/")
 
     def _of(self, prefix: str) -> dict[str, NDArray[Any]]:
@@ -58,10 +125,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify a checkpoint's folder; files that its manifest does not list are none of its business.
-
-    Raises DamagedCheckpointError for the first file that is missing or not as it was written, or that this release cannot read.
-    """
+    """Read and verify a checkpoint's listed files. Raises DamagedCheckpointError for the first invalid one."""
     try:
         files = read_manifest(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -107,7 +171,6 @@ def _shapes(described: list[tuple[str, list[int]]]) -> dict[str, tuple[int, ...]
 
 
 def _check(path: Path, file: str, found: Mapping[str, NDArray[Any]], described: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Raise DamagedCheckpointError for the first array that is missing, of another shape or no float32, or not described."""
     known = set()
     for name, shape in described:
         if name not in found:

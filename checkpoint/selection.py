@@ -1,8 +1,4 @@
-"""Which of a run's weights are used: those of the newest checkpoint, of the best, of one by name, or the mean of several.
-
-The mean is taken parameter by parameter in float64 and stored as float32: beside the result there is one parameter at a time, as
-checkpoints are maps of their files. Running statistics are averaged like weights.
-"""
+"""Choice of a run's weights: newest or best checkpoint, one by name, or the mean of several."""
 
 from __future__ import annotations
 
@@ -18,26 +14,23 @@ from numpy.typing import NDArray
 from ..core.errors import UsageError
 from ..core.update_rules import EMA
 from ..metrics import MetricInfo
-from ..metrics.recorded import read_metrics
+from ..metrics.base import read_metrics
 from ..records.store.run_directory import RunReader
 from .folder import best_checkpoints, is_checkpoint, list_checkpoints, read_lock
 from .meta import Meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
 from .writer import checkpoint_name
 
-__all__ = ["WEIGHTS", "ChosenWeights", "Selection", "WeightsKind", "choose", "held"]
-
 WeightsKind = Literal["ema", "trained"]
-WEIGHTS: tuple[WeightsKind, ...] = ("ema", "trained")
-"""The moving average that ``--ema-decay`` keeps, and the weights that are trained."""
+WEIGHTS: tuple[WeightsKind, ...] = ("ema", "trained")  # "ema": the moving average of --ema-decay
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is asked for of a run. `best`: by the figure of its ``--keep-best``, or by its first metric; without it the newest.
+    """The requested weights of a run; the newest checkpoint by default.
 
-    `checkpoint`: one by the name of its folder, or by its number of updates. `average`: the mean of so many, the newest or the best.
-    `weights`: None takes the moving average where the checkpoint has one, as the run's own evaluations do.
+    `best`: by the metric of the run's ``--keep-best``, or by its first. `checkpoint`: folder name or number of updates. `average`: number
+    of checkpoints, the newest or the best, to average. `weights`: None prefers the moving average, as the run's evaluations do.
     """
 
     best: bool = False
@@ -47,7 +40,7 @@ class Selection:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The options that were given."""
+        """Options that differ from their defaults."""
         asked = {
             "--best": self.best,
             "--checkpoint": self.checkpoint is not None,
@@ -59,10 +52,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """Sound checkpoints of one run, whose mean is used; the first is the newest or the best. `weights` says which of their weights.
-
-    `damaged` are those that were passed over.
-    """
+    """Sound checkpoints of one run to average, the newest or best first. `damaged`: those skipped."""
 
     checkpoints: tuple[Checkpoint, ...]
     weights: WeightsKind
@@ -70,38 +60,38 @@ class ChosenWeights:
 
     @property
     def meta(self) -> Meta:
-        """The description of the first checkpoint."""
+        """Description of the first checkpoint."""
         return self.checkpoints[0].meta
 
     @property
     def path(self) -> Path:
-        """The first checkpoint."""
+        """Path of the first checkpoint."""
         return self.checkpoints[0].path
 
     @property
     def label(self) -> str:
-        """The choice as part of a folder's name, such as ``step-000000500-mean-of-3``."""
+        """Part of a folder's name, such as ``step-000000500-mean-of-3``."""
         count = len(self.checkpoints)
         mean = f"-mean-of-{count}" if count > 1 else ""
         return f"{self.path.name}{mean}{'-trained' if self.weights == 'trained' and EMA in _slots(self.checkpoints[0]) else ''}"
 
     @property
     def averaged(self) -> list[str] | None:
-        """The names of the checkpoints whose mean this is; None of a single one."""
+        """Names of the averaged checkpoints; None for a single one."""
         return [checkpoint.path.name for checkpoint in self.checkpoints] if len(self.checkpoints) > 1 else None
 
     @property
     def metrics(self) -> Mapping[str, float] | None:
-        """The figures of the evaluation of just these weights; None where there was none."""
+        """Metrics of an evaluation of exactly these weights, if any."""
         evaluated = "ema" if EMA in _slots(self.checkpoints[0]) else "trained"
         return self.meta.metrics if len(self.checkpoints) == 1 and self.weights == evaluated else None
 
     def parameters(self) -> dict[str, NDArray[Any]]:
-        """Return the weights by canonical name."""
+        """Return the weights by canonical name: the float64 mean, stored as float32."""
         return self._mean(f"slots/{EMA}/" if self.weights == "ema" else "parameters/")
 
     def buffers(self) -> dict[str, NDArray[Any]]:
-        """Return the buffers by canonical name."""
+        """Return the buffers by canonical name; running statistics are averaged like weights."""
         return self._mean("buffers/")
 
     def _mean(self, prefix: str) -> dict[str, NDArray[Any]]:
@@ -120,11 +110,7 @@ def _mean(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def choose(source: Path, selection: Selection) -> ChosenWeights:
-    """Return what a selection is of a run directory, or of a checkpoint, which then is the only one.
-
-    Raises UsageError where there is no such checkpoint, or there are fewer sound ones than are to be averaged, DamagedCheckpointError for
-    one that was named and is damaged.
-    """
+    """Select weights of a run or checkpoint. Raises UsageError for too few sound ones, or a damaged one given by name."""
     if is_checkpoint(source):
         for option in selection.given:
             if option != "--weights":
@@ -136,7 +122,7 @@ def choose(source: Path, selection: Selection) -> ChosenWeights:
 
 
 def _of_several(run: Path, selection: Selection) -> ChosenWeights:
-    """Choose the newest or the best, passing over what is damaged. A run at work may remove one meanwhile: then once more."""
+    """Retries if an active run removes a checkpoint during the search."""
     found: list[Checkpoint] = []
     damaged: list[DamagedCheckpointError] = []
     candidates = best_checkpoints(run, best_by(run)) if selection.best else list_checkpoints(run)
@@ -181,14 +167,14 @@ def _named(run: Path, selection: Selection) -> Path:
 
 
 def best_by(run: Path) -> MetricInfo:
-    """Return the metric that a run's best checkpoint is the best by: that of its ``--keep-best``, or its first."""
+    """Return the metric of a run's ``--keep-best``, or its first."""
     job = RunReader(run).job()
     infos = read_metrics(job)
     return next((info for info in infos if info.name == job.get("keep_best")), infos[0])
 
 
 def _of(checkpoints: list[Checkpoint], selection: Selection, damaged: tuple[DamagedCheckpointError, ...]) -> ChosenWeights:
-    """Put a choice together. Raises UsageError where one of the checkpoints lacks the weights, or has other ones than the first."""
+    """Raises UsageError if a checkpoint is missing these weights, or is of another model."""
     weights: WeightsKind = selection.weights or ("ema" if EMA in _slots(checkpoints[0]) else "trained")
     wanted = _shapes(checkpoints[0])
     for checkpoint in checkpoints:
@@ -209,7 +195,7 @@ def _slots(checkpoint: Checkpoint) -> set[str]:
 
 @contextmanager
 def held(source: Path, selection: Selection) -> Iterator[ChosenWeights]:
-    """Choose, and keep a run that is at work from removing the checkpoints within the block."""
+    """Select weights, and protect their checkpoints from an active run within the block."""
     while True:
         chosen = choose(source, selection)
         with ExitStack() as locks:

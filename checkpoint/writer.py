@@ -1,58 +1,114 @@
-"""Writing a checkpoint as its arrays arrive: a folder that appears whole under its name, or not at all.
+"""Writing and removal of checkpoints, under hidden names next to the published ones.
 
-Order: temporary folder beside → files, each synced → manifest, synced → the folder's names synced → rename → the parent's names synced.
+``.step-N.draft-X`` is being written, ``.step-N.gone-X`` is being removed, ``.step-N.old-X`` was renamed for a newer one of its step. The
+writing process locks its draft; the kernel releases the lock when the process ends, so the next writer can remove leftovers. Over NFS a
+folder cannot be removed while files of it are mapped; the next writer tries again.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from typing import Literal
 
-from .array_index import PARAMETERS, ArrayEntry
-from .draft_folders import create_draft, discard, lock, remove_leftovers, rename_hidden, sync_folder
-from .manifest import MANIFEST, FileDigest, digest_of, new_hasher, write_manifest
+from ..data.store.writer import sync_folder
+from .files import MANIFEST, FileDigest, digest_of, header, new_hasher, write_manifest
 from .meta import META, Meta, write_meta
-from .safetensors_file import header
+from .reader import PARAMETERS, ArrayEntry
 
-__all__ = ["CheckpointWriter", "checkpoint_name"]
+Kind = Literal["draft", "gone", "old"]
+_KINDS: tuple[Kind, ...] = ("draft", "gone", "old")
+log = logging.getLogger(__name__)
 
-_PIECE_BYTES = 2**19
-"""How much is written at a time: whole blocks of any disk."""
 
+def rename_hidden(folder: Path, kind: Kind) -> Path:
+    """Rename a folder to a unique hidden name; return its new path."""
+    target = Path(tempfile.mkdtemp(prefix=f".{folder.name}.{kind}-", dir=folder.parent))
+    folder.rename(target)  # rename may replace an empty folder
+    return target
+
+
+def published_name(hidden: Path) -> str:
+    """Return the published name of a hidden folder."""
+    return hidden.name[1:].rpartition(".")[0]
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, hiding it first in one rename. Raises OSError if that fails."""
+    discard(rename_hidden(folder, "gone"))
+
+
+def discard(hidden: Path) -> None:
+    """Remove a hidden folder, logging a failure."""
+    try:
+        shutil.rmtree(hidden)
+    except OSError as error:
+        log.warning("%s could not be removed (%s); the next checkpoint's writer tries it again", hidden, error.strerror or error)
+
+
+def lock(folder: Path) -> int | None:
+    """Lock a folder for this process; return the descriptor of the lock, or None if it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove leftovers of killed processes, and restore a renamed checkpoint without a successor."""
+    for kind in _KINDS:
+        for folder in parent.glob(f".step-*.{kind}-*"):
+            if folder.is_symlink() or not folder.is_dir() or (descriptor := lock(folder)) is None:
+                continue
+            try:
+                final = parent / published_name(folder)
+                if kind == "old" and any(folder.iterdir()) and not final.exists():
+                    folder.rename(final)
+                else:
+                    shutil.rmtree(folder, ignore_errors=True)  # was logged at the first attempt to remove it
+            finally:
+                os.close(descriptor)
+
+
+_PIECE_BYTES = 2**19  # written at a time: whole blocks of any disk
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the name of the folder of a checkpoint taken after `step` updates."""
+    """Return the folder name of a checkpoint after `step` updates."""
     return f"step-{step:09d}"
 
 
 class CheckpointWriter:
-    """Writes one checkpoint into `parent`, a run's folder of checkpoints, which is made where it does not exist.
+    """Writes one checkpoint into `parent` as its arrays arrive. It is published whole or not at all.
 
-    `entries` are the arrays in the order in which their bytes will come. Leftovers of writers that were killed are removed first. An
-    OSError (a full disk) passes through, from whichever call met it, and nothing of the checkpoint is left behind.
+    `entries` are the arrays in the order of their bytes. Any call may raise OSError (a full disk), after which nothing of the checkpoint is
+    left.
     """
 
     def __init__(self, parent: Path, meta: Meta, entries: Sequence[ArrayEntry]) -> None:
-        self._parent = parent
-        self._meta = meta
-        self._entries = list(entries)
-        self._position = 0
-        self._filled = 0
+        self._parent, self._meta, self._entries = parent, meta, list(entries)
+        self._position = self._filled = 0
         self._files: dict[str, _HashedFile] = {}
+        self._draft: Path | None
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_leftovers(parent)
-        self._draft: Path | None = create_draft(parent, checkpoint_name(meta.step))
-        self._lock = lock(self._draft)
+        draft = self._draft = Path(tempfile.mkdtemp(prefix=f".{checkpoint_name(meta.step)}.draft-", dir=parent))
+        self._lock = lock(draft)
         try:
-            self._begin_files(self._draft)
+            self._begin_files(draft)
         except BaseException:
             self.abort()
             raise
@@ -64,7 +120,7 @@ class CheckpointWriter:
             file.write(header(own, {"format": "np", "step": str(self._meta.step)}))
 
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of the arrays, any number of them. Raises ValueError where there are more than the entries hold."""
+        """Write the next bytes of the arrays. Raises ValueError for more than the entries hold."""
         rest = memoryview(chunk).cast("B")
         try:
             while rest:
@@ -78,7 +134,6 @@ class CheckpointWriter:
             raise
 
     def _next_entry(self) -> ArrayEntry:
-        """Return the array that the next byte belongs to."""
         while self._position < len(self._entries) and self._filled == self._entries[self._position].bytes:
             self._position += 1
             self._filled = 0
@@ -87,50 +142,49 @@ class CheckpointWriter:
         return self._entries[self._position]
 
     def finish(self) -> Path:
-        """Make the checkpoint last and give it its name; return where it is. Raises ValueError where bytes are missing."""
+        """Seal and publish the checkpoint; return its path. Raises ValueError if bytes are missing."""
         self.seal()
         return self.publish()
 
     def seal(self) -> None:
-        """Have all of the checkpoint on the disk; it has no name yet. Raises ValueError where bytes are missing."""
-        if self._draft is None:
-            raise ValueError("the checkpoint was given up or finished before")
-        try:
-            self._seal(self._draft)
-        except BaseException:
-            self.abort()
-            raise
+        """Sync all files to disk without publishing them. Raises ValueError if bytes are missing."""
+        with self._unfinished() as draft:
+            missing = sum(entry.bytes for entry in self._entries[self._position :]) - self._filled
+            if missing:
+                raise ValueError(f"{missing} bytes of the checkpoint's arrays are missing")
+            digests = {name: file.finish() for name, file in self._files.items()}
+            write_meta(draft, self._meta)
+            write_manifest(draft, {**digests, META: digest_of(draft / META)})
+            for name in (META, MANIFEST):
+                with open(draft / name, "rb") as synced:
+                    os.fsync(synced.fileno())
+            sync_folder(draft)
 
     def publish(self) -> Path:
-        """Give a sealed checkpoint its name; return where it is. What had the name is removed."""
-        if self._draft is None:
-            raise ValueError("the checkpoint was given up or finished before")
+        """Publish a sealed checkpoint, replacing any of the same step; return its path."""
         final = self._parent / checkpoint_name(self._meta.step)
-        try:
+        with self._unfinished() as draft:
             old = rename_hidden(final, "old") if final.exists() else None
-            self._draft.rename(final)
+            draft.rename(final)
             sync_folder(self._parent)
-        except BaseException:
-            self.abort()
-            raise
         if old is not None:
             discard(old)
         self._release()
         return final
 
-    def _seal(self, draft: Path) -> None:
-        missing = sum(entry.bytes for entry in self._entries[self._position :]) - self._filled
-        if missing:
-            raise ValueError(f"{missing} bytes of the checkpoint's arrays are missing")
-        digests = {name: file.finish() for name, file in self._files.items()}
-        write_meta(draft, self._meta)
-        write_manifest(draft, {**digests, META: digest_of(draft / META)})
-        for name in (META, MANIFEST):
-            _sync_file(draft / name)
-        sync_folder(draft)
+    @contextmanager
+    def _unfinished(self) -> Iterator[Path]:
+        """Raises ValueError after `abort` or `publish`."""
+        if self._draft is None:
+            raise ValueError("the checkpoint was given up or finished before")
+        try:
+            yield self._draft
+        except BaseException:
+            self.abort()
+            raise
 
     def abort(self) -> None:
-        """Give the checkpoint up and remove what was written; does nothing after `finish` or a second time."""
+        """Remove what was written; no effect after `finish` or `abort`."""
         if self._draft is None:
             return
         for file in self._files.values():
@@ -147,15 +201,11 @@ class CheckpointWriter:
 
 
 class _HashedFile:
-    """A file that is hashed while it is written, past the system's cache where the file system can do that (open(2), O_DIRECT).
-
-    Nobody reads a checkpoint soon. In the cache a large one would take as much memory as the state itself, and each byte of it a copy
-    more, on processors that train meanwhile.
-    """
+    """A file hashed while written, if possible without the page cache (O_DIRECT), which would take the state's size again."""
 
     def __init__(self, path: Path) -> None:
         self._file = _open_past_the_cache(path)
-        self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # begins at a block's boundary, as it has to
+        self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # O_DIRECT requires alignment to blocks
         self._filled = 0
         self._bytes = 0
         self._hasher = new_hasher()
@@ -173,7 +223,6 @@ class _HashedFile:
                 self._write_piece(_PIECE_BYTES)
 
     def finish(self) -> FileDigest:
-        """Have the content on the disk and return what it is."""
         if self._filled:
             _use_the_cache(self._file)  # the end is no whole block
             self._write_piece(self._filled)
@@ -182,7 +231,6 @@ class _HashedFile:
         return FileDigest(self._bytes, self._hasher.hexdigest())
 
     def close(self) -> None:
-        """Close without caring for the content, which is about to be removed."""
         self._file.close()
 
     def _write_piece(self, count: int) -> None:
@@ -190,14 +238,13 @@ class _HashedFile:
         while left:
             try:
                 left = left[self._file.write(left) :]
-            except OSError as error:  # a limit that lies within a block, after which the next try says what it is
+            except OSError as error:  # a limit within a block: the retry reports it
                 if error.errno != errno.EINVAL or not _use_the_cache(self._file):
                     raise
         self._filled = 0
 
 
 def _open_past_the_cache(path: Path) -> FileIO:
-    """Make a file and open it for writing whole blocks; through the cache where the system or the file system knows nothing else."""
     file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
     if _DIRECT:
         try:
@@ -209,12 +256,7 @@ def _open_past_the_cache(path: Path) -> FileIO:
 
 
 def _use_the_cache(file: FileIO) -> bool:
-    """Have the file's next bytes go through the cache, any number of them; return whether they would not have before."""
+    """Disable O_DIRECT; return whether it was enabled."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     fcntl.fcntl(file, fcntl.F_SETFL, flags & ~_DIRECT)
     return bool(flags & _DIRECT)
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

@@ -1,1 +1,1 @@
-"""What can a person type? One thin file a subcommand of ``trainer``; the work is done elsewhere."""
+"""The command line."""

@@ -1,4 +1,4 @@
-"""The command ``trainer``: a group whose subcommands are imported when they are used, so that help and completion are quick."""
+"""The command ``trainer``, which imports a subcommand only when it is used."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..core.console import shown_streams
 from ..core.errors import OutputError, TrainerError, UsageError
-from ..core.suggestions import nearest
-from ..core.untrusted.console import shown_streams
-from .interrupts import QuietInterrupts
+from ..core.suggestions import did_you_mean
+from ..core.topics import Topic
+from .interrupts import quiet_interrupts
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["COMMANDS", "SOURCES", "LazyCommand", "invoke", "trainer"]
-
-
-_OF_A_PATH = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.ELOOP, errno.ENOTDIR}
-"""What the system says of a path that somebody has given, and not of our use of it."""
-
-SOURCES = "crosstrain.sources"
-"""Under this a command keeps, in its context, where the values of settings came from (`options.name_settings`)."""
+_OF_A_PATH = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.ELOOP, errno.ENOTDIR}  # caused by the path
+SOURCES = "crosstrain.sources"  # key of the sources of settings in a command's context (`options.name_settings`)
 
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a subcommand lives (``module:attribute``, relative to `commands`) and what it does, in one line."""
+    """The place of a subcommand (``module:attribute`` in `commands`), and its summary."""
 
     target: str
     summary: str
@@ -40,7 +35,7 @@ class LazyCommand:
     def load(self) -> click.Command:
         """Import the subcommand."""
         module, _, attribute = self.target.partition(":")
-        with QuietInterrupts():
+        with quiet_interrupts():
             command: click.Command = getattr(importlib.import_module(f".commands.{module}", __package__), attribute)
         return command
 
@@ -51,7 +46,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "submit": LazyCommand("submit:submit", "Submit a run to a batch system (Slurm)."),
     "manifest": LazyCommand("manifest:manifest", "Generate Kubernetes manifests."),
     "watch": LazyCommand("watch:watch", "Show live progress of a run, or its final status."),
-    "runs": LazyCommand("runs.list:runs", "List, show, delete and export runs."),
+    "runs": LazyCommand("runs:runs", "List, show, delete and export runs."),
     "compare": LazyCommand("compare:compare", "Compare finished runs and flag figures that are not comparable."),
     "report": LazyCommand("report:report", "Write one HTML page with plots and tables of runs."),
     "plot": LazyCommand("plot:plot", "Write the report's plots as PNG, SVG or PDF."),
@@ -69,72 +64,62 @@ COMMANDS: Mapping[str, LazyCommand] = {
 
 
 class LazyGroup(click.Group):
-    """A group that knows its subcommands' names and summaries without importing them."""
+    """A group with names and summaries of its subcommands, none imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the table's order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one that is asked for; a shell that completes gets one that takes the same."""
+        """Import a subcommand; for completion return one with the same parameters."""
         if cmd_name not in COMMANDS:
             return None
         if ctx.resilient_parsing:
-            from .completion.kept_commands import completing_command
+            from .kept_commands import completing_command
 
             return completing_command(cmd_name, COMMANDS[cmd_name].load)
         return COMMANDS[cmd_name].load()
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands, none of which is imported for that, or the options."""
+        """Complete commands, without importing them, or options."""
         from click.shell_completion import CompletionItem
 
         offered = [CompletionItem(name, help=one.summary) for name, one in COMMANDS.items() if name.startswith(incomplete)]
         return offered + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; an error about a setting says it as it was given."""
+        """Run the subcommand; errors name settings as given."""
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()  # within the context, which knows whether what is printed is a copy
+            sys.stdout.flush()  # in the context, which knows whether the output is a copy
             return result
         except click.UsageError as error:
             name = ctx.invoked_subcommand
-            if error.ctx is None and name is not None and name in COMMANDS:  # click's parser does not know whose options it reads
+            if error.ctx is None and name is not None and name in COMMANDS:  # click's parser does not know the subcommand
                 error.ctx = click.Context(COMMANDS[name].load(), ctx, name)
             raise
         except TrainerError as error:
             if SOURCES in ctx.meta:
-                from ..core.settings.given_names import named
+                from ..core.settings.sources import named
 
                 error.args = (named(str(error), ctx.meta[SOURCES]), *error.args[1:])
             raise
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name what exists where the command is unknown."""
+        """Suggest a name if the command is unknown."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = nearest(args[0], COMMANDS)
-            hint = f" Did you mean {near!r}?" if near else ""
+            hint = did_you_mean(args[0], COMMANDS)
             raise click.UsageError(f"got {args[0]!r}; there is no such command; allowed: {', '.join(COMMANDS)}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table; importing every subcommand for its help would take seconds."""
+        """Write the table."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
 
 
-def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if not value or ctx.resilient_parsing:
-        return
-    from importlib.metadata import version
-
-    click.echo(f"trainer {version('crosstrain')}")
-    ctx.exit()
-
-
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version and exit.")
+@click.version_option(package_name="crosstrain", message="trainer %(version)s")
 def trainer() -> None:
     """Train one job on TensorFlow or PyTorch, synchronously or asynchronously, on one or many nodes, with results that can be compared.
 
@@ -147,27 +132,23 @@ def trainer() -> None:
 
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code. An error meant for people becomes one line; anything else keeps its traceback."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run the command line and return its exit code; only our own bugs give a traceback."""
     with shown_streams():
-        return _invoke_shown(given)
+        return _invoke_shown(list(sys.argv[1:] if arguments is None else arguments))
 
 
 def _invoke_shown(given: list[str]) -> int:
     try:
         code = _invoke(given)
         sys.stdout.flush()
-    except OutputError as error:  # by the last flush
+    except OutputError as error:  # from the last flush
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        _abandon_output()
-        return 1
     except OSError as error:
         if error.errno == errno.ENOENT and not os.path.isabs(error.filename or "") and _misses_working_directory():
             return _fail("this needs the working directory.", UsageError.exit_code)
-        if error.errno in _OF_A_PATH and error.filename is not None:  # `Path.is_file` and its like raise these too
+        if error.errno in _OF_A_PATH and error.filename is not None:  # `Path.is_file` and others raise these too
             return _fail(f"{os.fsdecode(error.filename)!r}: {error.strerror}.", UsageError.exit_code)
-        if error.errno != errno.EPIPE:
+        if not isinstance(error, BrokenPipeError):
             raise
         _abandon_output()
         return 1
@@ -192,19 +173,16 @@ def _invoke(given: list[str]) -> int:
 
 
 def _usage_message(error: click.UsageError) -> str:
-    """Write click's message in the words of ours: the key, what is wrong, the nearest right name, where to look."""
     command = error.ctx.command_path if error.ctx else "trainer"
     more = f" See `{command} --help`."
     if isinstance(error, click.NoSuchOption):
-        near = nearest(error.option_name, _options(error.ctx))
-        hint = f" Did you mean {near!r}?" if near else ""
+        hint = did_you_mean(error.option_name, _long_options(error.ctx))
         return f"{error.option_name}: `{command}` has no such option.{hint}{more}"
     message = error.format_message()
     return f"{message if message.endswith(('.', '?')) else f'{message}.'}{more}"
 
 
-def _options(ctx: click.Context | None) -> list[str]:
-    """Return the long options of the command that is being read."""
+def _long_options(ctx: click.Context | None) -> list[str]:
     parameters = ctx.command.get_params(ctx) if ctx else []
     return [name for option in parameters for name in (*option.opts, *option.secondary_opts) if name.startswith("--")]
 
@@ -218,10 +196,50 @@ def _misses_working_directory() -> bool:
 def _fail(message: str, code: int) -> int:
     if code == UsageError.exit_code and _misses_working_directory():
         message = f"{message} The working directory has been removed: change to one that exists, or give absolute paths."
-    click.echo(f"error: {message}", err=True, color=True)  # click would drop sequences that set colours, and not show them
+    click.echo(f"error: {message}", err=True, color=True)  # click would drop colour sequences instead of showing them
     return code
 
 
 def _abandon_output() -> None:
-    """The reader of our output went away: end quietly, also when the interpreter flushes at exit."""
+    """Discard output without a reader, also when the interpreter flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_WIDEST = 30  # click's limit: the help of a longer option starts on the next line
+
+
+class TopicOption(click.Option):
+    """An option with a topic."""
+
+    def __init__(self, *declarations: Any, topic: Topic, **attributes: Any) -> None:
+        super().__init__(*declarations, **attributes)
+        self.topic = topic
+
+
+def topic_option(topic: Topic, *declarations: str, **attributes: Any) -> Callable[[Function], Function]:
+    """Return a decorator that adds an option with a topic; the rest is as for `click.option`."""
+    return click.option(*declarations, cls=TopicOption, topic=topic, **attributes)
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has a section per topic; an option without one is a TypeError."""
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        for parameter in self.params:
+            if isinstance(parameter, click.Option) and not isinstance(parameter, TopicOption):
+                raise TypeError(f"{parameter.opts[0]} of {self.name!r} has no topic; declare it with topic_option")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections with all texts in one column."""
+        sections: dict[Topic, list[tuple[str, str]]] = {topic: [] for topic in Topic}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:  # click's own --help has no topic
+                sections[parameter.topic if isinstance(parameter, TopicOption) else Topic.OUTPUT].append(record)
+        widest = min(max(len(names) for records in sections.values() for names, _ in records), _WIDEST)
+        for topic, records in sections.items():
+            if records:
+                with formatter.section(topic.value):
+                    formatter.write_dl([(names.ljust(widest), text) for names, text in records], col_max=_WIDEST)

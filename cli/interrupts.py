@@ -1,66 +1,58 @@
-"""Ctrl-C while the command itself is still being imported. Imports nothing heavy."""
+"""Ctrl-C and termination signals of commands; used during import, so it imports little."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
-__all__ = ["INTERRUPTED", "DeferredInterrupts", "QuietInterrupts", "RememberedInterrupts", "TerminationAsInterrupt"]
-
-INTERRUPTED = 130
-"""The exit code of an interrupted command."""
-
-ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""By which others end a run."""
+INTERRUPTED = 130  # the exit code of an interrupted command
+ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # signals by which batch systems and users end a run
 
 
-class QuietInterrupts:
-    """Within the block Ctrl-C ends this process at once, with one line and exit code 130.
-
-    An exception in the middle of an import would surface as whatever the imported module makes of it. For the main thread, and only
-    where nothing has been started that would have to be ended. A command that ignores Ctrl-C goes on ignoring it.
-    """
-
-    def __enter__(self) -> None:
-        self._replaced = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._replaced:
-            signal.signal(signal.SIGINT, _end)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._replaced:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+def _interrupting(*numbers: signal.Signals) -> list[signal.Signals]:
+    return [number for number in numbers if signal.getsignal(number) is signal.default_int_handler]
 
 
-class DeferredInterrupts:
-    """Within the block what would interrupt this process does nothing yet; at its end it raises KeyboardInterrupt.
-
-    For short steps that start something, so that whoever ends it knows of it. For the main thread. That is Ctrl-C, and the signals of a
-    `TerminationAsInterrupt` around it.
-    """
-
-    def __enter__(self) -> None:
-        self._interrupted = False
-        self._replaced = [number for number in (signal.SIGINT, *ENDING) if signal.getsignal(number) is signal.default_int_handler]
-        for number in self._replaced:
-            signal.signal(number, self._remember)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number in self._replaced:
+@contextmanager
+def quiet_interrupts() -> Iterator[None]:
+    """Exit with 130 on Ctrl-C, as imports may swallow KeyboardInterrupt. Main thread only."""
+    replaced = _interrupting(signal.SIGINT)
+    for number in replaced:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in replaced:
             signal.signal(number, signal.default_int_handler)
-        if self._interrupted:
-            raise KeyboardInterrupt
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._interrupted = True
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"error: interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Defer KeyboardInterrupt to the end of a block that starts something. Main thread only."""
+    received: list[int] = []
+    replaced = _interrupting(signal.SIGINT, *ENDING)
+    for number in replaced:
+        signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        for number in replaced:
+            signal.signal(number, signal.default_int_handler)
+        if received:
+            raise KeyboardInterrupt
 
 
 class TerminationAsInterrupt:
-    """Within the block SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that what was begun is cleared away. For the main thread.
-
-    `notices`: so do SIGUSR1 and SIGUSR2, by which batch systems announce the end of a job.
-    """
+    """Raise KeyboardInterrupt on SIGTERM, and SIGUSR1 and 2 if `notices`. Main thread only."""
 
     def __init__(self, *, notices: bool = False) -> None:
         self._numbers = ENDING if notices else ENDING[:1]
@@ -71,15 +63,12 @@ class TerminationAsInterrupt:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) is signal.default_int_handler:  # else somebody within has decided what it means from now on
+            if signal.getsignal(number) is signal.default_int_handler:  # else code in the block has replaced it
                 signal.signal(number, handler)
 
 
 class RememberedInterrupts(TerminationAsInterrupt):
-    """The same, for a loop without an end, which calls `check`: an interrupt's exception is lost where Python discards what is raised.
-
-    It does so in finalisers, for instance. Ctrl-C is remembered too, where it is not ignored.
-    """
+    """As above, but remembered until a loop calls `check`, as finalisers discard exceptions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +76,7 @@ class RememberedInterrupts(TerminationAsInterrupt):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        numbers = [number for number in (signal.SIGINT, *self._numbers) if signal.getsignal(number) is signal.default_int_handler]
-        self._own = {number: signal.signal(number, self._interrupt) for number in numbers}
+        self._own = {number: signal.signal(number, self._interrupt) for number in _interrupting(signal.SIGINT, *self._numbers)}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -97,15 +85,10 @@ class RememberedInterrupts(TerminationAsInterrupt):
         super().__exit__(kind, error, trace)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt where one has come."""
+        """Raise KeyboardInterrupt after an interrupt."""
         if self._interrupted:
             raise KeyboardInterrupt
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
         raise KeyboardInterrupt
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"error: interrupted\n")
-    os._exit(INTERRUPTED)

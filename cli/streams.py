@@ -1,4 +1,4 @@
-"""Standard output and standard error that say it in one place when they cannot be written, such as on a full device. Imports little."""
+"""Standard output and error that report failed writes once, as on a full device."""
 
 from __future__ import annotations
 
@@ -17,25 +17,18 @@ from ..core.errors import OutputError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["echo_wrapped", "guard_streams", "output_is_a_copy", "wrapped"]
-
-_COPY = "crosstrain.output_is_a_copy"
-"""Under this key of click's context a command keeps that its work stands in files."""
+_COPY = "crosstrain.output_is_a_copy"  # key of click's context: the results are in files
 
 
 class _Output(io.FileIO):
-    """The descriptor under standard output. The first write that the system refuses is raised; what follows has nowhere to go.
-
-    It is only said, and not raised, where the command has its work in files (`output_is_a_copy`).
-    """
+    """Standard output: a failed write is reported once, as an exception or by the exit code."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self.refused: OSError | None = None
 
     def write(self, data: Buffer, /) -> int:
-        """Write some of `data` and return how many bytes. Raises OutputError, or BrokenPipeError where the reader went away."""
-        if self.refused is not None:  # so that the interpreter's last flush does not complain again
+        if self.refused is not None:  # the interpreter's last flush must not report again
             return memoryview(data).nbytes
         try:
             return super().write(data)
@@ -58,21 +51,14 @@ class _Output(io.FileIO):
 
 
 class _Messages(_Output):
-    """The descriptor under standard error: that nobody can be told how a run stands does not end the run; its exit code tells it.
-
-    Nor does it where the reader went away: Ctrl-C ends the ``tee`` behind ``2>&1 |`` too, and the run has a checkpoint to save.
-    """
+    """Standard error: losses do not end a run, as Ctrl-C may also end a ``tee`` behind it."""
 
     def _raise(self, error: OSError) -> None:
         pass
 
 
 def guard_streams() -> Callable[[int], int]:
-    """Guard this process's own standard output and error; return what makes an exit code of 0 a 1 where messages were lost.
-
-    A closed standard output refuses what is written, as a full device does; a closed standard error is taken as the wish for no messages.
-    Streams that somebody has put in the place of the process's own are left alone.
-    """
+    """Guard this process's output; return a function that makes exit code 0 a 1 after losses."""
     if sys.stdout is None:
         _occupy(1, os.O_RDONLY)
         sys.stdout = _over(_Output(1))
@@ -92,14 +78,13 @@ def guard_streams() -> Callable[[int], int]:
 
 
 def output_is_a_copy() -> None:
-    """Have the exit code of the command that runs tell of its work alone: what it prints stands in files, or is done, all the same."""
+    """Make the exit code independent of output, which only repeats what is in files."""
     from click import get_current_context
 
     get_current_context().meta[_COPY] = True
 
 
 def _occupy(descriptor: int, flags: int) -> None:
-    """Put the null device at a closed descriptor, so that no file that is opened later receives what is printed."""
     null = os.open(os.devnull, flags)
     if null != descriptor:
         os.dup2(null, descriptor)
@@ -107,7 +92,6 @@ def _occupy(descriptor: int, flags: int) -> None:
 
 
 def _over(raw: _Output, like: TextIO | None = None) -> io.TextIOWrapper:
-    """Return a text stream over a descriptor that behaves as the one in whose place it comes."""
     buffer = io.BufferedWriter(raw)
     if not isinstance(like, io.TextIOWrapper):
         return io.TextIOWrapper(buffer, "utf-8", "backslashreplace")
@@ -117,28 +101,20 @@ def _over(raw: _Output, like: TextIO | None = None) -> io.TextIOWrapper:
     )
 
 
-_BEFORE_VALUE = re.compile(r".*\S {2,}(?=\S)")
-"""What stands before the last column of a line: nothing in prose, a key before its value."""
-
-_MOST = 0.6
-"""A last column that begins further to the right, as a part of the width, has no room to be wrapped in."""
-
-_SENTENCE = 3
-"""Where it has so many words, all of its line is wrapped; of fewer it is a cell of a table."""
+_BEFORE_VALUE = re.compile(r".*\S {2,}(?=\S)")  # text before a line's last column: none in prose, a key before its value
+_MOST = 0.6  # share of the width from which a last column is not wrapped
+_SENTENCE = 3  # words from which such a line is wrapped as a whole; shorter is a table's row
 
 
 def echo_wrapped(text: str) -> None:
-    """Write a text, on a terminal in lines of its width; elsewhere a line is one line, as other programs read it."""
+    """Write a text, wrapped on a terminal; elsewhere one line stays one line for programs."""
     import click
 
     click.echo(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, nl=False)
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return a text whose lines of prose, and of a key and its value, are at most `width` characters long where words allow it.
-
-    What continues is indented, below the value where there is a key. Rows of tables stay as they are.
-    """
+    """Return a text with prose and values in lines of at most `width` characters; tables stay."""
     return "".join(_wrapped(line, width) for line in text.splitlines(keepends=True))
 
 

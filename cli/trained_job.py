@@ -1,100 +1,91 @@
-"""What a command that uses a trained state works with: its weights, the job of its one task, and data that fits the model."""
+"""Commands that use a trained state: weights, job, fitting data, lines of input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import os
+import select
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ..backends.loading import load_backend
 from ..checkpoint import Meta, data_info
-from ..checkpoint.selection import ChosenWeights, Selection, choose
-from ..core.errors import MissingPackageError, UsageError
+from ..checkpoint.selection import WEIGHTS, ChosenWeights, Selection, choose
+from ..core.console import note
+from ..core.errors import InterruptedRunError, MissingPackageError, UsageError
 from ..core.job import Job
 from ..core.plugins import available, forward_backends, forward_plugin
 from ..core.settings.job_fields import choices
-from ..core.untrusted.console import note
 from ..data.base import DataInfo, TextFeatures
 from ..data.sources.translation.tokenizer import pieces_digest
-from ..data.store.resolve import written_out
+from ..data.store.location import written_out
 from ..data.store.stored_dataset import StoredDataset, open_dataset
-from ..launch.resume.trust import refuse_foreign
-from ..models.decoding.settings import BEAM
-from .options import check_typed_model, name_settings
-from .run_arguments import find_run_or_checkpoint
+from ..launch.driver.resumption import refuse_foreign
+from ..models.decoding import BEAM
+from .options import IntegerRange, check_choice, check_typed_model, name_settings
+from .run_request import find_run_or_checkpoint
 
-__all__ = ["fitting_data", "trained_job", "trained_weights"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """The settings given for the task that uses a trained state; None: as in the run."""
+
+    model: str | None
+    data: str | None = None
+    data_dir: Path | None
+    backend: str | None
+    precision: str | None
+    device: str | None
+    beam: int | None
+    length_penalty: float | None
+
+
+_DECODING = ("beam", "length_penalty")
 
 
 def _known_dir(meta: Meta, data: str | None) -> str | None:
-    """Return the folder that the checkpoint names for the data, where these are the data to evaluate on."""
-    known: str | None = meta.data.get("data_dir") if data is None or data == meta.job["data"] else None
+    known: str | None = meta.data.get("data_dir") if data in (None, meta.job["data"]) else None
     return known
 
 
 def trained_weights(
     source: Path, selection: Selection, typed: Mapping[str, Any], *, trusted: bool, reads_data: Callable[[Path], bool] = lambda _: True
 ) -> ChosenWeights:
-    """Return the weights that are asked for, and tell of damaged checkpoints that others are taken for.
-
-    `reads_data` says, given the path of the checkpoint, whether the command needs the run's data, which are nothing to trust otherwise.
-    `typed` has the settings that the command has options for, by field, None where they are not typed. Raises UsageError where what is not
-    typed would be taken from a run of somebody else's that is not `trusted`.
-    """
+    """Return the selected weights. Raises UsageError if untyped settings need a `trusted` run."""
     chosen = choose(find_run_or_checkpoint(source), selection)
     for error in chosen.damaged:
         note(f"{error} Another one is taken.")
-    name_settings({field: "flag" if value is not None else f"checkpoint {chosen.path.name}" for field, value in typed.items()})
-    model, data, data_dir = (typed.get(field) for field in ("model", "data", "data_dir"))
+    recorded = f"checkpoint {chosen.path.name}"
+    name_settings({field: recorded if value is None else "flag" for field, value in typed.items() if field not in _DECODING})
+    model, data = typed["model"], typed.get("data")
     check_typed_model(model, chosen.meta.job["model"])
-    taken = _taken_settings(chosen.meta, model, data, data_dir)
-    if not reads_data(chosen.path):
-        taken = {field: value for field, value in taken.items() if field == "model"}
+    taken = {} if model is not None else {"model": chosen.meta.job["model"]}
+    if reads_data(chosen.path):
+        taken |= {} if data is not None else {"data": chosen.meta.job["data"]}
+        taken |= {} if typed["data_dir"] is not None else {"data_dir": _known_dir(chosen.meta, data)}
     refuse_foreign(taken, chosen.path, typed, trusted=trusted)
     return chosen
 
 
-def _taken_settings(meta: Meta, model: str | None, data: str | None, data_dir: Path | None) -> dict[str, Any]:
-    """Return what is taken from the checkpoint, as nothing else is given."""
-    taken = {}
-    if model is None:
-        taken["model"] = meta.job["model"]
-    if data is None:
-        taken["data"] = meta.job["data"]
-    if data_dir is None:
-        taken["data_dir"] = _known_dir(meta, data)
-    return taken
-
-
-def trained_job(
-    meta: Meta,
-    data: str | None,
-    data_dir: Path | None,
-    backend: str | None,
-    precision: str | None,
-    device: str | None,
-    beam: int | None = None,
-    length_penalty: float | None = None,
-    *,
-    reads_data: bool = True,
-) -> Job:
-    """Return the job of the one task that works with a checkpoint's state; what is None is as the run had it.
-
-    Not `reads_data`: the data are named as the run had them, and nothing is looked for.
-    """
-    for field, given in (("precision", precision), ("device", device)):
-        if given is not None and given not in choices(field):
-            raise UsageError.of(f"--{field}", given, ", ".join(choices(field)), choices(field))
+def trained_job(meta: Meta, asked: TaskSettings, *, reads_data: bool = True) -> Job:
+    """Return the job that uses a checkpoint; without `reads_data` no data are looked up."""
+    for field, given in (("precision", asked.precision), ("device", asked.device)):
+        check_choice(f"--{field}", given, choices(field))
+    run, length_penalty = meta.job, asked.length_penalty
     job = Job(
-        backend=_backend(meta, backend),
-        model=meta.job["model"],
-        data=data or meta.job["data"],
-        data_dir=data_dir or _known_dir(meta, data),
-        precision=precision or meta.job.get("precision", "fp32"),
-        device=device or meta.job.get("device", "auto"),
+        backend=_backend(meta, asked.backend),
+        model=run["model"],
+        data=asked.data or run["data"],
+        data_dir=asked.data_dir or _known_dir(meta, asked.data),
+        precision=asked.precision or run.get("precision", "fp32"),
+        device=asked.device or run.get("device", "auto"),
         seed=meta.seed,
-        beam=meta.job.get("beam", BEAM.beam) if beam is None else beam,
-        length_penalty=meta.job.get("length_penalty", BEAM.length_penalty) if length_penalty is None else length_penalty,
+        beam=run.get("beam", BEAM.beam) if asked.beam is None else asked.beam,
+        length_penalty=run.get("length_penalty", BEAM.length_penalty) if length_penalty is None else length_penalty,
         monitor=False,
         tensorboard=False,
     )
@@ -102,13 +93,11 @@ def trained_job(
 
 
 def _backend(meta: Meta, asked: str | None) -> str:
-    """Return the backend to use: the one that is asked for, else the one that trained the model, else another that is installed."""
     model = meta.job["model"]
     known = available("backend")
     if asked is not None:
-        if asked not in known:
-            raise UsageError.of("--backend", asked, ", ".join(known), known)
-        load_backend(asked)  # raises where its framework is not installed
+        check_choice("--backend", asked, list(known))
+        load_backend(asked)  # raises if its framework is not installed
         forward_plugin(model, asked)
         return asked
     on = forward_backends(model)
@@ -117,18 +106,15 @@ def _backend(meta: Meta, asked: str | None) -> str:
     for name in dict.fromkeys([meta.backend, *on]):
         if name in on and known[name].installed:
             if name != meta.backend:
-                note(f"backend: {name}, because {meta.backend}, which trained this model, {_lacks(meta.backend, on)}")
+                why = "is not installed" if meta.backend in on else "has no forward function of it here"
+                note(f"backend: {name}, because {meta.backend}, which trained this model, {why}")
             return name
     hints = " or ".join(f"`{known[name].install}`" for name in on)
     raise MissingPackageError(f"backend: none is installed that has the model {model!r}. Install one with {hints}.")
 
 
-def _lacks(backend: str, on: Sequence[str]) -> str:
-    return "is not installed" if backend in on else "has no forward function of it here"
-
-
 def fitting_data(meta: Meta, job: Job) -> StoredDataset:
-    """Open the dataset, normalised as the model's training data was. Raises UsageError where the model does not fit it."""
+    """Open the dataset, normalised as in training. Raises UsageError if the model does not fit."""
     dataset = open_dataset(job.data, job.data_dir)
     info, trained = dataset.info, meta.data
     if "columns" in trained or info.normalisation is None:
@@ -157,7 +143,6 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
 
 
 def _require_same_pieces(dataset: StoredDataset, trained: Mapping[str, Any], name: str) -> None:
-    """Raise UsageError where the numbers of a dataset's text stand for other pieces than in training: the model would read nonsense."""
     expected = trained.get("pieces_sha256")
     if expected is not None and pieces_digest(dataset) != expected:
         raise UsageError(
@@ -167,7 +152,6 @@ def _require_same_pieces(dataset: StoredDataset, trained: Mapping[str, Any], nam
 
 
 def _require_same_columns(info: DataInfo, trained: DataInfo, name: str) -> None:
-    """Raise UsageError where data that is not images, or not only, is of another shape than what the model was trained on."""
 
     def described(of: DataInfo) -> str:
         vocabularies = of.features.vocabulary_sizes if isinstance(of.features, TextFeatures) else {}
@@ -184,3 +168,103 @@ def _require_same_columns(info: DataInfo, trained: DataInfo, name: str) -> None:
             f"--data: {name!r} has the columns {described(info)}, but the model was trained on {trained.name!r} with "
             f"{described(trained)}. Give a dataset of the same columns."
         )
+
+
+_OPTIONS = (
+    click.option(
+        "--best", is_flag=True, help="The best checkpoint by the run's --keep-best, or by its first metric. [default: the newest]"
+    ),
+    click.option("--checkpoint", metavar="NAME|N", help="One of the run's checkpoints: step-000000500, or 500."),
+    click.option(
+        "--average-checkpoints",
+        type=IntegerRange(1, 1000),
+        default=1,
+        metavar="N",
+        help="The mean of the weights of the N newest checkpoints, or with --best of the N best. [default: 1]",
+    ),
+    click.option(
+        "--weights",
+        metavar="|".join(WEIGHTS),
+        help="The moving average that --ema-decay keeps, or the trained weights. [default: the average where there is one]",
+    ),
+)
+
+
+def checkpoint_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add options that select weights; the command gets them as `selection`."""
+
+    @functools.wraps(function)
+    def selecting(*, best: bool, checkpoint: str | None, average_checkpoints: int, weights: str | None, **others: Any) -> None:
+        if weights not in (None, *WEIGHTS):
+            raise UsageError.of("--weights", weights, ", ".join(WEIGHTS), WEIGHTS)
+        function(selection=Selection(best, checkpoint, average_checkpoints, weights), **others)
+
+    for option in reversed(_OPTIONS):
+        selecting = option(selecting)
+    return selecting
+
+
+LONGEST_LINE_BYTES = 1 << 16  # a sentence has some hundreds; longer lines are skipped unread
+MOST_LINES, MOST_BYTES = 1024, 1 << 22  # of one group of lines
+CHUNK_BYTES = 1 << 16
+TICK_SECONDS = 0.2  # how often a wait for input checks for a stop
+
+
+class _Lines:
+    """Unprocessed input: whole lines without ends (None if too long), and a line's beginning."""
+
+    def __init__(self) -> None:
+        self.whole: list[bytes | None] = []
+        self._bytes = 0
+        self._rest = b""
+        self._passing = False
+
+    def add(self, chunk: bytes) -> None:
+        *ended, rest = (self._rest + chunk).split(b"\n")
+        for line in ended:
+            kept = None if self._passing or len(line) > LONGEST_LINE_BYTES else line.removesuffix(b"\r")
+            self.whole.append(kept)
+            self._bytes += len(kept or b"")
+            self._passing = False
+        self._passing = self._passing or len(rest) > LONGEST_LINE_BYTES
+        self._rest = b"" if self._passing else rest
+
+    def end(self) -> None:
+        if self._rest or self._passing:
+            self.add(b"\n")
+
+    @property
+    def enough(self) -> bool:
+        return len(self.whole) >= MOST_LINES or self._bytes >= MOST_BYTES
+
+    def take(self) -> list[bytes | None]:
+        taken, self.whole = self.whole[:MOST_LINES], self.whole[MOST_LINES:]
+        self._bytes -= sum(len(line or b"") for line in taken)
+        return taken
+
+
+def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[list[bytes | None]]:
+    """Yield groups of arrived lines (None: too long). Raises InterruptedRunError if `stopped`."""
+    lines, open_ = _Lines(), True
+    while open_ or lines.whole:
+        while open_ and not lines.enough and _readable(descriptor, stopped, wait=not lines.whole):
+            try:
+                chunk = os.read(descriptor, CHUNK_BYTES)
+            except OSError as error:
+                raise UsageError(f"standard input cannot be read: {error.strerror}; give it lines.") from error
+            lines.add(chunk)
+            if not chunk:
+                open_ = False
+                lines.end()
+        if lines.whole:
+            yield lines.take()
+
+
+def _readable(descriptor: int, stopped: Callable[[], bool], *, wait: bool) -> bool:
+    while True:
+        if stopped():
+            raise InterruptedRunError("interrupted by the user")
+        if select.select([descriptor], [], [], TICK_SECONDS if wait else 0.0)[0]:
+            return True
+        if not wait:
+            return False

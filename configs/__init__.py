@@ -1,1 +1,1 @@
-"""Which experiments come ready to run? TOML files, one each, used by name: ``trainer run --config quickstart``."""
+"""Settings as TOML, and no code."""

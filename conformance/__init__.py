@@ -1,10 +1,10 @@
-"""Does a backend, model or launcher keep its promises? Suites for pytest that third parties subclass; they need the package pytest."""
+"""Test suites for backends, models and launchers, also of third parties."""
 
 import importlib.util
 
 if importlib.util.find_spec("pytest") is not None:
     import pytest
 
-    # so that a case that fails shows the figures it compared, as in tests of one's own
+    # failing cases show compared figures
     suites = ("suite", "model_suite", "launcher_suite")
     pytest.register_assert_rewrite(*(f"crosstrain.conformance.{name}" for name in suites))

@@ -1,11 +1,6 @@
-"""A pool of fork servers for many short runs: each framework is imported once for all of them, and not by every run again.
+"""Pool of fork servers, which import each framework once for many short runs.
 
-A test suite that trains a hundred times spends most of its time on importing frameworks. `ForkServerPool` starts a process that keeps one
-fork server for each backend that is asked for, and lends it to runs whose environment names the pool (`fork_server_client.py`): their
-tasks are forked from it, as the tasks of one run are from a server of its own. Only who would have started the same server is lent one: a
-run with another environment, other limits or another user starts its own.
-
-The time of a run's start lacks the import then. So this is for tests of what runs do, and not for measuring how fast they begin.
+Runs whose environment, limits or user differ start their own server. Not for measuring the start of runs, which has no import here.
 """
 
 from __future__ import annotations
@@ -16,24 +11,18 @@ import os
 import secrets
 import socket
 import subprocess
-from types import TracebackType
+from contextlib import suppress
 from typing import Self
 
 from ..core.job import Job
 from ..core.process import die_with_parent, ignore_interrupts, python
-from ..launch.node.fork_server_client import ForkServerProcess, inherited_state
-from ..launch.node.fork_server_connection import is_own_user, receive_packet
-
-__all__ = ["ForkServerPool", "main"]
+from ..launch.node.fork_server_client import ForkServerProcess, inherited_state, is_own_user, receive_packet
 
 REQUEST_SECONDS = 5.0
 
 
 class ForkServerPool:
-    """A pool as a child of this process's main thread, which it ends with; for Linux. To be used as a context.
-
-    `name`: what ``CROSSTRAIN_FORK_SERVERS`` says in the environment of runs that may use it.
-    """
+    """Pool as a context, which ends with this process's main thread; `name` goes into ``CROSSTRAIN_FORK_SERVERS``. Linux only."""
 
     def __init__(self) -> None:
         self.name = f"crosstrain-{secrets.token_hex(16)}"
@@ -48,24 +37,24 @@ class ForkServerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the pool, its servers, and what they have forked."""
+        """End the pool, its servers and their forks."""
         self._process.kill()
         self._process.wait()
 
 
 class _Servers:
-    """The servers of a pool, by what an import may depend on (`Backend.preload`): backend, ``--deterministic`` and ``--threads``."""
+    """Servers by backend, ``--deterministic`` and ``--threads``, on which imports may depend (`Backend.preload`)."""
 
     def __init__(self) -> None:
         self._state = inherited_state()
         self._servers: dict[tuple[str, bool, int | None], ForkServerProcess] = {}
 
     def answer(self, launcher: socket.socket) -> None:
-        """Hear what a launcher asks for, and lend it a server or refuse. Raises OSError where it is gone or says nothing."""
+        """Send a launcher its server, or refuse. Raises OSError where it is gone or silent."""
         if not is_own_user(launcher):
             return
         received = receive_packet(launcher)
@@ -90,7 +79,7 @@ class _Servers:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Lend fork servers until the process that has started this one has ended."""
+    """Serve launchers until the parent process has ended."""
     parser = argparse.ArgumentParser(prog="crosstrain.conformance.fork_server_pool")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -102,10 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
         launcher, _ = listening.accept()
         with launcher:
             launcher.settimeout(REQUEST_SECONDS)
-            try:
+            with suppress(OSError):  # the launcher is gone
                 servers.answer(launcher)
-            except OSError:
-                continue  # whoever asked has gone; the others are served
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Does a launcher keep its promises? A suite for pytest.
+"""Pytest suite for launchers.
 
-Subclass `LauncherConformance` in a pytest module and name the launcher, with what a user types for two or more nodes::
+Subclass `LauncherConformance` in a pytest module and name the launcher and two or more nodes::
 
     class TestMyLauncher(LauncherConformance):
         launcher = "mine"
         hosts = ("node0", "node1")
         unknown_host = "nowhere"
 
-Every case starts real agents, which train nothing. Those that can be seen from here, because they are on this machine, are looked for
-after their end, and stopped (SIGSTOP) before some: what hangs has to end too.
+Every case starts real agents without training; local ones are checked after their end, some after SIGSTOP.
 """
 
 from __future__ import annotations
@@ -18,30 +17,26 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import pytest
 
 from ..core.process import python
 from ..launch.launchers.base import Launcher, NodeChannel
-from ..launch.launchers.host_checks import LooksAtHosts
-from .launched_nodes import Launched, as_text, await_end, greetings, stop, visible_agents
+from ..launch.launchers.host_list import LooksAtHosts
+from .runs import Launched, await_end, greetings, stop, visible_agents
 
-__all__ = ["LauncherConformance"]
-
-START_SECONDS = 120.0
-"""Within which the agents have greeted."""
-
-END_SECONDS = 15.0
-"""Within which what is asked to end has ended: an agent ends its tasks first."""
+START_SECONDS = 120.0  # for agents' greetings
+END_SECONDS = 15.0  # for the end of agents, which end their tasks first
 
 
 class LauncherConformance:
-    """What every launcher has to show that starts the nodes from the driver's process.
+    """Cases for a launcher that starts the nodes from the driver's process.
 
-    - `launcher` is its name; `hosts` what a user gives by ``--hosts``, `options` what else says where the nodes are, by name. Without
-      hosts, `settings` say how many ``nodes``; they are fields of the job.
-    - `unknown_host` is the name of a host that there is not; the case about it is left out where it is None.
+    - `launcher`: its name; `hosts`: as of ``--hosts``; `options`: other options about nodes, by name; `settings`: fields of the job, with
+      the number of ``nodes`` without hosts.
+    - `unknown_host`: name of a host that does not exist; None skips the case.
     """
 
     launcher: ClassVar[str]
@@ -52,15 +47,15 @@ class LauncherConformance:
 
     @classmethod
     def launched(cls, **changes: Any) -> Launched:
-        """Return what is asked of the launcher."""
+        """Return the launch request."""
         return Launched(**{"launcher": cls.launcher, "hosts": cls.hosts, "options": cls.options, "settings": cls.settings, **changes})
 
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[tuple[Launcher, list[NodeChannel], list[int]]]:
-        """Start the nodes; yield the launcher, the channels, and the agents' processes as far as they can be seen. Ends them."""
+        """Start the nodes; yield launcher, channels and visible agents' processes. Ends them."""
         launcher = cls.launched().make()
-        watchdog = threading.Timer(START_SECONDS, launcher.kill)  # nothing is awaited for ever
+        watchdog = threading.Timer(START_SECONDS, launcher.kill)  # bounds every wait
         watchdog.start()
         try:
             launcher.prestart()
@@ -78,7 +73,7 @@ class LauncherConformance:
             launcher.close()
 
     def test_agents_greet_and_end_with_the_launcher(self) -> None:
-        """Each node has one; `close` ends them, and does nothing a second time."""
+        """Each node has an agent; `close` ends all, and does nothing a second time."""
         with self.started() as (launcher, channels, pids):
             launcher.check()
             launcher.ended(0)
@@ -90,7 +85,7 @@ class LauncherConformance:
             launcher.close()
 
     def test_an_agent_that_is_cut_off_ends(self) -> None:
-        """One that hangs too, while the others go on."""
+        """A cut-off agent ends, even a hung one, while others continue."""
         with self.started() as (_, channels, pids):
             stop(pids[:1])
             channels[0].cut_off()
@@ -100,7 +95,7 @@ class LauncherConformance:
             assert await_end(pids[1:], 0.0) == pids[1:]
 
     def test_a_lost_agent_has_a_successor(self) -> None:
-        """Unless the launcher says that there is nowhere to start one."""
+        """A lost agent is replaced, unless the launcher has no place for it."""
         with self.started() as (launcher, channels, pids):
             stop(pids[-1:])
             another = launcher.replace(channels[-1].node)
@@ -111,7 +106,7 @@ class LauncherConformance:
                 assert hello["node"] == another.node
 
     def test_what_is_killed_is_gone(self) -> None:
-        """`kill` waits for nothing, and ends what hangs."""
+        """`kill` does not wait, and ends hung agents."""
         with self.started() as (launcher, _, pids):
             stop(pids)
             launcher.kill()
@@ -119,8 +114,8 @@ class LauncherConformance:
 
     @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
     def test_nothing_outlives_a_driver_that_is_killed(self, stopped: bool) -> None:
-        """However it ended, what it had started ends."""
-        command = python("crosstrain.conformance.launched_nodes", as_text(self.launched()))
+        """A driver's processes end with it, also when it is killed."""
+        command = python("crosstrain.conformance.runs", json.dumps(asdict(self.launched())))
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as driver:
             watchdog = threading.Timer(START_SECONDS, driver.kill)
             watchdog.start()
@@ -135,7 +130,7 @@ class LauncherConformance:
         assert await_end(pids, END_SECONDS) == []
 
     def test_a_host_that_there_is_not_is_named(self) -> None:
-        """`trainer doctor` and the beginning of a run say which host it is."""
+        """`trainer doctor` and the start of a run name the unknown host."""
         if self.unknown_host is None:
             pytest.skip("no name of an unknown host is given")
         hosts = [*self.hosts[:1], self.unknown_host]

@@ -1,19 +1,16 @@
-"""Does a model compute the same on every backend? A suite for pytest.
+"""Pytest suite for models: the same computation on every backend.
 
 Subclass `ModelConformance` in a pytest module and name the model::
 
     class TestMyModel(ModelConformance):
         model = "my_package.my_model"
-        data = "the_data_that_it_reads"  # "digits" where it is not said
+        data = "the_data_that_it_reads"  # default: "digits"
 
-Every case runs real processes through the command ``trainer``, each backend in its own, two at the same time. Tolerances: logits within
-1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers. Of a model that reads
-sequences the logits of each position are compared (`sequence_passes`): on all backends, with more padding (1e-6), and of one that
-translates with those of decoding piece by piece (1e-4).
+Every case runs ``trainer`` in real processes, two backends at a time. Tolerances: logits 1e-4 and gradients 1e-3 norm-wise, losses of 50
+steps 1e-3 relative, on 1, 2 and 3 workers; logits of sequences by position (`sequence_passes`): between backends, with more padding
+(1e-6), and for translation with stepwise decoding (1e-4).
 
-A model whose fifty steps take minutes may name fewer `quick_steps`; those are compared unless the environment has
-CROSSTRAIN_CONFORMANCE=full. Comparisons on other numbers of workers than 1 and `quick_workers` carry the marker
-`slow`.
+Outside CROSSTRAIN_CONFORMANCE=full a slow model may compare only `quick_steps`; workers other than 1 and `quick_workers` are `slow`.
 """
 
 from __future__ import annotations
@@ -33,62 +30,50 @@ from numpy.typing import NDArray
 from ..backends.loading import declared_capabilities, load_backend
 from ..checkpoint import find_checkpoint
 from ..core.job import Job
-from ..core.plugins import Plugin, available, forward_backends, missing_packages
+from ..core.plugins import available, forward_backends, missing_packages
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
 from .runs import FinishedRun, norm_wise_difference, relative_difference, run_job, trainer
 from .sequence_passes import PADDED, PLAIN, STEPWISE, reads_sequences, sequence_passes
-
-__all__ = ["ModelConformance"]
 
 LOGITS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
 LOSS_TOLERANCE = 1e-3
 BUFFER_TOLERANCE = 1e-4
 PADDING_TOLERANCE = 1e-6
-
-GLOBAL_BATCH = 64
-"""Shared by 1, 2 and 3 workers as 64, 32 + 32, 22 + 21 + 21."""
-
+GLOBAL_BATCH = 64  # on 1, 2 and 3 workers 64, 32 + 32, 22 + 21 + 21
 T = TypeVar("T")
-
 Train = Callable[[int], Mapping[str, FinishedRun]]
-Passes = Mapping[str, Mapping[str, NDArray[np.float32]]]
-"""By backend, the passes of a model of sequences."""
+Passes = Mapping[str, Mapping[str, NDArray[np.float32]]]  # of sequence models, by backend
 
 
 @dataclass(frozen=True)
 class FirstStep:
-    """By canonical name: the gradient of the first global batch; the buffers after it, on one worker."""
+    """Gradient of the first global batch, and later buffers on one worker, by canonical name."""
 
     gradient: Mapping[str, NDArray[np.float32]]
     buffers: Mapping[str, NDArray[np.float32]]
 
 
 def pairs(found: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
-    """Yield what was found for the first backend with what was found for each of the others, and the names of the two."""
+    """Yield the first backend's result with each other one, and both names."""
     (first, ours), *others = found.items()
     for name, theirs in others:
         yield f"{first} and {name}", ours, theirs
 
 
-def _installed(plugin: Plugin) -> bool:
-    return not missing_packages(declared_capabilities(plugin).packages)
-
-
 class ModelConformance:
-    """What every model with forward functions for two or more backends has to show.
+    """Cases for a model with forward functions for two or more backends.
 
     - `model`, `data`: names as for ``--model`` and ``--data``. `data` needs 64 training examples or more.
-    - `backends`: those that are compared, each with the first; by default all that are installed and have the model.
-    - `network`: how nodes are connected.
-    - `options`: further fields of the job, such as the learning rate. A model that draws at random needs ``deterministic``.
-    - `steps`: how many losses are compared; `quick_steps`: how many where not the full suite is asked for.
-    - `quick_workers`: the number of workers on which they are compared without the marker `slow`, besides one.
-    - `equal_over_workers`: whether the number of workers makes no difference either; false for batch normalisation, which sees the slice of
-      one worker.
-    - `gradient_seeds`: the seeds whose first gradients are compared until one agrees. A wrong formula shows on every batch; where rounding
-      moves an activation across a ReLU's kink, one batch differs on one processor. A deep model with many of them gives several seeds.
+    - `backends`: compared with the first; by default all installed ones with the model.
+    - `network`: network of the nodes.
+    - `options`: further job fields, such as the learning rate; models with random draws need ``deterministic``.
+    - `steps`: number of compared losses; `quick_steps`: outside the full suite.
+    - `quick_workers`: number of workers that is not `slow`, in addition to one.
+    - `equal_over_workers`: whether losses are equal on any number of workers; false for batch normalisation, which sees one worker's slice.
+    - `gradient_seeds`: seeds tried until gradients agree: a wrong formula shows on every batch, but rounding may cross a ReLU's kink on one
+      processor, so deep models need several.
     """
 
     model: ClassVar[str]
@@ -104,36 +89,37 @@ class ModelConformance:
 
     @classmethod
     def run(cls, out: Path, **options: Any) -> FinishedRun:
-        """Run one sync job of the model on `data`, evaluated at its end alone."""
+        """Run one sync job of the model on `data`, evaluated only at its end."""
         common = {"model": cls.model, "data": cls.data, "network": cls.network, "global_batch_size": GLOBAL_BATCH}
         return run_job(out, tensorboard=False, eval_every="end", **{**common, **cls.options, **options})
 
     @classmethod
     def compared_backends(cls) -> Sequence[str]:
-        """Return the names of the backends that are compared: two or more."""
+        """Return the names of two or more compared backends."""
         known = available("backend")
-        names = cls.backends or [name for name in forward_backends(cls.model) if _installed(known[name])]
+        installed = (name for name in forward_backends(cls.model) if not missing_packages(declared_capabilities(known[name]).packages))
+        names = cls.backends or [*installed]
         if len(names) < 2:
             raise AssertionError(f"model {cls.model!r} is compared on two backends or more; there are: {', '.join(names) or 'none'}")
         return names
 
     @classmethod
     def on_all(cls, compute: Callable[[str], T], names: Sequence[str] | None = None) -> Mapping[str, T]:
-        """Return what `compute` returns for each backend; two at once, since starting a framework keeps one core busy."""
+        """Return `compute`'s result per backend, two at a time, as starting a framework fills a core."""
         names = cls.compared_backends() if names is None else names
         with ThreadPoolExecutor(2) as pool:
             return dict(zip(names, pool.map(compute, names), strict=True))
 
     @classmethod
     def compared_steps(cls) -> int:
-        """Return how many losses are compared this time."""
+        """Return the number of losses to compare."""
         full = os.environ.get("CROSSTRAIN_CONFORMANCE") == "full"
         return cls.steps if full or cls.quick_steps is None else cls.quick_steps
 
     @pytest.fixture(scope="class")
     @classmethod
     def train(cls, tmp_path_factory: pytest.TempPathFactory) -> Train:
-        """Return a function that trains on all backends with a number of workers, once, and then returns the same runs again."""
+        """Return a cached function that trains on all backends with a number of workers."""
         out = tmp_path_factory.mktemp("runs")
         steps = cls.compared_steps()
 
@@ -145,7 +131,7 @@ class ModelConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def passes(cls, tmp_path_factory: pytest.TempPathFactory) -> Passes:
-        """Return the passes of each backend that can compute them by themselves; skips where the model reads no sequences."""
+        """Return each backend's passes with `tensor_functions`; skips models without sequences."""
         info = open_dataset(cls.data).info
         if not reads_sequences(build_model(cls.model, info), info):
             pytest.skip(f"model {cls.model} reads no sequences")
@@ -156,14 +142,14 @@ class ModelConformance:
         return cls.on_all(lambda backend: sequence_passes(backend, cls.model, cls.data, folder / f"{backend}.npz"), names)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Say on how many workers losses are compared."""
+        """Parametrize the number of workers."""
         if "workers" in metafunc.fixturenames:
             soon = (1, self.quick_workers)
             metafunc.parametrize("workers", [pytest.param(n, marks=() if n in soon else pytest.mark.slow) for n in (1, 2, 3)])
 
     @pytest.mark.cluster
     def test_losses_agree(self, workers: int, train: Train) -> None:
-        """All backends have the same losses, step by step; and the same as one worker has."""
+        """Losses agree step by step on all backends, and with one worker's."""
         runs = train(workers)
         for run in runs.values():
             assert len(run.losses) == self.compared_steps()
@@ -176,10 +162,7 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_gradients_agree(self, tmp_path: Path) -> None:
-        """The gradient of the first global batch is what one step of plain SGD with the learning rate 1 subtracts.
-
-        That step's running statistics, where the model keeps some, agree as well.
-        """
+        """One step of SGD with learning rate 1 subtracts the same gradient; running statistics agree."""
         differences: list[Mapping[str, float]] = []
         for seed in self.gradient_seeds:
             steps = self.on_all(partial(self.first_step, tmp_path / f"seed-{seed}", seed))
@@ -193,7 +176,7 @@ class ModelConformance:
 
     @classmethod
     def first_step(cls, out: Path, seed: int, backend: str) -> FirstStep:
-        """Return the gradient of the mean loss of the first global batch, and the buffers after it."""
+        """Return the first global batch's gradient of the mean loss, and later buffers."""
         run = cls.run(out, backend=backend, seed=seed, steps=1, optimizer="sgd", lr=1.0, momentum=0.0)
         initial = build_model(cls.model, open_dataset(cls.data).info).initial(seed)
         checkpoint, _ = find_checkpoint(run.path)
@@ -201,7 +184,7 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_logits_agree(self, train: Train, tmp_path: Path) -> None:
-        """All backends compute the same logits of the test split from one trained model."""
+        """All backends compute one trained model's logits of the test split."""
         if not build_model(self.model, open_dataset(self.data).info).classes:
             pytest.skip(f"model {self.model} is no classifier, so that there are no logits of examples to compare")
         run = next(iter(train(1).values()))
@@ -213,7 +196,7 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_logits_of_positions_agree(self, passes: Passes) -> None:
-        """All backends compute the same of each position."""
+        """All backends compute equal logits per position."""
         for found in passes.values():
             assert np.all(np.isfinite(found[PLAIN]))
             assert found[PLAIN].std() > 0
@@ -225,7 +208,7 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_more_padding_changes_nothing(self, passes: Passes) -> None:
-        """What stands behind the end of an example reaches no position of its own."""
+        """Padding affects no position of an example."""
         for backend, found in passes.items():
             difference = norm_wise_difference({PLAIN: found[PADDED]}, {PLAIN: found[PLAIN]})
             assert difference <= PADDING_TOLERANCE, (
@@ -235,7 +218,7 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_decoding_step_by_step_is_the_forward_pass(self, passes: Passes) -> None:
-        """Of a model that translates: the logits of a piece after another are those of all of them at once."""
+        """Stepwise decoding of a translation model equals its forward pass."""
         if not any(STEPWISE in found for found in passes.values()):
             pytest.skip(f"model {self.model} does not translate {self.data}")
         for backend, found in passes.items():
@@ -247,7 +230,7 @@ class ModelConformance:
 
     @staticmethod
     def logits(run: FinishedRun, backend: str, out: Path) -> NDArray[np.float32]:
-        """Return what a backend computes from the run's last checkpoint: logits float32 [examples, classes] of the test split."""
+        """Return logits float32 [examples, classes] of the test split from the run's last checkpoint."""
         path = out / f"{backend}.npz"
         done = trainer("evaluate", str(run.path), "--trust-run", "--backend", backend, "--predictions", str(path), "--json")
         assert done.returncode == 0, done.stderr

@@ -1,13 +1,16 @@
-"""Runs a job as a user would, in processes of its own, and reads back what it wrote."""
+"""Runs of the command ``trainer`` and of launchers, with their results."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import signal
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import find_checkpoint, list_checkpoints
-from ..core.process import python
+from ..core.console import note
+from ..core.job import Job
+from ..core.process import process_state, python
+from ..engine.protocol.messages import Message
+from ..launch.launchers.base import AGENT_MODULE, Launcher, NodeChannel
+from ..launch.launchers.host_list import Host
+from ..launch.launchers.registry import LaunchRequest, allocated, choose_launcher
 from ..launch.node.fork_server_client import POOL_VARIABLE
-from ..records.schema import EvalRecord, StepRecord
 from ..records.store.run_directory import RunReader
-
-__all__ = [
-    "LENT_SERVERS_VARIABLE",
-    "FinishedRun",
-    "environment_of_runs",
-    "norm_wise_difference",
-    "options_of",
-    "read_run",
-    "relative_difference",
-    "run_job",
-    "trainer",
-]
+from ..records.store.schema import EvalRecord, StepRecord
 
 TIMEOUT_SECONDS = 900.0
-
+# Names a pool of fork servers (`fork_server_pool.py`) for these commands only.
 LENT_SERVERS_VARIABLE = "CROSSTRAIN_TEST_FORK_SERVERS"
-"""Names a pool of fork servers that the commands started here may use (`fork_server_pool.py`), and nothing else that tests start."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run directory that has been read: losses float64 [updates] in step order, weights by canonical name, records, summary."""
+    """Content of a run directory: losses float64 [updates] in step order, weights by name, records, summary."""
 
     path: Path
     summary: Mapping[str, Any]
@@ -50,21 +46,20 @@ class FinishedRun:
     evals: tuple[EvalRecord, ...]
 
 
-SET_BY_SCIKIT_LEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
-"""Variables of a process that has imported it: the pool has not, and lends nothing to who differs from it."""
+SET_BY_SCIKIT_LEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # by its import; the pool's environment would differ
 
 
 def trainer(
     *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command ``trainer`` with this interpreter and wait for its end."""
+    """Run ``trainer`` with this interpreter to its end."""
     command = python("crosstrain.cli.main", *arguments)
     own = environment_of_runs(environment)
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, env=own, stdin=subprocess.DEVNULL, check=False)
 
 
 def environment_of_runs(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment, this process's by default, in which a command may use the pool of fork servers, where there is one."""
+    """Return an environment (default: this process's) with the pool of fork servers, if any."""
     own = dict(os.environ if environment is None else environment)
     if LENT_SERVERS_VARIABLE in own:
         own.setdefault(POOL_VARIABLE, own[LENT_SERVERS_VARIABLE])
@@ -74,10 +69,7 @@ def environment_of_runs(environment: Mapping[str, str] | None = None) -> dict[st
 
 
 def run_job(out: Path, environment: Mapping[str, str] | None = None, **options: object) -> FinishedRun:
-    """Run one job with ``trainer run --json`` and read its directory. Options are the job's fields.
-
-    Raises AssertionError with what the command printed where it failed.
-    """
+    """Run a job with ``trainer run --json`` and read its directory. Raises AssertionError with the output."""
     arguments = ["run", "--json", "--quiet", "--out", str(out), *options_of(options)]
     done = trainer(*arguments, environment=environment)
     if done.returncode != 0:
@@ -86,7 +78,7 @@ def run_job(out: Path, environment: Mapping[str, str] | None = None, **options: 
 
 
 def options_of(fields: Mapping[str, object]) -> list[str]:
-    """Return fields of a job as what is typed for them."""
+    """Return job fields as command-line options."""
     typed: list[str] = []
     for key, value in fields.items():
         flag = key.replace("_", "-")
@@ -110,9 +102,83 @@ def relative_difference(ours: NDArray[np.float64], reference: NDArray[np.float64
 
 
 def norm_wise_difference(ours: Mapping[str, NDArray[Any]], reference: Mapping[str, NDArray[Any]]) -> float:
-    """Return ‖a − b‖ / ‖b‖ over all parameters together; both must have the same names and shapes."""
+    """Return ‖a − b‖ / ‖b‖ over all parameters; names and shapes must be equal."""
     if {name: value.shape for name, value in ours.items()} != {name: value.shape for name, value in reference.items()}:
         raise AssertionError(f"different parameters: {sorted(ours)} and {sorted(reference)}")
     difference = sum(float(np.sum((ours[name].astype(np.float64) - reference[name]) ** 2)) for name in reference)
     norm = sum(float(np.sum(reference[name].astype(np.float64) ** 2)) for name in reference)
     return math.sqrt(difference / norm)
+
+
+# ``python -m crosstrain.conformance.runs`` starts the nodes of a `Launched` (JSON), prints a line of agents, and waits to be killed.
+LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Launch request: launcher, hosts, further options, and job settings."""
+
+    launcher: str
+    hosts: Sequence[str] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Launcher:
+        """Return the launcher."""
+        given = allocated(self.launcher, os.environ)[0]
+        shape = {"nodes": len(self.hosts)} if self.hosts else {}
+        job = Job.model_validate({**shape, **self.settings, "launcher": self.launcher})
+        hosts = [Host(name) for name in self.hosts]
+        return choose_launcher(LaunchRequest(job, note, hosts=hosts, allocated=given, options=self.options, environment=os.environ))
+
+
+def greetings(channels: Sequence[NodeChannel]) -> list[Message]:
+    """Return agents' greetings in node order. Raises AssertionError with an ended agent's status."""
+    found = []
+    for channel in channels:
+        while (message := channel.stream.receive()) is not None and message.kind != "hello":
+            continue
+        if message is None:
+            code = None if channel.process is None else channel.process.wait(10)
+            raise AssertionError(f"the agent of node {channel.node} has not greeted: {'' if code is None else channel.explain(code)}")
+        found.append(message)
+    return found
+
+
+def visible_agents(greeted: Sequence[Message]) -> list[int]:
+    """Return the process ids of agents on this machine."""
+    return [pid for pid in (int(message["pid"]) for message in greeted) if AGENT_MODULE in _command(pid)]
+
+
+def await_end(pids: Sequence[int], seconds: float) -> list[int]:
+    """Wait for the end of processes; return those alive after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while (living := [pid for pid in pids if process_state(pid) not in (None, "Z", "X")]) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return living
+
+
+def stop(pids: Sequence[int]) -> None:
+    """Suspend processes (SIGSTOP)."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def main(text: str, wait: Callable[[], None] = signal.pause) -> None:
+    """Start the nodes of `text`, print their agents' ids, and wait."""
+    launcher = Launched(**json.loads(text)).make()
+    launcher.prestart()
+    sys.stdout.write(json.dumps(visible_agents(greetings(launcher.start()))) + "\n")
+    sys.stdout.flush()
+    wait()
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

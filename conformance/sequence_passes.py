@@ -1,10 +1,7 @@
-"""Passes of a model of sequences on one backend: ``python -m crosstrain.conformance.sequence_passes BACKEND MODEL DATA FILE``.
+"""Passes of a sequence model on one backend, in a process of its own.
 
-Writes what the forward function gives for some examples of the test split to FILE (npz): with the padding that they need, with more of
-it, and, of a model that translates, decoded piece by piece. Parameters are the initial values of seed 0, of which vectors are moved, so
-that each takes part. A process of its own, so that no two frameworks meet in one.
-
-Arrays: [positions of all examples, …] where the target is a sequence, else the forward function's result as it is.
+``python -m crosstrain.conformance.sequence_passes BACKEND MODEL DATA FILE`` writes an npz. Vectors of seed 0 are moved, so that each
+matters. Arrays are [positions of all examples, …] for sequence targets.
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.base import HasTensors, TensorFunctions
 from ..backends.decoding_functions import DecodingFunctions
 from ..backends.loading import load_backend
-from ..backends.tensor_functions import HasTensors, TensorFunctions
 from ..core.plugins import forward_plugin, load
 from ..core.process import python
 from ..data.base import DataInfo, Dataset
@@ -32,29 +29,20 @@ from ..data.text import BEGIN
 from ..models.base import Array, ForwardContext, ModelSpec
 from ..models.build import build_model
 
-__all__ = ["PADDED", "PLAIN", "STEPWISE", "reads_sequences", "sequence_passes"]
-
-PLAIN, PADDED, STEPWISE = "plain", "padded", "stepwise"
-"""The passes, as they are called in the file; the last of a model that translates alone."""
-
+PLAIN, PADDED, STEPWISE = "plain", "padded", "stepwise"  # the last only if the model translates
 EXAMPLES = 8
-
-MORE_PADDING = 7
-"""Places behind the longest example, beyond those that a batch needs."""
-
-MOVED = 0.1
-"""Deviation of what is added to parameters that are vectors: many begin as zeros or ones."""
-
+MORE_PADDING = 7  # additional positions after the longest example
+MOVED = 0.1  # standard deviation of noise on vectors, many of which start as zeros or ones
 TIMEOUT_SECONDS = 600.0
 
 
 def reads_sequences(spec: ModelSpec, info: DataInfo) -> bool:
-    """Return whether a model is given a column whose length varies."""
+    """Return whether a model has an input of varying length."""
     return any(info.column(name).varies for name in spec.inputs)
 
 
 def sequence_passes(backend: str, model: str, data: str, file: Path) -> Mapping[str, Array]:
-    """Have the passes computed, and return them by name. Raises AssertionError with what the process said where it failed."""
+    """Compute the passes in a process, by name. Raises AssertionError with its output."""
     command = python("crosstrain.conformance.sequence_passes", backend, model, data, str(file))
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
@@ -65,8 +53,6 @@ def sequence_passes(backend: str, model: str, data: str, file: Path) -> Mapping[
 
 @dataclass(frozen=True)
 class _Passes:
-    """The model on one backend: the module with its functions, its parameters as tensors, and the examples that it is given."""
-
     spec: ModelSpec
     data: Dataset
     module: Any
@@ -76,12 +62,12 @@ class _Passes:
     count: int
 
     def lengths(self, name: str) -> NDArray[np.int64]:
-        """Return how long each example is in a column, [examples]."""
+        """Return the lengths of a column, [examples]."""
         column = self.data.column("test", name)
         return np.array([len(column.example(number)) for number in range(self.count)])
 
     def given(self, names: Sequence[str], padding: int) -> Any:
-        """Return columns as a forward function is given them, with so many places more than the longest example."""
+        """Return columns as forward inputs, with `padding` positions after the longest example."""
         found: dict[str, Any] = {}
         for name in names:
             column, spec = self.data.column("test", name), self.data.info.column(name)
@@ -97,7 +83,7 @@ class _Passes:
         return found
 
     def own_positions(self, result: Array) -> Array:
-        """Leave out what stands behind the end of an example, where there is a result for each position of the target."""
+        """Drop positions after an example's end, for results by target position."""
         if not self.data.info.column(self.spec.target).varies:
             return result
         lengths = self.lengths(self.spec.target)
@@ -105,12 +91,11 @@ class _Passes:
         return kept
 
     def forward(self, padding: int) -> Array:
-        """Return what the forward function gives."""
         result = self.module.forward(self.parameters, self.given(self.spec.inputs, padding), self.context)
         return self.own_positions(self.tensors.array(result))
 
     def stepwise(self, source: str, target: str) -> Array:
-        """Return the logits of each position of the target, decoded piece by piece."""
+        """Return the logits of each target position, decoded piece by piece."""
         functions = DecodingFunctions.of(self.module)
         memory = functions.encode(self.parameters, self.given([source], 0), self.context)
         targets_bt = self.tensors.array(self.given([target], 0)[target])
@@ -124,18 +109,16 @@ class _Passes:
 
 
 def _moved(spec: ModelSpec) -> dict[str, Array]:
-    """Return the values that the passes are computed with."""
     draw = np.random.default_rng(0)
-    values = spec.initial(0)
     return {
         name: (value + MOVED * draw.standard_normal(value.shape)).astype(np.float32) if value.ndim == 1 else value
-        for name, value in values.items()
+        for name, value in spec.initial(0).items()
     }
 
 
 def main(backend: str, model: str, data: str, file: str) -> None:
     """Compute the passes and write them."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a GPU's products may be of fewer bits than float32's
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a GPU's products may have less than float32's precision
     dataset = open_dataset(data)
     spec = build_model(model, dataset.info)
     tensors = cast(HasTensors, load_backend(backend)).tensor_functions()

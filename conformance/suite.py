@@ -1,12 +1,12 @@
-"""The suite itself.
+"""Pytest suite for backends.
 
 Subclass `BackendConformance` in a pytest module and name the backend::
 
     class TestMyBackend(BackendConformance):
         backend = "mine"
 
-Every case runs real processes through the command ``trainer``. Tolerances: losses of 200 steps within 1e-4 relative of a float64
-reference (1e-5 for SGD without momentum), final weights within 1e-4 norm-wise, at any number of workers of one global batch.
+Every case runs ``trainer`` in real processes. Tolerances: losses of 200 steps within 1e-4 relative of a float64 reference (1e-5 for SGD
+without momentum), final weights within 1e-4 norm-wise, on any number of workers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import threading
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,37 +32,34 @@ from ..core.job import Job
 from ..core.plugins import forward_backends
 from ..core.update_rules import EMA
 from ..data.store.stored_dataset import open_dataset
-from ..launch.node.fork_server_client import ForkServerProcess
-from ..launch.node.fork_server_connection import ForkServerConnection
+from ..launch.node.fork_server_client import ForkServerConnection, ForkServerProcess
+from ..launch.node.scratch import task_environment
 from ..launch.node.supervisor import Supervisor
-from ..launch.node.task_environment import task_environment
 from ..models.build import build_model
 from ..records.store.run_directory import RunReader
-from .cases import OPTIMIZERS, OPTIONAL_CAPABILITIES, UNEVEN_BATCHES, every_optimizer
-from .faults import kill_task_once
-from .reference import Trained, evaluation_loss, train_logistic_regression
+from .cases import (
+    OPTIMIZERS,
+    OPTIONAL_CAPABILITIES,
+    UNEVEN_BATCHES,
+    Trained,
+    evaluation_loss,
+    every_optimizer,
+    kill_task_once,
+    train_logistic_regression,
+)
 from .runs import FinishedRun, norm_wise_difference, options_of, read_run, relative_difference, run_job, trainer
 
 __all__ = ["OPTIMIZERS", "BackendConformance"]
-
 STEPS = 200
 LOSS_TOLERANCE = 1e-4
 PLAIN_SGD_LOSS_TOLERANCE = 1e-5
 WEIGHT_TOLERANCE = 1e-4
 ASYNC_ACCURACY_TOLERANCE = 0.02
 REJOIN_STEPS = 20_000
-
-LOW_PRECISION_TOLERANCE = 0.05
-"""bf16 keeps 8 bits of a number: each product is off by up to 2⁻⁸, and the steps add some of that up."""
-
-DROPOUT_LOSS_TOLERANCE = 1e-4
-"""Of two steps. Other masks move the loss by more."""
-
-CLIP_NORM, EMA_DECAY = 0.5, 0.98
-"""Of gradients of logistic regression on the digits many are longer, and some not; the average is far from the weights at the end."""
-
-WARM_SECONDS, WARM_SHARE = 0.1, 0.05
-"""Within which the first step is over: seconds, or as part of the initialisation, whichever is longer."""
+LOW_PRECISION_TOLERANCE = 0.05  # bf16 has 8 bits: products are off by up to 2⁻⁸, which adds up in part
+DROPOUT_LOSS_TOLERANCE = 1e-4  # of two steps; other masks change the loss by more
+CLIP_NORM, EMA_DECAY = 0.5, 0.98  # many gradients are clipped, and the average differs from the weights
+WARM_SECONDS, WARM_SHARE = 0.1, 0.05  # first step's limit: seconds or fraction of initialisation, the longer one
 
 
 @cache
@@ -73,11 +71,9 @@ def reference(optimizer: str, global_batch: int, **further: Any) -> Trained:
 
 
 class BackendConformance:
-    """What every backend has to show, as far as it declares it.
+    """Cases for a backend's declared capabilities.
 
-    - `backend` is its name; `network` how its nodes are connected.
-    - `buffers_model` and `dropout_model` are models with running statistics and with dropout; the cases about these are left out for a
-      backend without a forward function of them.
+    `backend`: its name; `network`: connection of its nodes; `buffers_model`, `dropout_model`: models with running statistics and dropout.
     """
 
     backend: ClassVar[str]
@@ -88,11 +84,11 @@ class BackendConformance:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the backend under test declares."""
+        """Declared capabilities of the backend."""
         return load_backend(self.backend).capabilities
 
     def train(self, out: Path, **options: Any) -> FinishedRun:
-        """Run one job on the backend under test."""
+        """Run one job on the backend."""
         return run_job(out, backend=self.backend, network=self.network, tensorboard=False, **options)
 
     @pytest.mark.cluster
@@ -114,7 +110,7 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_fused_steps_equal_single_ones(self, tmp_path: Path) -> None:
-        """Many steps per call give the same losses and weights as one step per call, to the bit."""
+        """Fused steps give the same losses and weights as single ones, bit by bit."""
         options: dict[str, Any] = {"nodes": 2, "global_batch_size": 10, "steps": 60}
         fused = self.train(tmp_path, **options)
         single = self.train(tmp_path, steps_per_call=1, **options)
@@ -123,14 +119,18 @@ class BackendConformance:
             np.testing.assert_array_equal(fused.weights[name], value)
 
     def test_the_tasks_that_it_survives_are_tasks_of_its_own_and_do_not_lead(self) -> None:
-        """Whatever role it declares, its placement has, and no leading task plays it."""
-        jobs = [Job.model_validate({"backend": self.backend, "mode": mode, "nodes": 2}) for mode in sorted(self.capabilities.modes)]
+        """The placement has every declared role, none on a leading task."""
+        self.check_roles(self.capabilities.survives, self.capabilities.modes)
+
+    def check_roles(self, roles: Collection[str], modes: Collection[str]) -> None:
+        """The placement of jobs in these modes has all roles, none on a leading task."""
+        jobs = [Job.model_validate({"backend": self.backend, "mode": mode, "nodes": 2}) for mode in sorted(modes)]
         placed = [task for job in jobs for task in load_backend(self.backend).placement(job)]
-        assert self.capabilities.survives <= {task.role for task in placed}
-        assert not self.capabilities.survives & {task.role for task in placed if task.leading}
+        assert {*roles} <= {task.role for task in placed}
+        assert not {*roles} & {task.role for task in placed if task.leading}
 
     def test_its_tasks_can_be_forked_where_it_says_so(self, tmp_path: Path) -> None:
-        """That tasks which are forked train as they should is what every test with several workers shows then."""
+        """Forking is possible; other tests show that forked tasks train correctly."""
         if not self.capabilities.forks:
             pytest.skip("this backend's tasks import it one by one")
         server = ForkServerProcess(Job.model_validate({"backend": self.backend, "nodes": 2}))
@@ -148,17 +148,14 @@ class BackendConformance:
         assert parent != os.getpid(), "the process to fork from has ended: does `preload` start a thread?"
 
     def test_the_tasks_that_rejoin_are_async_tasks_of_its_own_and_do_not_lead(self) -> None:
-        """Whatever role it declares, its async placement has, and no leading task plays it."""
-        jobs = [Job.model_validate({"backend": self.backend, "mode": "async", "nodes": 2})] if "async" in self.capabilities.modes else []
-        placed = [task for job in jobs for task in load_backend(self.backend).placement(job)]
-        assert self.capabilities.rejoins <= {task.role for task in placed}
-        assert not self.capabilities.rejoins & {task.role for task in placed if task.leading}
+        """The async placement has every declared role, none on a leading task."""
+        self.check_roles(self.capabilities.rejoins, self.capabilities.modes & {"async"})
 
     @pytest.mark.cluster
     @pytest.mark.faults
     @pytest.mark.slow
     def test_a_worker_that_is_killed_rejoins_and_no_update_is_lost_or_applied_twice(self, tmp_path: Path) -> None:
-        """Where it declares that: the worker's process is killed once it has trained; each update is recorded, and applied, once."""
+        """A killed worker rejoins, if declared; each update is recorded and applied once."""
         if "worker" not in self.capabilities.rejoins:
             pytest.skip(f"{self.backend} does not declare that a worker rejoins")
         path = tmp_path / "run"
@@ -173,15 +170,12 @@ class BackendConformance:
         assert [event.event for event in RunReader(path).events() if event.event in ("task_failed", "attempt_failed")] == ["task_failed"]
 
     def test_what_it_does_not_declare_is_refused(self, tmp_path: Path) -> None:
-        """An option that asks for more ends the command before anything starts, with exit code 2 and its name.
-
-        The command itself is run with the first such option, and with CROSSTRAIN_CONFORMANCE=full with each.
-        """
-        mode = max(self.capabilities.modes)  # sync, where it has both
+        """An undeclared option exits with code 2 and its name: the first, or all with CROSSTRAIN_CONFORMANCE=full."""
+        mode = max(self.capabilities.modes)  # sync, if supported
         runs = len(OPTIONAL_CAPABILITIES) if os.environ.get("CROSSTRAIN_CONFORMANCE") == "full" else 1
         for field, beyond in OPTIONAL_CAPABILITIES.items():
             if field in ("deterministic", "exchange") and mode == "async":
-                continue  # no backend repeats the order of asynchronous updates, and these exchange with a parameter server
+                continue  # async has no fixed order, and uses a parameter server
             asked = {"mode": mode, **beyond}
             job = Job.model_validate({"backend": self.backend, **asked})
             try:
@@ -200,10 +194,7 @@ class BackendConformance:
 
     @pytest.mark.cluster
     def test_a_resumed_run_goes_on_where_it_stood(self, tmp_path: Path) -> None:
-        """A run that is resumed from its checkpoint half-way has the losses and weights that it had: slots and counters too.
-
-        To the bit where the backend declares that its runs repeat.
-        """
+        """A resumed run has the same losses and weights, bit by bit on deterministic backends."""
         options: dict[str, Any] = {"nodes": 2, "global_batch_size": 30, "deterministic": self.capabilities.deterministic}
         options |= OPTIMIZERS["adam"]
         whole = self.train(tmp_path, steps=60, checkpoint_every="35steps", **options)
@@ -222,10 +213,7 @@ class BackendConformance:
 
     @pytest.mark.cluster
     def test_open_ends_warm(self, tmp_path: Path) -> None:
-        """What a framework does once is over when the run clock starts: the first step is there at once.
-
-        A backend that starts cold does so every time; one that is warm may be held up now and then, so one run of three is enough.
-        """
+        """One-time work ends before the run clock; one warm run of three is enough, as any may be disturbed."""
         waits = []
         for _ in range(3):
             run = self.train(tmp_path, nodes=2, global_batch_size=30, steps=3, steps_per_call=1)
@@ -239,7 +227,7 @@ class BackendConformance:
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [1, 2])
     def test_augmentation_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """The images of each batch are changed as its sampler says."""
+        """The images of each batch are augmented as its sampler determines."""
         self.require(augmentation=self.capabilities.augmentation)
         run = self.train(tmp_path, nodes=workers, global_batch_size=30, steps=STEPS, augment="crop", **OPTIMIZERS["sgd"])
         expected = reference("sgd", 30, augment="crop")
@@ -251,7 +239,7 @@ class BackendConformance:
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [1, 2])
     def test_updates_in_micro_batches_equal_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """An update that is computed in parts, of which the last is smaller, is that of its whole batch."""
+        """An update in parts, the last of them smaller, equals the whole batch's."""
         self.require(accumulation=self.capabilities.accumulation)
         run = self.train(tmp_path, nodes=workers, global_batch_size=22, accumulate=3, steps=STEPS, **OPTIMIZERS["adamw"])
         self.check_equal(run, reference("adamw", 22))
@@ -260,7 +248,7 @@ class BackendConformance:
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [1, 2])
     def test_a_limited_norm_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """The norm is that of the whole update's gradient, over all parameters and workers."""
+        """The norm is of the update's gradient over all parameters and workers."""
         self.require(clipping=self.capabilities.clipping)
         run = self.train(tmp_path, nodes=workers, global_batch_size=30, clip_norm=CLIP_NORM, steps=STEPS, **OPTIMIZERS["sgd"])
         expected = reference("sgd", 30, clip_norm=CLIP_NORM)
@@ -271,7 +259,7 @@ class BackendConformance:
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [1, 2])
     def test_the_average_of_the_weights_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """It is in the checkpoint beside the trained weights, and evaluations are of it."""
+        """The average is in the checkpoint with the trained weights, and is evaluated."""
         self.require(weight_averaging=self.capabilities.weight_averaging)
         options = {"global_batch_size": 30, "steps": STEPS, "ema_decay": EMA_DECAY, **OPTIMIZERS["adam"]}
         run = self.train(tmp_path, nodes=workers, eval_every="end", **options)
@@ -285,19 +273,19 @@ class BackendConformance:
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [2, 3])
     def test_the_direct_exchange_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """Batches that do not divide, too."""
+        """The direct exchange also handles batches that do not divide."""
         self.require(direct_exchange="direct" in self.capabilities.exchanges and "sync" in self.capabilities.modes)
         run = self.train(tmp_path, nodes=workers, global_batch_size=10, steps=STEPS, exchange="direct", **OPTIMIZERS["adam"])
         self.check_equal(run, reference("adam", 10))
 
     def require(self, **declared: bool) -> None:
-        """Skip the case where the backend does not declare what it is about."""
+        """Skip the case without these declared capabilities."""
         for name, found in declared.items():
             if not found:
                 pytest.skip(f"backend {self.backend} declares no {name.replace('_', ' ')}")
 
     def check_equal(self, run: FinishedRun, expected: Trained, loss_tolerance: float = LOSS_TOLERANCE) -> None:
-        """Losses, final weights and counts are those of the reference."""
+        """Losses, final weights and counts equal the reference's."""
         assert len(run.losses) == len(expected.losses)
         assert relative_difference(run.losses, expected.losses) <= loss_tolerance
         assert norm_wise_difference(run.weights, expected.weights) <= WEIGHT_TOLERANCE
@@ -307,7 +295,7 @@ class BackendConformance:
     @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["bf16", "fp16"])
     def test_a_declared_precision_is_used(self, precision: Precision, tmp_path: Path) -> None:
-        """Its losses are near those of fp32 and not the same, and the summary says what was used; without the hardware it is refused."""
+        """Losses are near but unlike fp32's, and the summary has the precision; without hardware it is refused."""
         if precision not in self.capabilities.precisions:
             pytest.skip(f"backend {self.backend} does not declare {precision}")
         self.require_forward(self.precision_model)
@@ -326,7 +314,7 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_buffers_are_trained_kept_and_taken_over(self, tmp_path: Path) -> None:
-        """Running statistics change with training, are in the checkpoint, and decide an evaluation that starts from it."""
+        """Running statistics change, are in the checkpoint, and affect an evaluation from it."""
         self.require_forward(self.buffers_model)
         run = self.train(tmp_path, model=self.buffers_model, nodes=2, global_batch_size=16, steps=3, lr=1e-3, eval_every="end")
         initial = build_model(self.buffers_model, open_dataset("digits").info).initial_buffers()
@@ -341,7 +329,7 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_deterministic_runs_repeat_to_the_bit(self, tmp_path: Path) -> None:
-        """Two runs of a network with convolutions and running statistics have the same losses, weights and buffers."""
+        """Two runs with convolutions and running statistics have equal losses, weights and buffers."""
         self.require(repeatable_training=self.capabilities.deterministic)
         self.require_forward(self.buffers_model)
         options: dict[str, Any] = {"model": self.buffers_model, "nodes": 2, "global_batch_size": 16, "steps": 3, "eval_every": "end"}
@@ -355,7 +343,7 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_dropout_is_the_same_on_any_number_of_workers(self, tmp_path: Path) -> None:
-        """With ``--deterministic`` an example's mask does not depend on who trains on it, nor with how many; and elements are dropped."""
+        """With ``--deterministic`` a mask is independent of the workers, and elements are dropped."""
         self.require_forward(self.dropout_model)
         self.require(repeatable_training=self.capabilities.deterministic)
         options: dict[str, Any] = {"model": self.dropout_model, "data": "synthetic-images:size=64,classes=10,train=64,test=16"}
@@ -370,13 +358,13 @@ class BackendConformance:
         assert relative_difference(other.losses[:1], one.losses[:1]) > DROPOUT_LOSS_TOLERANCE
 
     def require_forward(self, model: str) -> None:
-        """Skip the case where the backend has no forward function of a model."""
+        """Skip the case without the backend's forward function of a model."""
         if self.backend not in forward_backends(model):
             pytest.skip(f"backend {self.backend} has no forward function of {model}")
 
     @pytest.mark.cluster
     def test_async_converges_like_sync(self, tmp_path: Path) -> None:
-        """Async applies exactly the planned updates, every worker its share, and reaches the accuracy of the reference's sync training."""
+        """Async applies exactly the planned updates, each worker its share, with the sync reference's accuracy."""
         self.require(async_mode="async" in self.capabilities.modes)
         options: dict[str, Any] = {"nodes": 2, "batch_size": 10, "epochs": 16, "lr": 0.02}
         run = self.train(tmp_path, mode="async", **options)
@@ -394,14 +382,14 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_async_workers_share_alike(self, tmp_path: Path) -> None:
-        """Of three workers none is left behind, as one is whose messages wait for an acknowledgement."""
+        """No worker of three falls behind, as with delayed acknowledgements."""
         self.require(async_mode="async" in self.capabilities.modes)
         run = self.train(tmp_path, mode="async", nodes=3, batch_size=10, steps=3000)
         self.check_counts(run)
         self.check_shares(run)
 
     def check_shares(self, run: FinishedRun) -> None:
-        """Each worker of an async run made at least half its fair share of the updates, and no staleness is below zero."""
+        """Each async worker made at least half its fair share of updates; no staleness is negative."""
         updates = run.summary["updates_by_worker"]
         assert min(updates) >= 0.5 * sum(updates) / len(updates), updates
         assert all(value >= 0 for record in run.steps for value in record.staleness or ())
@@ -409,10 +397,7 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_every_part_of_a_step_is_calibrated(self, tmp_path: Path) -> None:
-        """In each of its modes every worker repeats each component of a step, and the run still ends well.
-
-        Steps with the direct exchange are tried as well, or the backend says why it does not.
-        """
+        """Every worker calibrates each component in each mode; the direct exchange is tried or refused."""
         for mode in sorted(self.capabilities.modes):
             run = self.train(tmp_path / mode, mode=mode, nodes=2, global_batch_size=22, steps=60, calibrate=True)
             found = RunReader(run.path).calibration()

@@ -1,1 +1,1 @@
-"""What is a job, and where does each of its tasks run? Imported by every folder, imports none of them."""
+"""Jobs, their settings, and the tasks that execute them."""

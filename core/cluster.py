@@ -1,46 +1,38 @@
-"""Who takes part in a run: nodes, tasks and their addresses."""
+"""Nodes, tasks and their addresses; numbers of workers per node."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Literal
-
-__all__ = ["Cluster", "Role", "Task", "TaskSpec", "split_evenly"]
 
 Role = Literal["chief", "worker", "ps"]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A task before it has an address: which role, the index within the role, and the node (from 0) it runs on.
-
-    `leading` tasks receive the training loop's commands: every rank in sync mode, the chief alone in async mode.
-    """
+    """A task without its address."""
 
     role: Role
-    index: int
-    node: int
-    leading: bool
+    index: int  # within the role
+    node: int  # from 0
+    leading: bool  # receives the training loop's commands: each rank in sync mode, the chief in async mode
 
     @property
     def name(self) -> str:
-        """``worker-0``, ``ps-1``, ``chief-0``: unique in a run; used for log files and in messages."""
+        """``worker-0``, ``ps-1``, ``chief-0``: unique in a run."""
         return f"{self.role}-{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Every task of a run with its address; the same value in every task.
-
-    `addresses` has one host address a node; `ports` one reserved port a task, by task name.
-    `secret` is the run's own key for handshakes between tasks (hex, 32 bytes).
-    """
+    """All tasks of a run with their addresses; the same value in every task."""
 
     tasks: tuple[TaskSpec, ...]
-    addresses: tuple[str, ...]
-    ports: Mapping[str, int]
-    secret: str
+    addresses: tuple[str, ...]  # by node
+    ports: Mapping[str, int]  # by task name
+    secret: str  # 32 bytes in hex for handshakes between tasks
 
     def of_role(self, role: Role) -> tuple[TaskSpec, ...]:
         """Return the tasks of one role in index order."""
@@ -52,7 +44,7 @@ class Cluster:
 
     @property
     def workers(self) -> int:
-        """Number of tasks that compute gradients (in sync mode: the world size)."""
+        """Number of tasks that compute gradients (sync mode: world size)."""
         return len(self.of_role("worker"))
 
     def to_json(self) -> dict[str, Any]:
@@ -72,15 +64,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One process of the cluster, as it sees itself. `threads` is the number of compute threads it may use.
-
-    `local_index` counts the tasks of the same role on the node (torch calls it the local rank); it picks a GPU.
-    """
+    """A process of the cluster, as it sees itself."""
 
     placed: TaskSpec
     cluster: Cluster
-    threads: int
-    local_index: int = 0
+    threads: int  # for computation
+    local_index: int = 0  # within role and node (torch: local rank); selects a GPU
 
     @property
     def name(self) -> str:
@@ -104,15 +93,56 @@ class Task:
 
 
 def split_evenly(total: int, count: int) -> list[tuple[int, int]]:
-    """Cut range(total) into `count` consecutive (start, stop) ranges whose sizes differ by at most one, larger ones first.
-
-    Ranges may be empty where count > total.
-    """
+    """Split range(total) into `count` (start, stop) ranges of near-equal size, larger first."""
     base, extra = divmod(total, count)
-    bounds: list[tuple[int, int]] = []
-    start = 0
-    for number in range(count):
-        stop = start + base + (1 if number < extra else 0)
-        bounds.append((start, stop))
-        start = stop
-    return bounds
+    return list(pairwise(number * base + min(number, extra) for number in range(count + 1)))
+
+
+ProcsPerNode = int | tuple[int, ...]  # workers per node, for all or each; numbered node by node
+
+
+def workers_by_node(procs_per_node: ProcsPerNode, nodes: int) -> tuple[int, ...]:
+    """Return the number of workers of each node. Raises ValueError for other numbers of nodes."""
+    if isinstance(procs_per_node, int):
+        return (procs_per_node,) * nodes
+    if len(procs_per_node) != nodes:
+        given = ",".join(map(str, procs_per_node))
+        numbers = "1 node" if nodes == 1 else f"each of the {nodes} nodes"
+        raise ValueError(f"give one number, or one for {numbers}, not {len(procs_per_node)} ({given})")
+    return tuple(procs_per_node)
+
+
+def procs_per_node_of(by_node: Sequence[int]) -> ProcsPerNode:
+    """Return the setting for these numbers of workers: one number if all are equal."""
+    return tuple(by_node) if len(set(by_node)) > 1 else by_node[0]
+
+
+def nodes_of_workers(by_node: Sequence[int]) -> tuple[int, ...]:
+    """Return the node of each worker: ``(0, 1, 1)`` for one worker on node 0 and two on node 1."""
+    return tuple(node for node, count in enumerate(by_node) for _ in range(count))
+
+
+def parse_procs_per_node(value: object) -> object:
+    """Split a typed setting: ``1,2`` becomes ``("1", "2")``; validation checks the rest."""
+    if isinstance(value, str) and "," in value:
+        return tuple(part.strip() for part in value.split(","))
+    if isinstance(value, list | tuple) and len(value) == 1:
+        return value[0]
+    return value
+
+
+def read_procs_per_node(value: int | str | Sequence[int]) -> ProcsPerNode:
+    """Return the value of a valid setting in any notation: 2, [1, 2] or "1,2"."""
+    if isinstance(value, int):
+        return value
+    numbers = tuple(int(part) for part in (value.split(",") if isinstance(value, str) else value))
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+MOST_RANKS = 64  # each rank has two connections to each other one, and sends small vectors to all
+MOST_FURTHER_BYTES = 32 << 10  # additional bytes that save a message when a rank sends vectors whole
+
+
+def sent_whole(size_bytes: float, ranks: int) -> bool:
+    """Return whether ranks send whole vectors of this size instead of reduce-scatter/all-gather."""
+    return (ranks - 1) * (ranks - 2) * size_bytes <= ranks * MOST_FURTHER_BYTES

@@ -1,4 +1,4 @@
-"""Replacing a file in one move: a reader sees the earlier one or the new one, never half of it."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["replacing"]
-
-_KEPT_CHARACTERS = 32
-"""Of the file's name, in the draft's: with four bytes each it still is far below the 255 bytes of a name."""
+_KEPT_CHARACTERS = 32  # of the file's name, in the draft's: even with four bytes each far below 255
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new name beside `path`; the file that the block writes there takes its place at the end. What fails leaves nothing.
-
-    An OSError is that of the block or of the move: on a read-only file system removing the draft fails too.
-    """
+    """Yield a draft's name; the file written there replaces `path`, unless the block fails."""
     draft = path.with_name(f".{path.name[:_KEPT_CHARACTERS]}.{os.urandom(8).hex()}")
     try:
         yield draft
         os.replace(draft, path)
     finally:
-        with suppress(OSError):
+        with suppress(OSError):  # already moved, or on a read-only file system
             draft.unlink()

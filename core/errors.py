@@ -1,7 +1,4 @@
-"""Errors meant for people: what was asked, what was found, what to do.
-
-The command line prints ``str(error)`` on standard error and exits with ``exit_code``; a traceback is for our own mistakes only.
-"""
+"""Errors for users: problem, value and fix; only our own bugs give a traceback."""
 
 from __future__ import annotations
 
@@ -10,61 +7,44 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .suggestions import nearest
-
-__all__ = [
-    "DamagedStoreError",
-    "DiskError",
-    "InterruptedRunError",
-    "MissingPackageError",
-    "OutputError",
-    "ResumableRunError",
-    "RunFailedError",
-    "StalledRunError",
-    "TrainerError",
-    "UsageError",
-    "raised",
-    "writing",
-]
+from .suggestions import did_you_mean
 
 
 class TrainerError(Exception):
-    """Base of every error that is reported without a traceback."""
+    """An error that is reported without a traceback."""
 
     exit_code = 1
 
 
 class UsageError(TrainerError):
-    """The request was wrong; nothing was started and nothing was lost."""
+    """A wrong request; nothing was started and nothing was lost."""
 
     exit_code = 2
 
     @classmethod
     def of(cls, key: str, given: object, allowed: str, names: Iterable[str] = (), source: str | None = None) -> UsageError:
-        """Build the one message for a wrong value: the key, what was given and by whom, what is allowed, the nearest right name."""
+        """Return the error for a value: key, value, source, what is allowed, the nearest right name."""
         where = f" (from {source})" if source else ""
-        near = nearest(str(given), list(names)) if names else None
-        hint = f" Did you mean {near!r}?" if near else ""
-        return cls(f"{key}: got {str(given)!r}{where}; allowed: {allowed}.{hint}")
+        return cls(f"{key}: got {str(given)!r}{where}; allowed: {allowed}.{did_you_mean(str(given), names)}")
 
 
 class MissingPackageError(UsageError):
-    """A framework or an optional package is not installed; the message says how to get it."""
+    """A framework or package is missing; the message has the command that installs it."""
 
 
 class DamagedStoreError(TrainerError):
-    """A prepared dataset does not match its manifest; the message names the file and how to make it again."""
+    """A prepared dataset does not match its manifest; the message names the file and the remedy."""
 
 
 class DiskError(TrainerError):
-    """The disk refuses what a command has to write; the message names the file or folder and the system's reason."""
+    """A file or folder cannot be written; the message names it and the system's reason."""
 
     def __init__(self, path: Path, refusal: OSError) -> None:
         super().__init__(f"{str(path)!r} cannot be written: {refusal.strerror or refusal}.")
 
 
 class OutputError(TrainerError):
-    """Standard output refuses what a command has to print, such as on a full device."""
+    """Standard output cannot be written, for example to a full device."""
 
     def __init__(self, refusal: OSError) -> None:
         super().__init__(f"standard output cannot be written ({refusal.strerror or refusal}); what was to be printed there is not whole.")
@@ -72,7 +52,7 @@ class OutputError(TrainerError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise DiskError about `path` where the disk refuses something within the block."""
+    """Turn an OSError within the block into a DiskError about `path`."""
     try:
         yield
     except OSError as error:
@@ -80,7 +60,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class RunFailedError(TrainerError):
-    """The run started and failed; `task` names the task that failed first, where it is known, and `run` is the run directory."""
+    """A run that started and failed; `task` failed first, `run` is the run directory."""
 
     run: Path | None = None
 
@@ -90,25 +70,25 @@ class RunFailedError(TrainerError):
 
 
 class StalledRunError(RunFailedError):
-    """No step was finished for longer than the stall time-out."""
+    """A run in which no step was finished for the stall timeout."""
 
 
 class InterruptedRunError(TrainerError):
-    """The user ended the run (Ctrl-C or SIGTERM); `run` is the run directory."""
+    """A run that the user ended (Ctrl-C or SIGTERM); `run` is the run directory."""
 
     exit_code = 130
     run: Path | None = None
 
 
 class ResumableRunError(InterruptedRunError):
-    """The user ended the run, and it has saved a checkpoint to go on from."""
+    """A run that the user ended after it had saved a checkpoint to resume from."""
 
     exit_code = 75
 
 
 def raised(error: BaseException) -> str:
-    """Return what code of somebody else's raised, as one line: the kind, the message, and the file and line where it was raised."""
+    """Return an exception of external code as one line: type, message, file and line."""
     frames = traceback.extract_tb(error.__traceback__)
-    at = next((frame for frame in reversed(frames) if "_sitebuiltins" not in frame.filename), frames[-1])  # where `exit` is
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if said else ''}{said} ({at.filename}, line {at.lineno})"
+    at = next((frame for frame in reversed(frames) if "_sitebuiltins" not in frame.filename), frames[-1])  # the definition of `exit`
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if message else ''}{message} ({at.filename}, line {at.lineno})"

@@ -1,48 +1,52 @@
-"""The job: the validated description of one run.
+"""The job: the validated, immutable description of one run.
 
-The option ``--batch-size``, the environment variable ``TRAINER_BATCH_SIZE``, the TOML key ``batch_size`` and the field below are one
-name; help texts are the descriptions below, grouped by their topics. A `Job` is immutable and complete: tasks receive it as JSON and ask
-nothing else.
+One name each: ``--batch-size``, ``TRAINER_BATCH_SIZE``, ``batch_size`` in TOML, and the field, whose description is the help text.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from .cluster import parse_procs_per_node, workers_by_node
+from .console import is_plain_name, is_text
+from .schedules import SCHEDULES, schedules_with
+from .setting import (
+    ALL,
+    NOTHING,
+    RESOURCES,
+    TARGET,
+    TIME,
+    WORK,
+    ComparisonRule,
+    Requirement,
+    no_effect,
+    setting,
+    stops_run,
+    trajectory,
+)
 from .topics import Topic
 from .units import MOST_AMOUNT, Cadence, Target, decimal_number, parse_bandwidth
-from .untrusted.path_names import is_plain_name, is_text
-from .worker_layout import parse_procs_per_node, workers_by_node
-
-__all__ = ["DEFAULT_BATCH_SIZE", "MOST_NODES", "Job", "saved_every", "without_password"]
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_EPOCHS = 10
+RESTARTS_CADENCE = "10s"  # default of a run with restarts: at least this far apart (`engine.checkpoint_policy`)
+MOST_RESTARTS = 100_000  # of a run; no run that trains in between reaches it
+MOST_NODES = 4096  # of a run; also of tasks of a kind and of threads of a task
+LONGEST_RUN_NAME_BYTES = 200  # file systems allow 255, and --repeats adds a number
 
-RESTARTS_CADENCE = "10s"
-"""How often a run saves that goes on after failures, where it does not say so: at least so far apart (`engine.checkpoint_policy`)."""
-
-MOST_RESTARTS = 100_000
-"""Of a run; many more than any comes to that trains in between."""
-
-MOST_NODES = 4096
-"""Of a run; no more tasks of a kind, and no more threads of a task, are asked for either."""
-
-LONGEST_RUN_NAME_BYTES = 200
-"""File systems allow 255, and the runs of --repeats add a number to it."""
-
-# Every number has an upper bound, far beyond what is of use: a slip of the finger ends here, and not in an array, a thread pool or a timer.
+# An upper bound on every number keeps typing errors out of arrays, thread pools and timers.
 MOST = MOST_AMOUNT
 MOST_ACCUMULATED = 65_536
-MOST_EXAMPLES = 2**53
+MOST_EXAMPLES = 2**53  # of an update: what a float64 counts exactly
 LARGEST = 1e30  # a float32 holds it, and some factors besides
 
 
@@ -52,19 +56,27 @@ def _typed_number(value: object) -> object:
         try:
             decimal_number(value)
         except ValueError:
-            raise PydanticCustomError("decimal_number", "no decimal number") from None  # what is allowed instead, the field says
+            raise PydanticCustomError("decimal_number", "no decimal number") from None  # the field shows what is allowed
     return value
 
 
-TYPED = BeforeValidator(_typed_number)
-"""Of every number, behind its bounds, which the help and the messages tell."""
+TYPED = BeforeValidator(_typed_number)  # after a number's bounds, which help and messages show
 
 
-def setting(topic: Topic, default: Any, description: str) -> Any:
-    """Return what declares a field of the job: the topic under which it is listed, its default and what it means."""
-    return Field(default, description=description, json_schema_extra={"topic": topic.value})
+def _known_schedule(value: object) -> object:
+    if value not in SCHEDULES:
+        raise PydanticCustomError("literal_error", "no schedule of this name")
+    return value
 
 
+def _schedule_with(name: str) -> Requirement:
+    return Requirement("schedule", schedules_with(name))
+
+
+SGD, ADAM = Requirement("optimizer", ("sgd",)), Requirement("optimizer", ("adam", "adamw"))
+SCALED_LR = Requirement("scale_lr", ("linear", "sqrt"))
+RESTARTED = Requirement("max_restarts", above_zero=True, shown="3")
+PAUSES = frozenset({TIME, TARGET})
 Positive = Annotated[int, Field(ge=1, le=MOST), TYPED]
 UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES), TYPED]
 Fraction = Annotated[float, Field(ge=0, lt=1), TYPED]
@@ -74,18 +86,18 @@ Patience = Annotated[float, Field(gt=0, le=365 * 86_400), TYPED]
 
 
 def without_password(uri: str) -> str:
-    """Return a URI without the user and password that it may hold."""
+    """Return a URI without user and password."""
     place = urlsplit(uri).netloc
     return uri.replace(place, place.rpartition("@")[2], 1)  # urlunsplit would take slashes from sqlite:////tmp/x.db
 
 
 def saved_every(checkpoint_every: str | None, max_restarts: int) -> str | None:
-    """Return how often a job saves checkpoints: as it says, else by time where it may be restarted; None: at most at its end."""
+    """Return how often a job saves: as set, else by time if it restarts; None: only at its end."""
     return checkpoint_every or (RESTARTS_CADENCE if max_restarts else None)
 
 
 class Job(BaseModel):
-    """One training run, described completely. Every field can be given as flag, environment variable or TOML key of the same name."""
+    """One training run; every field is a flag, environment variable and TOML key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False, protected_namespaces=())
 
@@ -101,6 +113,7 @@ class Job(BaseModel):
         "native",
         "Sync: all-reduce of the gradients. native: the framework's collectives; direct: built-in TCP all-reduce, with lower latency "
         "for small models, on CPUs, with at most 64 workers.",
+        requires=Requirement("mode", ("sync",)),
     )
     compile: Literal["off", "on", "auto"] = setting(
         Topic.SPEED,
@@ -112,9 +125,17 @@ class Job(BaseModel):
         "logreg",
         "A name from `trainer models`, or the dotted path of a Python module: my_package.my_model. Arguments may follow: "
         "NAME[:SIZE][?key=value&key=value].",
+        foreign="run the code of the module {}",
     )
-    data: str = setting(Topic.COMMON, "digits", "A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
-    data_dir: Path | None = setting(Topic.DATA, None, "Folder with the dataset's original files.")
+    data: str = setting(
+        Topic.COMMON,
+        "digits",
+        "A name from `trainer data list`; some take arguments, such as synthetic-images:64.",
+        foreign="read what {} names",
+    )
+    data_dir: Path | None = setting(
+        Topic.DATA, None, "Folder with the dataset's original files.", role="operation", foreign="read the folder {}"
+    )
     vocabulary: Annotated[int, Field(ge=2, le=65_535), TYPED] | None = setting(
         Topic.DATA, None, "Text: vocabulary size; it becomes part of the dataset's name."
     )
@@ -138,11 +159,14 @@ class Job(BaseModel):
         Topic.OPTIMISER,
         1,
         "Gradient accumulation: micro-batches per worker and update. The update of a large batch with the memory of a small one.",
+        compare=ComparisonRule("micro-batches", WORK, "a worker computes its batch in another number of parts"),
+        mllog="gradient_accumulation_steps",
     )
     batch_tokens: Positive | None = setting(
         Topic.OPTIMISER,
         None,
         "Text: tokens per worker and micro-batch, padding included, in batches of similar sentence length, instead of --batch-size.",
+        compare=trajectory("tokens of a batch"),
     )
     epochs: Positive | None = setting(Topic.COMMON, None, f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = setting(Topic.EVALUATION, None, "Stop after this many updates, instead of --epochs.")
@@ -153,50 +177,118 @@ class Job(BaseModel):
     )
     until: str | None = setting(Topic.EVALUATION, None, "Stop when an evaluation reaches this target, such as 'accuracy>=0.9'.")
 
-    optimizer: Literal["sgd", "adam", "adamw"] = setting(Topic.OPTIMISER, "sgd", "Update rule; the formulas are torch's on every backend.")
-    lr: AboveZero = setting(Topic.COMMON, 0.05, "Learning rate before --scale-lr and the schedule.")
-    momentum: Fraction = setting(Topic.OPTIMISER, 0.0, "SGD: momentum.")
-    nesterov: bool = setting(Topic.OPTIMISER, False, "SGD: Nesterov momentum.")
-    weight_decay: Finite = setting(Topic.OPTIMISER, 0.0, "Weight decay: added to the gradient (sgd, adam), decoupled (adamw).")
-    beta1: Fraction = setting(Topic.OPTIMISER, 0.9, "Adam, AdamW: decay of the first moment.")
-    beta2: Fraction = setting(Topic.OPTIMISER, 0.999, "Adam, AdamW: decay of the second moment.")
-    epsilon: AboveZero = setting(Topic.OPTIMISER, 1e-8, "Adam, AdamW: added to the root of the second moment.")
-    schedule: Literal["constant", "step", "cosine", "noam"] = setting(
+    optimizer: Literal["sgd", "adam", "adamw"] = setting(
+        Topic.OPTIMISER,
+        "sgd",
+        "Update rule; the formulas are torch's on every backend.",
+        compare=ComparisonRule("optimizer", ALL, "another update rule has another cost and trajectory"),
+        mllog="opt_name",
+    )
+    lr: AboveZero = setting(
+        Topic.COMMON,
+        0.05,
+        "Learning rate before --scale-lr and the schedule.",
+        compare=trajectory("learning rate"),
+        mllog="opt_base_learning_rate",
+    )
+    momentum: Fraction = setting(Topic.OPTIMISER, 0.0, "SGD: momentum.", compare=trajectory("momentum", SGD), mllog="sgd_opt_momentum")
+    nesterov: bool = setting(Topic.OPTIMISER, False, "SGD: Nesterov momentum.", compare=trajectory("Nesterov momentum", SGD))
+    weight_decay: Finite = setting(
+        Topic.OPTIMISER, 0.0, "Weight decay: added to the gradient (sgd, adam), decoupled (adamw).", compare=trajectory("weight decay")
+    )
+    beta1: Fraction = setting(
+        Topic.OPTIMISER,
+        0.9,
+        "Adam, AdamW: decay of the first moment.",
+        requires=ADAM,
+        compare=trajectory("beta1"),
+        mllog="opt_{optimizer}_beta_1",
+    )
+    beta2: Fraction = setting(
+        Topic.OPTIMISER,
+        0.999,
+        "Adam, AdamW: decay of the second moment.",
+        requires=ADAM,
+        compare=trajectory("beta2"),
+        mllog="opt_{optimizer}_beta_2",
+    )
+    epsilon: AboveZero = setting(
+        Topic.OPTIMISER,
+        1e-8,
+        "Adam, AdamW: added to the root of the second moment.",
+        requires=ADAM,
+        compare=trajectory("epsilon"),
+        mllog="opt_{optimizer}_epsilon",
+    )
+    schedule: Annotated[str, BeforeValidator(_known_schedule), WithJsonSchema({"enum": list(SCHEDULES), "type": "string"})] = setting(
         Topic.OPTIMISER,
         "constant",
         "Learning-rate schedule: step and cosine are per epoch; noam is per update, "
         "lr * coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
+        compare=trajectory("schedule"),
+        mllog="opt_learning_rate_decay_schedule",
     )
     schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = setting(
-        Topic.OPTIMISER, 1.0, "Schedule step: epochs between two decays."
+        Topic.OPTIMISER,
+        1.0,
+        "Schedule step: epochs between two decays.",
+        requires=_schedule_with("schedule_step_epochs"),
+        compare=trajectory("epochs between decays"),
     )
-    schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = setting(Topic.OPTIMISER, 0.1, "Schedule step: factor of each decay.")
-    schedule_coefficient: AboveZero = setting(Topic.OPTIMISER, 1.0, "Schedule noam: factor of the learning rate.")
+    schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = setting(
+        Topic.OPTIMISER,
+        0.1,
+        "Schedule step: factor of each decay.",
+        requires=_schedule_with("schedule_gamma"),
+        compare=trajectory("decay"),
+        mllog="opt_learning_rate_decay_factor",
+    )
+    schedule_coefficient: AboveZero = setting(
+        Topic.OPTIMISER,
+        1.0,
+        "Schedule noam: factor of the learning rate.",
+        requires=_schedule_with("schedule_coefficient"),
+        compare=trajectory("factor of the schedule"),
+    )
     warmup_steps: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
-        Topic.OPTIMISER, 0, "Linear warm-up from 0 over this many updates, before any schedule; part of noam's formula."
+        Topic.OPTIMISER,
+        0,
+        "Linear warm-up from 0 over this many updates, before any schedule; part of noam's formula.",
+        compare=trajectory("warm-up"),
+        mllog="opt_learning_rate_warmup_steps",
     )
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
-        Topic.OPTIMISER, "none", "Scale the learning rate with global batch / --base-batch-size."
+        Topic.OPTIMISER,
+        "none",
+        "Scale the learning rate with global batch / --base-batch-size.",
+        compare=trajectory("learning-rate scaling"),
     )
     base_batch_size: Positive = setting(
-        Topic.OPTIMISER, DEFAULT_BATCH_SIZE, "The global batch for which --lr was chosen; used by --scale-lr."
+        Topic.OPTIMISER,
+        DEFAULT_BATCH_SIZE,
+        "The global batch for which --lr was chosen; used by --scale-lr.",
+        requires=SCALED_LR,
+        compare=trajectory("batch of the learning rate"),
     )
 
     clip_norm: Finite = setting(
         Topic.OPTIMISER,
         0.0,
         "Clip the global gradient norm to this value. 0 disables clipping.",
+        compare=trajectory("gradient clipping norm"),
     )
     ema_decay: Fraction = setting(
         Topic.OPTIMISER,
         0.0,
         "Decay per update of an exponential moving average of the weights, used for evaluations. 0 disables it.",
+        compare=ComparisonRule("moving average of the weights", ALL, "evaluations use the average, which takes time and memory"),
     )
 
     augment: Literal["none", "crop", "flip", "crop+flip"] = setting(
         Topic.DATA,
         "none",
         "Random augmentation of training images, the same on every backend: shifts by up to an eighth, mirroring, or both.",
+        compare=ComparisonRule("augmentation", ALL, "augmentation takes time and changes the training images"),
     )
     precision: Literal["fp32", "bf16", "fp16"] = setting(
         Topic.SPEED, "fp32", "Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
@@ -209,23 +301,45 @@ class Job(BaseModel):
         "1 for very small steps).",
     )
     steps_per_call: Positive | None = setting(
-        Topic.SPEED, None, "Maximum number of steps per framework call (default: the backend's choice); 1 disables fusing."
+        Topic.SPEED,
+        None,
+        "Maximum number of steps per framework call (default: the backend's choice); 1 disables fusing.",
+        compare=ComparisonRule("steps per call", WORK, "fused steps cost less", none="the backend's choice"),
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = setting(Topic.DATA, 0, "Seeds initial weights, data order and dropout.")
-    deterministic: bool = setting(Topic.SPEED, False, "Use bitwise reproducible kernels (sync only).")
+    seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = setting(
+        Topic.DATA, 0, "Seeds initial weights, data order and dropout.", mllog="seed"
+    )
+    deterministic: bool = setting(
+        Topic.SPEED,
+        False,
+        "Use bitwise reproducible kernels (sync only).",
+        compare=ComparisonRule("deterministic kernels", WORK, "reproducible kernels are slower"),
+    )
 
     eval_every: str = setting(
         Topic.EVALUATION,
         "1epoch",
         "How often to evaluate on the test split: 1epoch, 500steps, 30s, or end. There is no validation split, so --until, --patience "
         "and --keep-best use the test split too.",
+        compare=ComparisonRule("evaluations", PAUSES, "they take time, and targets are only checked there"),
     )
-    eval_sentences: Positive = setting(Topic.EVALUATION, 500, "Translation: maximum number of sentences per evaluation, decoded greedily.")
+    eval_sentences: Positive = setting(
+        Topic.EVALUATION,
+        500,
+        "Translation: maximum number of sentences per evaluation, decoded greedily.",
+        compare=ComparisonRule("sentences an evaluation translates", PAUSES, "translating takes time"),
+    )
     beam: Annotated[int, Field(ge=1, le=64), TYPED] = setting(
-        Topic.EVALUATION, 4, "Translation: beam size at the end of the run; 1 is greedy."
+        Topic.EVALUATION,
+        4,
+        "Translation: beam size at the end of the run; 1 is greedy.",
+        compare=ComparisonRule("beam", frozenset({TIME}), "the final translation takes time"),
     )
     length_penalty: Annotated[float, Field(ge=0, le=10), TYPED] = setting(
-        Topic.EVALUATION, 0.6, "Translation: log-probabilities are divided by ((5 + length) / 6) to this power."
+        Topic.EVALUATION,
+        0.6,
+        "Translation: log-probabilities are divided by ((5 + length) / 6) to this power.",
+        compare=ComparisonRule("length penalty", NOTHING, "it only affects the final translations"),
     )
     checkpoint_every: str | None = setting(
         Topic.CHECKPOINTS,
@@ -233,88 +347,151 @@ class Job(BaseModel):
         "How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end; with --max-restarts about every "
         "10 s, less often if saving would pause training for more than 0.5 % of the time).",
     )
-    keep: Positive = setting(Topic.CHECKPOINTS, 5, "Number of newest checkpoints to keep.")
+    keep: Positive = setting(
+        Topic.CHECKPOINTS, 5, "Number of newest checkpoints to keep.", compare=no_effect("checkpoints kept"), role="operation"
+    )
     keep_best: str | None = setting(
-        Topic.CHECKPOINTS, None, "Also keep the checkpoints of the best evaluations by this metric: loss, or a metric such as accuracy."
+        Topic.CHECKPOINTS,
+        None,
+        "Also keep the checkpoints of the best evaluations by this metric: loss, or a metric such as accuracy.",
+        compare=no_effect("best checkpoint kept by", "none"),
+        role="operation",
     )
     keep_best_count: Positive = setting(
-        Topic.CHECKPOINTS, 1, "With --keep-best: number of best checkpoints to keep, in addition to the newest."
+        Topic.CHECKPOINTS,
+        1,
+        "With --keep-best: number of best checkpoints to keep, in addition to the newest.",
+        requires=Requirement("keep_best"),
+        compare=no_effect("best checkpoints kept"),
     )
     patience: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
         Topic.EVALUATION,
         0,
         "Early stopping: evaluations without improvement of the --keep-best metric, or of the first metric. 0 disables it.",
+        requires=Requirement("eval_every", unlike="end", shown="1epoch"),
     )
     profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
         Topic.RECORDS,
         0,
         "Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer. Excluded from all speeds.",
+        compare=ComparisonRule("profiled steps", NOTHING, "speeds exclude them, and the run is marked"),
     )
     calibrate: bool = setting(
         Topic.RECORDS,
         True,
         "After training, time the parts of a step separately (some seconds), to show where the time goes.",
+        compare=no_effect("calibration"),
     )
-    mllog: bool = setting(Topic.RECORDS, False, "Also write MLPerf's event log (:::MLLOG), as mllog.txt.")
+    mllog: bool = setting(
+        Topic.RECORDS, False, "Also write MLPerf's event log (:::MLLOG), as mllog.txt.", compare=no_effect("MLPerf's log"), role="operation"
+    )
 
     launcher: str = setting(
         Topic.CLUSTER,
         "auto",
         "How to start the nodes: local (virtual nodes), ssh (on --hosts), slurm (in an allocation), ray (in a cluster) or a launcher "
         "plugin; auto picks the first available of these four, and also detects torchrun, TF_CONFIG, the pods of a Job and --rendezvous.",
+        compare=no_effect("launcher"),
+        role="operation",
     )
     network: Literal["auto", "isolated", "host"] = setting(
         Topic.CLUSTER, "auto", "isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
     )
     bandwidth: str | None = setting(Topic.CLUSTER, None, "Limit each virtual node's link in both directions, such as 100mbit.")
     cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096), TYPED], ...] | None = setting(
-        Topic.CLUSTER, None, "Limit each node's CPU cores: one number, or one for each node, such as 2,1,1."
+        Topic.CLUSTER,
+        None,
+        "Limit each node's CPU cores: one number, or one for each node, such as 2,1,1.",
+        compare=ComparisonRule("limit of cores", WORK, "the number of cores differs", none="none"),
     )
-    start_timeout: Patience = setting(Topic.CLUSTER, 120.0, "Seconds for the cluster to form and warm up.")
-    stall_timeout: Patience = setting(Topic.CLUSTER, 120.0, "Declare a run stalled after this many seconds without progress.")
+    start_timeout: Patience = setting(
+        Topic.CLUSTER, 120.0, "Seconds for the cluster to form and warm up.", compare=stops_run("time limit of the start"), role="operation"
+    )
+    stall_timeout: Patience = setting(
+        Topic.CLUSTER,
+        120.0,
+        "Declare a run stalled after this many seconds without progress.",
+        compare=stops_run("time limit of a stall"),
+        role="operation",
+    )
     node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400), TYPED] = setting(
-        Topic.CLUSTER, 10.0, "Declare a node lost after this many seconds without a heartbeat (sent every second)."
+        Topic.CLUSTER,
+        10.0,
+        "Declare a node lost after this many seconds without a heartbeat (sent every second).",
+        compare=stops_run("time limit of a silent node"),
+        role="operation",
     )
     max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS), TYPED] = setting(
         Topic.CHECKPOINTS,
         0,
         "Maximum automatic restarts from the newest checkpoint after a task or node failure, or a stall; "
         "0: the first failure ends the run.",
+        compare=stops_run("maximum restarts"),
+        role="operation",
     )
     restart_window: Patience | None = setting(
-        Topic.CHECKPOINTS, None, "With --max-restarts: count only the restarts of the last so many seconds (default: of the whole run)."
+        Topic.CHECKPOINTS,
+        None,
+        "With --max-restarts: count only the restarts of the last so many seconds (default: of the whole run).",
+        requires=RESTARTED,
+        compare=stops_run("time within which restarts count", "the run"),
+        role="operation",
     )
     min_nodes: UpToMostNodes | None = setting(
         Topic.CHECKPOINTS,
         None,
         "With --max-restarts: if lost nodes are not replaced, continue with at least this many, with the same examples per "
         "update, and with all nodes when they return (default: all nodes).",
+        requires=RESTARTED,
+        compare=stops_run("minimum nodes", "all"),
+        role="operation",
     )
     spare_processes: bool = setting(
         Topic.CHECKPOINTS,
         False,
         "With --max-restarts: keep warm standby processes on each node, so that a restart does not wait for the framework's import; "
         "they need memory, and cores while they load.",
+        requires=RESTARTED,
+        compare=ComparisonRule("spare processes", frozenset({RESOURCES}), "they take memory, and cores to load"),
+        role="operation",
     )
     on_nan: Literal["fail", "continue"] = setting(
         Topic.EVALUATION,
         "fail",
         "If the loss becomes NaN or infinite: fail the run, or log a warning and continue.",
+        compare=stops_run("action on a non-finite loss"),
+        role="operation",
     )
 
     sample_interval: Annotated[float, Field(ge=0.05, le=86_400), TYPED] = setting(
-        Topic.RECORDS, 0.5, "Seconds between two resource samples of a node."
+        Topic.RECORDS,
+        0.5,
+        "Seconds between two resource samples of a node.",
+        requires=Requirement("monitor", (True,)),
+        compare=ComparisonRule("sampling interval", frozenset({RESOURCES}), "more samples find higher peaks"),
     )
-    monitor: bool = setting(Topic.RECORDS, True, "Sample the nodes' resources during training.")
-    out: Path = setting(Topic.RECORDS, Path("runs"), "Folder for run directories.")
-    name: str | None = setting(Topic.COMMON, None, "Name of the run directory, instead of one from date, job and a suffix.")
-    save_final: bool = setting(Topic.CHECKPOINTS, True, "Save a checkpoint after the last step.")
-    tensorboard: bool = setting(Topic.RECORDS, True, "Also write TensorBoard event files.")
+    monitor: bool = setting(Topic.RECORDS, True, "Sample the nodes' resources during training.", compare=no_effect("samples of resources"))
+    out: Path = setting(Topic.RECORDS, Path("runs"), "Folder for run directories.", role="destination")
+    name: str | None = setting(
+        Topic.COMMON, None, "Name of the run directory, instead of one from date, job and a suffix.", role="destination"
+    )
+    save_final: bool = setting(Topic.CHECKPOINTS, True, "Save a checkpoint after the last step.", role="operation")
+    tensorboard: bool = setting(
+        Topic.RECORDS, True, "Also write TensorBoard event files.", compare=no_effect("TensorBoard's files"), role="operation"
+    )
     mlflow: str | None = setting(
-        Topic.RECORDS, None, "Also log the run to MLflow at this tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."
+        Topic.RECORDS,
+        None,
+        "Also log the run to MLflow at this tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db.",
+        role="destination",
+        foreign="send its records to {}",
     )
     mlflow_experiment: Annotated[str, Field(min_length=1, max_length=500)] = setting(
-        Topic.RECORDS, "crosstrain", "The MLflow experiment of the run; created if missing."
+        Topic.RECORDS,
+        "crosstrain",
+        "The MLflow experiment of the run; created if missing.",
+        requires=Requirement("mlflow"),
+        role="destination",
     )
 
     @field_validator("*", mode="before")
@@ -328,7 +505,7 @@ class Job(BaseModel):
     @classmethod
     def _path(cls, value: object) -> object:
         if value == "":
-            raise ValueError("a path, such as . for this folder")  # pathlib takes an empty one for it
+            raise ValueError("a path, such as . for this folder")  # pathlib reads '' as this folder
         return value
 
     @field_validator("bandwidth")
@@ -366,7 +543,7 @@ class Job(BaseModel):
     def _target(cls, value: str | None) -> str | None:
         if value is None:
             return value
-        Target.parse(value)  # which figures there are, the model's objective knows
+        Target.parse(value)  # the model's objective knows the metrics
         return value
 
     @field_validator("name")
@@ -384,7 +561,6 @@ class Job(BaseModel):
     @field_validator("keep_best")
     @classmethod
     def _figure(cls, value: str | None) -> str | None:
-        """In any case, as a target's figure is; whether the model has it, its objective says, which can name those that there are."""
         if value is None:
             return None
         name = value.strip().lower()
@@ -395,7 +571,7 @@ class Job(BaseModel):
     @field_validator("mlflow")
     @classmethod
     def _tracking_uri(cls, value: str | None) -> str | None:
-        if value is None or not value.strip():  # an empty one takes back what a file or a resumed run has
+        if value is None or not value.strip():  # an empty one overrides that of a file or a resumed run
             return None
         if not re.match(r"[a-z][a-z0-9+.-]*:.", value, re.IGNORECASE):
             raise ValueError("an MLflow tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db")
@@ -417,43 +593,8 @@ class Job(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        try:
-            self.workers_by_node  # noqa: B018 - raises where there is not one number for each node
-        except ValueError as error:
-            raise ValueError(f"procs_per_node: {error}") from None
-        if self.batch_size is not None and self.global_batch_size is not None:
-            raise ValueError("batch_size and global_batch_size: give one of the two")
-        if self.batch_tokens is not None and (self.batch_size is not None or self.global_batch_size is not None):
-            raise ValueError("batch_tokens: instead of batch_size and global_batch_size, which count examples; give one of them")
-        if self.batch_tokens is not None and self.scale_lr != "none":
-            raise ValueError("scale_lr: needs batches of a number of examples (batch_size), and batch_tokens counts tokens")
-        budgets = [field for field in ("epochs", "steps", "examples") if getattr(self, field) is not None]
-        if len(budgets) > 1:
-            raise ValueError(f"{budgets[0]} and {budgets[1]}: give one of the two")
-        if self.nesterov and not self.momentum:
-            raise ValueError("nesterov: needs momentum greater than 0")
-        if self.optimizer != "sgd" and self.momentum:
-            raise ValueError(f"momentum: belongs to optimizer sgd, not {self.optimizer} (which has beta1)")
-        if self.schedule == "noam" and not self.warmup_steps:
-            raise ValueError("schedule: noam rises over --warmup-steps updates and falls after them; give at least 1, such as 4000")
-        if self.mode == "sync" and self.ps != 1:
-            raise ValueError("ps: parameter servers exist in mode async only")
-        if self.deterministic and self.mode == "async":
-            raise ValueError("deterministic: possible in mode sync only (the order of asynchronous updates is not repeatable)")
-        if self.min_nodes is not None and self.min_nodes > self.nodes:
-            raise ValueError(f"min_nodes: at most the {self.nodes} nodes that the run has, got {self.min_nodes}")
-        if self.cores_per_node is not None and len(self.cores_per_node) not in (1, self.nodes):
-            raise ValueError(f"cores_per_node: give one number or one for each of the {self.nodes} nodes, not {len(self.cores_per_node)}")
-        if self.network == "host" and (self.bandwidth is not None or self.cores_per_node is not None):
-            raise ValueError("network: 'host' cannot limit nodes; bandwidth and cores_per_node need 'isolated'")
-        if self.per_worker_batch < self.accumulate:
-            raise ValueError(
-                f"accumulate: a worker's {self.per_worker_batch} examples of an update cannot be computed in {self.accumulate} micro-batches"
-            )
-        if self.global_batch > MOST_EXAMPLES:
-            raise ValueError(f"accumulate: an update of {self.global_batch:.3g} examples is more than any data has; give less of each")
-        if self.mode == "async" and self.global_batch_size is not None and self.global_batch_size < self.workers:
-            raise ValueError(f"global_batch_size: must be at least the number of workers ({self.workers}) in mode async")
+        for problem in _problems(self):
+            raise ValueError(problem)
         return self
 
     @property
@@ -468,15 +609,17 @@ class Job(BaseModel):
 
     @property
     def global_batch(self) -> int:
-        """Examples of all workers per update: `global_batch_size`, or batch size times micro-batches times workers.
-
-        With `batch_tokens` it is how many they can be at most: as many as tokens.
-        """
+        """Examples of all workers per update; with `batch_tokens` at most as many as tokens."""
         if self.batch_tokens is not None:
             return self.batch_tokens * self.accumulate * self.workers
         if self.global_batch_size is not None:
             return self.global_batch_size
         return (self.batch_size or DEFAULT_BATCH_SIZE) * self.accumulate * self.workers
+
+    @property
+    def update_batch(self) -> int:
+        """Examples per update: the global batch in sync mode, a worker's batch in async mode."""
+        return self.global_batch if self.mode == "sync" else self.per_worker_batch
 
     @property
     def per_worker_batch(self) -> int:
@@ -485,10 +628,7 @@ class Job(BaseModel):
 
     @property
     def micro_batch(self) -> int:
-        """Examples that a worker computes at once, at most: its slice, or the largest of the micro-batches that it is computed in.
-
-        With `batch_tokens` they are as many as tokens at most; how many fit, the lengths say (`data.sampler`).
-        """
+        """Maximum examples that a worker computes at once; with `batch_tokens` that many tokens."""
         return math.ceil(self.per_worker_batch / self.accumulate)
 
     @property
@@ -498,12 +638,12 @@ class Job(BaseModel):
 
     @property
     def saves_on_the_way(self) -> bool:
-        """Whether checkpoints are saved before the end of the run: by a cadence, or of the best evaluations."""
+        """Whether checkpoints are saved before the end: at intervals, or of the best evaluations."""
         return self.keep_best is not None or (self.saved_every is not None and Cadence.parse(self.saved_every).unit != "end")
 
     @property
     def wrapped(self) -> bool:
-        """Sync: whether the framework's distributed wrapper is used (always beyond one worker)."""
+        """Sync: whether the framework's distributed wrapper is used (always with several workers)."""
         return self.workers > 1 or self.distributed == "always"
 
     @property
@@ -512,15 +652,70 @@ class Job(BaseModel):
         return parse_bandwidth(self.bandwidth) if self.bandwidth else None
 
     def recorded(self) -> dict[str, Any]:
-        """Return the values as a run's files have them, where a tracking URI has no user and password."""
+        """Return the values for a run's files, without a tracking URI's user and password."""
         return {**self.model_dump(mode="json"), "mlflow": None if self.mlflow is None else without_password(self.mlflow)}
 
     def recorded_command(self, command: Sequence[str]) -> list[str]:
-        """Return what the user typed as a run's files have it."""
+        """Return the command line for a run's files."""
         return [part if self.mlflow is None else part.replace(self.mlflow, without_password(self.mlflow)) for part in command]
 
     def cores_of(self, node: int) -> float | None:
-        """Return the CPU limit of one node in cores, or None where it has none."""
+        """Return the CPU limit of a node in cores, None if unlimited."""
         if self.cores_per_node is None:
             return None
         return self.cores_per_node[node if len(self.cores_per_node) > 1 else 0]
+
+
+def _problems(job: Job) -> Iterator[str]:
+    """Yield what is wrong with a job whose fields are valid one by one. Later checks rely on the earlier ones having passed."""
+    return chain(_workers(job), _batches(job), _update_rule(job), _cluster(job), _micro_batches(job))
+
+
+def _workers(job: Job) -> Iterator[str]:
+    try:
+        job.workers_by_node  # noqa: B018 - raises unless there is one number for each node
+    except ValueError as error:
+        yield f"procs_per_node: {error}"
+
+
+def _batches(job: Job) -> Iterator[str]:
+    if job.batch_size is not None and job.global_batch_size is not None:
+        yield "batch_size and global_batch_size: give one of the two"
+    if job.batch_tokens is not None and (job.batch_size is not None or job.global_batch_size is not None):
+        yield "batch_tokens: instead of batch_size and global_batch_size, which count examples; give one of them"
+    if job.batch_tokens is not None and job.scale_lr != "none":
+        yield "scale_lr: needs batches of a number of examples (batch_size), and batch_tokens counts tokens"
+    budgets = [field for field in ("epochs", "steps", "examples") if getattr(job, field) is not None]
+    if len(budgets) > 1:
+        yield f"{budgets[0]} and {budgets[1]}: give one of the two"
+
+
+def _update_rule(job: Job) -> Iterator[str]:
+    if job.nesterov and not job.momentum:
+        yield "nesterov: needs momentum greater than 0"
+    if job.optimizer != "sgd" and job.momentum:
+        yield f"momentum: belongs to optimizer sgd, not {job.optimizer} (which has beta1)"
+    if SCHEDULES[job.schedule].has_warmup and not job.warmup_steps:
+        yield f"schedule: {job.schedule} rises over --warmup-steps updates and falls after them; give at least 1, such as 4000"
+
+
+def _cluster(job: Job) -> Iterator[str]:
+    if job.mode == "sync" and job.ps != 1:
+        yield "ps: parameter servers exist in mode async only"
+    if job.deterministic and job.mode == "async":
+        yield "deterministic: possible in mode sync only (the order of asynchronous updates is not repeatable)"
+    if job.min_nodes is not None and job.min_nodes > job.nodes:
+        yield f"min_nodes: at most the {job.nodes} nodes that the run has, got {job.min_nodes}"
+    if job.cores_per_node is not None and len(job.cores_per_node) not in (1, job.nodes):
+        yield f"cores_per_node: give one number or one for each of the {job.nodes} nodes, not {len(job.cores_per_node)}"
+    if job.network == "host" and (job.bandwidth is not None or job.cores_per_node is not None):
+        yield "network: 'host' cannot limit nodes; bandwidth and cores_per_node need 'isolated'"
+
+
+def _micro_batches(job: Job) -> Iterator[str]:
+    if job.per_worker_batch < job.accumulate:
+        yield f"accumulate: a worker's {job.per_worker_batch} examples of an update cannot be computed in {job.accumulate} micro-batches"
+    if job.global_batch > MOST_EXAMPLES:
+        yield f"accumulate: an update of {job.global_batch:.3g} examples is more than any data has; give less of each"
+    if job.mode == "async" and job.global_batch_size is not None and job.global_batch_size < job.workers:
+        yield f"global_batch_size: must be at least the number of workers ({job.workers}) in mode async"

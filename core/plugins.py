@@ -1,16 +1,17 @@
-"""Which backends, models, datasets, forward functions and launchers exist, and where they live.
+"""The registry of backends, models, datasets, forward functions and launchers.
 
-Built-ins are rows of a table, others come from entry points; a module is imported only when its plugin is used, so that no
-framework is loaded by listing names. A broken plugin is reported by name and never hides the others.
+Modules are imported only when used, and a broken plugin hides no other.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -21,25 +22,7 @@ from .errors import MissingPackageError, UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-__all__ = [
-    "BUILT_IN",
-    "DOWNLOADER",
-    "GROUPS",
-    "NO_MODULE",
-    "Kind",
-    "Plugin",
-    "available",
-    "find",
-    "forward_backends",
-    "forward_plugin",
-    "load",
-    "missing_packages",
-    "model_base",
-    "module_exists",
-]
-
 Kind = Literal["backend", "model", "dataset", "forward", "launcher"]
-
 GROUPS: Mapping[Kind, str] = {
     "backend": "crosstrain.backends",
     "model": "crosstrain.models",
@@ -51,35 +34,68 @@ GROUPS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A name, the object it stands for (``module`` or ``module:attribute``), and how to install what it needs.
-
-    `requires` is the top-level module that has to be importable, and `distributions` are those that it may come in; empty where nothing is
-    needed beyond crosstrain itself. `requires_also` are modules that this one needs in turn. `provider` is the distribution whose entry
-    point it is, where it is none of ours.
-    """
+    """A name, its object, and how to install what it needs."""
 
     name: str
-    target: str
-    requires: str = ""
+    target: str  # ``module`` or ``module:attribute``
+    requires: str = ""  # top-level module
     install: str = ""
-    distributions: tuple[str, ...] = ()
-    provider: str = ""
-    requires_also: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()  # packages that may contain it
+    provider: str = ""  # distribution of an entry point
+    requires_also: tuple[str, ...] = ()  # modules that it needs in turn
 
     @property
     def installed(self) -> bool:
-        """Whether the packages that the plugin needs can be found (they are not imported)."""
+        """Whether the needed modules can be found; none is imported."""
         return not self.requires or not missing_packages([self.requires, *self.requires_also])
 
 
+MOVED = {  # documented modules before 0.3 and their successors, as plugins may import them
+    "core.liveness.startup_watchdog": "core.liveness",
+    "core.untrusted.listener": "core.listener",
+    "data.statistics": "data.preprocessing",
+    "launch.launchers.carrier": "launch.launchers.ssh",
+    "launch.launchers.remote": "launch.launchers.ssh",
+    "launch.launchers.request": "launch.launchers.registry",
+    "launch.node.identity": "launch.node.scratch",
+    "metrics.language": "metrics.base",
+    "models.arguments": "models.build",
+    "models.decoding.quality": "models.decoding",
+    "models.layers.tf.sequence": "models.layers.tf",
+    "models.layers.torch.sequence": "models.layers.torch",
+    "report.series.arrays": "report.runs.series_arrays",
+}
+
+
+class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules of `MOVED` by their successors, and their removed parents as empty packages."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's spec, None for other modules."""
+        short = fullname.removeprefix("crosstrain.")
+        if short in MOVED or (short != fullname and any(old.startswith(f"{short}.") for old in MOVED)):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=short not in MOVED)
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module."""
+        successor = MOVED.get(module.__name__.removeprefix("crosstrain."))
+        if successor is not None:
+            names = vars(importlib.import_module(f"crosstrain.{successor}"))
+            vars(module).update({name: value for name, value in names.items() if not name.startswith("_")})
+
+
+sys.meta_path.append(MovedModules())
+
+
 def missing_packages(names: Iterable[str]) -> list[str]:
-    """Return those top-level modules that cannot be found; none is imported."""
+    """Return the top-level modules that cannot be found; none is imported."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-NO_MODULE = "but there is no such module; it has to be installed or to lie on PYTHONPATH."
-"""What is said of a model's module path that leads nowhere, after the path."""
-
+NO_MODULE = "but there is no such module; it has to be installed or to lie on PYTHONPATH."  # for a model's module path
 _BACKENDS = (
     Plugin(
         name="tf",
@@ -96,27 +112,22 @@ _BACKENDS = (
         distributions=("torch",),
     ),
 )
-
 DOWNLOADER = Plugin(
     name="torchvision",
-    target="crosstrain.data.sources.torchvision_download",
+    target="crosstrain.data.sources.download",
     requires="torchvision",
     install="pip install 'crosstrain[torch]'",
     distributions=("torchvision",),
     requires_also=("torch",),
 )
-"""What downloads original files of datasets: a module that is run in a process of its own."""
-
-_MODELS = ("logreg", "cnn", "alexnet", "resnet18", "transformer")
-"""Each is a folder with a forward function for each of our backends."""
-
+_MODELS = ("logreg", "cnn", "alexnet", "resnet18", "transformer")  # folders with a forward function per built-in backend
 BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
     "backend": _BACKENDS,
     "model": tuple(Plugin(name, f"crosstrain.models.{name}:build") for name in _MODELS),
     "dataset": (
         Plugin("digits", "crosstrain.data.sources.digits:DATASET"),
-        Plugin("glyphs", "crosstrain.data.sources.glyphs.source:GLYPHS"),
-        Plugin("glyphs28", "crosstrain.data.sources.glyphs.source:GLYPHS28"),
+        Plugin("glyphs", "crosstrain.data.sources.glyphs:GLYPHS"),
+        Plugin("glyphs28", "crosstrain.data.sources.glyphs:GLYPHS28"),
         Plugin("synthetic-images", "crosstrain.data.sources.synthetic:DATASET"),
         Plugin("mnist", "crosstrain.data.sources.mnist:DATASET"),
         Plugin("cifar10", "crosstrain.data.sources.cifar10:DATASET"),
@@ -135,7 +146,7 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
 
 
 def available(kind: Kind) -> dict[str, Plugin]:
-    """Return every known plugin of one kind by name: built-ins first, then entry points; no plugin is imported."""
+    """Return all plugins of one kind by name, built-ins first; none is imported."""
     found = dict(_built_in(kind))
     for point in _entry_points(tuple(sys.path)).select(group=GROUPS[kind]):
         found.setdefault(point.name, Plugin(point.name, point.value, provider=point.dist.name if point.dist else ""))
@@ -144,43 +155,34 @@ def available(kind: Kind) -> dict[str, Plugin]:
 
 @cache
 def _entry_points(path: tuple[str, ...]) -> EntryPoints:
-    """Return those of all packages on a search path; finding them reads a file of each package, which takes a tenth of a second."""
+    """Return the entry points of a search path, which takes a tenth of a second."""
     from importlib.metadata import entry_points
 
     return cast("EntryPoints", entry_points())  # before Python 3.12 of another type, which selects in the same way
 
 
 def _built_in(kind: Kind) -> dict[str, Plugin]:
-    """Return our own plugins by name. They win over entry points, and finding one spares the reading of every package's metadata."""
     return {plugin.name: plugin for plugin in BUILT_IN[kind]}
 
 
 def module_exists(name: str) -> bool:
-    """Whether a module can be found by its dotted path; its parents are imported, the module itself is not.
-
-    Raises UsageError where a parent is there but cannot be imported.
-    """
+    """Return whether a module can be found; imports its parents. Raises UsageError."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-    except Exception as error:  # somebody else's module may raise anything while it is imported
+    except Exception as error:  # an import of external code may raise anything
         problem = f"{type(error).__name__}: {error}"
         raise UsageError(f"model: got {name!r}, but {name.rpartition('.')[0]!r} cannot be imported: {problem}") from error
 
 
 def model_base(text: str) -> str:
-    """Return a model's name, or the path of its module, without the arguments behind it: NAME of ``NAME[:SIZE][?key=value&key=value]``."""
+    """Return NAME of a model ``NAME[:SIZE][?key=value&key=value]``; it may be a module's path."""
     return re.split("[:?]", text, maxsplit=1)[0]
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """Return the plugin called `name`; for a model also a dotted module path, whose ``build`` is the model.
-
-    Arguments that follow the name are not looked at: those of a dataset its source reads, those of a model `models.arguments`.
-
-    Raises UsageError, naming what exists and the nearest name, where there is none.
-    """
+    """Return the named plugin, or a model's module. Raises UsageError with the nearest name."""
     if kind == "dataset":
         name = name.partition(":")[0]
     elif kind == "model":
@@ -190,22 +192,14 @@ def find(kind: Kind, name: str) -> Plugin:
         known = available(kind)
     if name in known:
         return known[name]
-    if kind == "model" and _is_module_path(name):
+    if kind == "model" and "." in name and all(name.split(".")):
         return Plugin(name, f"{name}:build")
     allowed = ["auto", *known] if kind == "launcher" else [*known]
     raise UsageError.of(kind if kind != "dataset" else "data", name, ", ".join(allowed), allowed)
 
 
-def _is_module_path(name: str) -> bool:
-    """Return whether a name has the form of an absolute dotted path to a module within a package."""
-    return "." in name and all(name.split("."))
-
-
 def load(plugin: Plugin, kind: Kind) -> Any:
-    """Import what the plugin stands for.
-
-    Raises MissingPackageError with the command to install it, or UsageError where the plugin itself is broken.
-    """
+    """Import and return a plugin's object. Raises MissingPackageError, or UsageError if broken."""
     if not plugin.installed:
         raise MissingPackageError(
             f"{kind} {plugin.name!r} needs the package {plugin.requires!r}, which is not installed. Install it with: {plugin.install}"
@@ -223,11 +217,7 @@ def load(plugin: Plugin, kind: Kind) -> Any:
 
 
 def forward_plugin(model: str, backend: str) -> Plugin:
-    """Return the row of the (model, backend) table that names the module with the model's forward function, whatever its arguments.
-
-    A model given as a module path supplies ``<path>.<backend>``. Raises UsageError where the model has no forward on the backend, or
-    where there is no such module.
-    """
+    """Return a model's forward function on a backend, ``<path>.<backend>``. Raises UsageError."""
     model = model_base(model)
     key = f"{model}/{backend}"
     known = _built_in("forward")
@@ -243,10 +233,7 @@ def forward_plugin(model: str, backend: str) -> Plugin:
 
 
 def forward_backends(model: str) -> list[str]:
-    """Return the backends, installed or not, on which a model has a forward function.
-
-    Raises UsageError where the model is named by a module path and there is no such module, or its package cannot be imported.
-    """
+    """Return the backends with a model's forward function. Raises UsageError for a bad path."""
     model = model_base(model)
     known = available("forward")
     own = "." in model and model not in available("model")

@@ -1,4 +1,4 @@
-"""Processes: the command of one that runs Python, its end with its parent, and how to tell it from a later one with its number.
+"""Processes: start commands, end with the parent, signals, identity.
 
 ``python -m crosstrain.core.process PARENT SIGNAL PROGRAM ARGUMENTS`` becomes a program that ends with the process that started it.
 """
@@ -13,49 +13,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-
-__all__ = [
-    "NOTICES",
-    "InterruptsIgnored",
-    "command_ending_with_parent",
-    "die_with_parent",
-    "ending_in_words",
-    "ignore_interrupts",
-    "ignores_signal",
-    "interrupts_answered",
-    "isolated_python",
-    "kill_group",
-    "pid_namespace",
-    "process_state",
-    "python",
-    "start_of",
-    "there_to_work_in",
-    "wake_when_parent_ends",
-]
 
 _PR_SET_PDEATHSIG = 1
-
-NO_PROGRAM = 127
-"""What a shell exits with where there is no such program, and `command_ending_with_parent` as well."""
-
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""What batch systems send some time before a job is over; nobody presses a key for them."""
-
+NO_PROGRAM = 127  # exit code of a shell and of `command_ending_with_parent` for a missing program
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # batch systems send these some time before the end of a job
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, *NOTICES)
 
 
 def python(module: str, *arguments: str, interpreter: str | None = None) -> list[str]:
-    """Return the command that runs one of our modules, with this interpreter unless another is named; every Python is started by it.
-
-    ``-P`` keeps the working directory off its path: without it a file ``queue.py`` there would be imported instead of the standard
-    library's. What the user puts on PYTHONPATH, a model under development for instance, is found by the child as by this process.
-    """
+    """Return the command of our module; ``-P`` keeps the working directory off its path."""
     return [interpreter or sys.executable, "-P", "-m", module, *arguments]
 
 
 def there_to_work_in() -> str:
-    """Return the working directory for a child: this process's, or ``/`` where that has been removed, since MKL then loads no library."""
+    """Return a child's working directory: ours, or ``/`` if it was removed, as MKL needs one."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -64,69 +35,52 @@ def there_to_work_in() -> str:
 
 
 def isolated_python(*arguments: str) -> list[str]:
-    """Return the command that runs a script with the standard library alone: neither PYTHONPATH nor any installed package counts."""
+    """Return the command of a script with the standard library alone, without PYTHONPATH."""
     return [sys.executable, "-I", "-S", *arguments]
 
 
 def ending_in_words(code: int) -> str:
-    """Say how a process ended, by its exit code as `subprocess` has it: below 0 for a signal."""
+    """Describe how a process ended, by its exit code as in `subprocess`: below 0 for a signal."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends, and end at once where that has happened already.
-
-    Elsewhere than on Linux this does nothing: there the end of the control stream ends the process. See prctl(2), PR_SET_PDEATHSIG.
-    """
-    if sys.platform != "linux":
-        return
-    _have_sent_at_parents_end(number)
-    if os.getppid() != parent_pid:
-        os._exit(70)
+    """Request a signal for the end of the parent thread; exit if it has ended. Linux (prctl(2))."""
+    if sys.platform == "linux":
+        _request_death_signal(number)
+        if os.getppid() != parent_pid:
+            os._exit(70)
 
 
 def wake_when_parent_ends() -> None:
-    """Have the kernel continue this process, where it is stopped then, when the thread that started it ends: so it comes to notice that.
-
-    It does nothing to one that is not stopped, and takes the place of another such order that this process was started with, such as
-    one to send it a signal that it ignores. Elsewhere than on Linux this does nothing.
-    """
+    """Request SIGCONT for the parent thread's end, replacing an earlier request. Linux only."""
     if sys.platform == "linux":
-        _have_sent_at_parents_end(signal.SIGCONT)
+        _request_death_signal(signal.SIGCONT)
 
 
-def _have_sent_at_parents_end(number: int) -> None:
+def _request_death_signal(number: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def command_ending_with_parent(program: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
-    """Return the command that runs `program` as a child of this process's main thread, and no longer than that lives.
-
-    The program keeps the child's id, and the kernel's order to send it the signal when its parent has ended, however that ended.
-    """
+    """Return the command that runs `program` and signals it when this main thread has ended."""
     return python("crosstrain.core.process", str(os.getpid()), str(int(number)), *program)
 
 
 def ignore_interrupts() -> None:
-    """Ignore what asks a process to end, as do the processes that this one starts: for whoever ends with the channel to its driver.
-
-    Batch systems send these signals to every process of a job; what becomes of the run is for the driver alone to decide.
-    """
+    """Ignore signals that request an end, also in children, as only the driver decides."""
     for number in _INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def interrupts_answered(answer: Callable[[], None]) -> Iterator[None]:
-    """Within the block have a thread call `answer` at each Ctrl-C, and nothing else. For the main thread.
-
-    Processes that this thread starts meanwhile have the signal blocked, so that it does not end them before they have come to ignore it.
-    """
+    """Call `answer` in a thread at each Ctrl-C; it is blocked in new children. Main thread only."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
     def listen() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # somebody has to take it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one thread has to receive it
         while os.read(reader, 1):
             answer()
         os.close(reader)
@@ -144,25 +98,25 @@ def interrupts_answered(answer: Callable[[], None]) -> Iterator[None]:
         os.close(writer)
 
 
-class InterruptsIgnored:
-    """The same for as long as the block lasts. For the main thread."""
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Ignore within the block the signals of `ignore_interrupts`. For the main thread."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def pid_namespace() -> int:
-    """Return the number of the namespace in which this process's and its children's ids count; 0 elsewhere than on Linux."""
+    """Return the number of this process's namespace of process ids; 0 outside Linux."""
     namespace = Path("/proc/self/ns/pid")
     return namespace.stat().st_ino if namespace.exists() else 0
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child with all of its process group; one that has not yet a group of its own is killed alone."""
+    """Kill a child with its process group, or alone if it has no group yet."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
@@ -171,7 +125,7 @@ def kill_group(pid: int) -> None:
 
 
 def process_state(pid: int) -> str | None:
-    """Return the kernel's state letter of a process (``R S D T Z``), or None where there is none."""
+    """Return a process's state letter (``R S D T Z``), None if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -179,7 +133,7 @@ def process_state(pid: int) -> str | None:
 
 
 def ignores_signal(pid: int, number: int) -> bool:
-    """Return whether a process ignores a signal; False where it does not live, or the system does not say so (elsewhere than on Linux)."""
+    """Return whether a process ignores a signal; False if it does not exist, or outside Linux."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -189,7 +143,7 @@ def ignores_signal(pid: int, number: int) -> bool:
 
 
 def start_of(pid: int) -> int:
-    """Return the start of a process in clock ticks after boot, or 0 where it does not live: ids are used again, pairs are not."""
+    """Return a process's start in ticks after boot, or 0: ids are reused, pairs are not."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

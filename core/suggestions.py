@@ -1,14 +1,11 @@
-"""Which name somebody may have meant: the nearest in spelling, or what other tools call it."""
+"""Suggestions for unknown names: the nearest in spelling, or what other tools call it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["OTHER_NAMES", "nearest"]
-
-OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    # what is trained, on what
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {  # in PyTorch, TensorFlow, their launchers and trainers, by our name
     "model": ("arch", "architecture", "net", "network name", "model name"),
     "data": ("dataset", "dataset name"),
     "data_dir": ("data path", "data root", "dataset dir", "dataset path", "data folder"),
@@ -17,17 +14,14 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "backend": ("framework",),
     "sync": ("synchronous", "allreduce", "all reduce", "ddp", "mirrored"),
     "async": ("asynchronous", "parameter server"),
-    # how long
     "until": ("target", "target accuracy", "target loss", "target metric", "stop at"),
     "patience": ("early stopping", "early stopping patience", "early stop"),
     "epochs": ("num epochs", "max epochs", "n epochs", "train epochs", "num train epochs"),
     "examples": ("max examples", "num examples", "samples", "train samples", "max samples"),
     "steps": ("max steps", "num steps", "n steps", "total steps", "train steps", "iterations", "iters", "max iters", "updates"),
-    # the update
     "accumulate": ("gradient accumulation", "gradient accumulation steps", "accumulate grad batches", "accum count", "update freq"),
     "clip_norm": ("gradient clip", "clip grad norm", "max grad norm", "max gradient norm", "gradient clip val", "grad clip", "clipping"),
     "ema_decay": ("ema", "exponential moving average", "moving average decay"),
-    # by whom
     "nodes": ("num nodes", "nnodes", "n nodes", "hosts", "num hosts", "machines", "num machines"),
     "procs_per_node": (
         *("workers", "num workers", "n workers", "world size", "nproc", "nproc per node", "num processes", "processes", "tasks per node"),
@@ -38,7 +32,6 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "cores_per_node": ("cores", "cpus", "num cpus", "cpus per node"),
     "rendezvous": ("master addr", "master address", "master port", "rdzv endpoint", "coordinator", "coordinator address", "init method"),
     "node_rank": ("rank", "node id", "machine rank"),
-    # how
     "batch_size": ("batch", "bs", "minibatch", "mini batch size", "train batch size", "local batch size", "per device train batch size"),
     "global_batch_size": ("total batch size", "effective batch size"),
     "lr": ("learning rate", "initial lr", "base lr", "init lr", "eta"),
@@ -50,13 +43,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "beta1": ("adam beta1", "beta 1"),
     "beta2": ("adam beta2", "beta 2"),
     "epsilon": ("eps", "adam epsilon", "adam eps"),
-    "schedule": (
-        "scheduler",
-        "lr scheduler",
-        "lr schedule",
-        "lr policy",
-        "lr scheduler type",
-    ),
+    "schedule": ("scheduler", "lr scheduler", "lr schedule", "lr policy", "lr scheduler type"),
     "schedule_gamma": ("gamma", "lr gamma", "decay rate"),
     "schedule_step_epochs": ("step size", "lr step size", "decay epochs"),
     "warmup_steps": ("warmup", "num warmup steps", "warmup iters"),
@@ -70,7 +57,6 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "device": ("accelerator",),
     "gpu": ("cuda", "gpus"),
     "seed": ("random seed", "manual seed", "global seed"),
-    # what is kept and shown
     "eval_every": ("eval interval", "eval steps", "eval freq", "validate every", "validation interval", "val check interval"),
     "checkpoint_every": ("save every", "save interval", "save steps", "save freq", "checkpoint interval", "checkpoint freq"),
     "max_restarts": ("restarts", "retries", "max retries", "max failures", "elastic"),
@@ -88,20 +74,14 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "json": ("format json",),
     "repeats": ("num runs", "trials", "num seeds", "seeds"),
 }
-"""By our name, what PyTorch, TensorFlow, their launchers and trainers on top of them call the same thing."""
-
-
-SHORTEST_PART = 3
-"""Characters of a name that are taken for a part of another."""
+SHORTEST_PART = 3  # characters of a name that may match a part of another
 
 
 def _plain(name: str) -> str:
-    """Return a name without case, dashes, underscores and blanks."""
-    return "".join(character for character in name.lower() if character not in "-_ ")
+    return re.sub("[-_ ]", "", name.lower())
 
 
-_OURS: dict[str, list[str]] = {}
-"""By the plain form of another tool's word, the plain forms of what we call that; a word may be a setting's and a value's."""
+_OURS: dict[str, list[str]] = {}  # our words by another tool's, in plain form; a word may be that of a setting and of a value
 
 for _ours, _others in OTHER_NAMES.items():
     for _other in _others:
@@ -109,12 +89,8 @@ for _ours, _others in OTHER_NAMES.items():
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name that `given` may have stood for, or None where none is near.
-
-    Near is: the same but for case and dashes; another tool's word for it; a slip in every third character at most; the beginning of
-    one, or one with more behind it; some of the words of one.
-    """
-    wanted = _plain(given)
+    """Return the allowed name nearest to `given` in words or spelling, None if none is close."""
+    wanted, words = _plain(given), _words(given)
     names: dict[str, str] = {}
     for name in allowed:
         names.setdefault(_plain(name), name)
@@ -123,35 +99,39 @@ def nearest(given: str, allowed: Iterable[str]) -> str | None:
     for exact in (wanted, *_OURS.get(wanted, ())):
         if exact in names:
             return names[exact]
-    for plain, name in names.items():
-        if len(_words(given)) > 1 and _words(given) == _words(name):
-            return names[plain]
-    slips = {name: _slips(wanted, name) for name in names if _slips(wanted, name) <= _forgiven(wanted, name)}
+    for name in names.values():
+        if len(words) > 1 and words == _words(name):
+            return name
+    slips = {name: count for name in names if (count := _slips(wanted, name)) <= _forgiven(wanted, name)}
     if slips:
         return names[min(slips, key=lambda name: (slips[name], not name.startswith(wanted)))]
-    parts = [name for name, ours in names.items() if _begins(wanted, name) or _words(given) <= _words(ours)]
+    parts = [name for name, ours in names.items() if _begins(wanted, name) or words <= _words(ours)]
     return names[min(parts, key=lambda name: abs(len(name) - len(wanted)))] if parts else None
 
 
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """Return the sentence that suggests the nearest allowed name, with a leading space, if any."""
+    near = nearest(given, allowed)
+    return f" Did you mean {near!r}?" if near else ""
+
+
 def _begins(one: str, other: str) -> bool:
-    """Return whether one of two names is the beginning of the other."""
     shorter, longer = sorted((one, other), key=len)
     return len(shorter) >= SHORTEST_PART and longer.startswith(shorter)
 
 
 def _words(name: str) -> set[str]:
-    """Return the words of a name that are long enough to say something."""
     return {word for word in re.split(r"[-_+ ]+", name.lower()) if len(word) >= SHORTEST_PART} or {name}
 
 
 def _forgiven(one: str, other: str) -> int:
-    """Return how many slips are forgiven between two names: one in short ones, none where hardly anything would be left alike."""
+    """Return the allowed typing errors: one in short names, none if little would remain."""
     shorter = min(len(one), len(other))
     return 0 if shorter < 2 else max(1, shorter // 3) if shorter > 2 else int(one[0] == other[0])
 
 
 def _slips(one: str, other: str) -> int:
-    """Return how many characters have to be added, left out, replaced or swapped with their neighbour to make one name of the other."""
+    """Return the edit distance, with a swap as one edit (optimal string alignment)."""
     two_before: list[int] = []
     before = list(range(len(other) + 1))
     for row, character in enumerate(one, start=1):

@@ -1,14 +1,12 @@
-"""The topics by which settings are grouped where all of them are listed."""
+"""Topics by which lists of settings are grouped."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Topic"]
-
 
 class Topic(Enum):
-    """What a setting is about, in the order in which topics are told; the value is its heading."""
+    """The topic of a setting, in the order of the help; the value is its heading."""
 
     COMMON = "Most used"
     DATA = "Data and model"

@@ -1,4 +1,4 @@
-"""Numbers, and quantities with units, as people type them: ``0.1``, ``100mbit``, ``1epoch``, ``500steps``, ``30s``, ``accuracy>=0.9``."""
+"""Quantities as users type them: ``100mbit``, ``500steps``, ``30s``, ``accuracy>=0.9``."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-__all__ = ["MOST_AMOUNT", "Cadence", "Target", "bandwidth_text", "decimal_number", "parse_bandwidth"]
-
-MOST_AMOUNT = 1_000_000_000
-"""Of updates, epochs, examples of a batch, seconds between two events: the product of two of them is a 64-bit number still."""
-
+MOST_AMOUNT = 1_000_000_000  # of updates, examples, seconds …: a product of two fits 64 bits
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
-
 _BANDWIDTH_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_MOST_BITS_PER_SECOND = 1e15  # a thousand times the fastest link there is
+_MOST_BITS_PER_SECOND = 1e15  # a thousand times the fastest link
 
 
 def decimal_number(text: str) -> float:
-    """Return the number that a text stands for: digits from 0 to 9, with a point, a sign or an exponent. Raises ValueError for any other.
-
-    `float` would read 0_1 as 1, and the digits of every script.
-    """
+    """Return the number of a decimal text. Raises ValueError, also for ``0_1``, unlike `float`."""
     number = float(text) if _NUMBER.fullmatch(text := text.strip()) else math.nan
     if not math.isfinite(number):
         raise ValueError(f"{text!r} is no decimal number")
@@ -31,10 +23,7 @@ def decimal_number(text: str) -> float:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Return bits per second for ``100mbit``, ``1.5gbit``, ``800kbit`` (decimal prefixes, as `tc` and link speeds use them).
-
-    Raises ValueError with what is allowed.
-    """
+    """Return bits per second for ``100mbit`` or ``1.5gbit`` (decimal). Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(k|m|g)?bit", text.strip().lower(), re.ASCII)
     if not match or float(match[1]) <= 0:
         raise ValueError("a positive number with kbit, mbit or gbit, such as 100mbit")
@@ -45,7 +34,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def bandwidth_text(bits_per_second: float) -> str:
-    """Return a link's speed as it is typed, in the largest unit that there is one of and that says it exactly: ``1kbit``, ``1.5gbit``."""
+    """Return a link's speed as typed, in the largest exact unit: ``1kbit``, ``1.5gbit``."""
     for unit, size in sorted(_BANDWIDTH_UNITS.items(), key=lambda item: -item[1]):
         amount = bits_per_second / size
         if amount >= 1 and float(repr(amount)) * size == bits_per_second:
@@ -55,14 +44,14 @@ def bandwidth_text(bits_per_second: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """How often something happens: every `amount` epochs, steps or seconds; ``end`` means once, after the last step."""
+    """An interval between events, in epochs, steps or seconds; ``end``: after the last step."""
 
     amount: float
     unit: Literal["epochs", "steps", "seconds", "end"]
 
     @classmethod
     def parse(cls, text: str) -> Cadence:
-        """Read ``1epoch``, ``2epochs``, ``500steps``, ``30s`` or ``end``. Raises ValueError with what is allowed."""
+        """Read ``1epoch``, ``500steps``, ``30s`` or ``end``. Raises ValueError with what is allowed."""
         allowed = "an interval such as 1epoch, 500steps or 30s, or end"
         text = text.strip().lower()
         if text == "end":
@@ -70,11 +59,8 @@ class Cadence:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(epochs?|steps?|s|seconds?)", text, re.ASCII)
         if not match or float(match[1]) <= 0:
             raise ValueError(allowed)
-        unit: Literal["epochs", "steps", "seconds"] = "seconds"
-        if match[2].startswith("epoch"):
-            unit = "epochs"
-        elif match[2].startswith("step"):
-            unit = "steps"
+        unit: Literal["epochs", "steps", "seconds"]
+        unit = "epochs" if match[2].startswith("epoch") else "steps" if match[2].startswith("step") else "seconds"
         amount = float(match[1])
         if amount > MOST_AMOUNT:
             raise ValueError(f"{allowed}; of at most {MOST_AMOUNT} {unit}")
@@ -85,7 +71,7 @@ class Cadence:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A goal on an evaluation figure, such as ``accuracy>=0.9`` or ``loss<=0.3``."""
+    """A target of an evaluation metric, such as ``accuracy>=0.9`` or ``loss<=0.3``."""
 
     metric: str
     comparison: Literal[">=", "<="]
@@ -106,9 +92,9 @@ class Target:
 
     @property
     def text(self) -> str:
-        """The goal as it is typed."""
+        """The target as it is typed."""
         return f"{self.metric}{self.comparison}{self.value:g}"
 
     def reached(self, value: float) -> bool:
-        """Return whether `value` meets the goal (a NaN never does)."""
+        """Return whether `value` reaches the target (a NaN never does)."""
         return value >= self.value if self.comparison == ">=" else value <= self.value

@@ -1,40 +1,30 @@
-"""Which vectors does an update rule keep beside each parameter? Their names are the same in every backend, and in checkpoints.
+"""Vectors that an update rule keeps for each parameter, in every backend; learning rate of each update.
 
-With ``--ema-decay D`` one of them is an exponential moving average of the parameter, which evaluations use instead of it:
-
-    e ← dₜ·e + (1 − dₜ)·w after update t (from 1), with dₜ = min(D, (1 + t) / (10 + t))
-
-It begins as the initial weights. These would stay in it for long with a large D, and a bias correction as Adam's, which is for averages
-that begin at zero, would not take them out. So dₜ rises to D with the updates, as with ``num_updates`` of TensorFlow's
-ExponentialMovingAverage; as long as it rises, the initial weights' part in the average falls as 10! / t⁹.
+``--ema-decay D``: e ← dₜ·e + (1 − dₜ)·w after update t (from 1), with dₜ = min(D, (1 + t) / (10 + t)), as with ``num_updates`` of
+TensorFlow's ExponentialMovingAverage. It begins as the initial weights, whose part falls as 10! / t⁹ while dₜ rises to D.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import UsageError
 from .job import Job
-
-__all__ = ["EMA", "FIRST_MOMENT", "MOMENTUM", "SECOND_MOMENT", "averaging_rates", "slot_names", "weights_to_evaluate"]
+from .schedules import SCHEDULES, Updates
 
 Weights = TypeVar("Weights")
-
-MOMENTUM = "momentum"
-"""SGD: the accumulated gradient."""
-
-FIRST_MOMENT, SECOND_MOMENT = "first_moment", "second_moment"
-"""Adam and AdamW: the running means of the gradient and of its square."""
-
-EMA = "ema"
-"""With ``--ema-decay``: the moving average of the parameter itself. Where it is absent it begins as the parameter, all others at zero."""
+MOMENTUM = "momentum"  # SGD: the accumulated gradient
+FIRST_MOMENT, SECOND_MOMENT = "first_moment", "second_moment"  # Adam and AdamW: running means of the gradient and its square
+EMA = "ema"  # with ``--ema-decay``; if absent it begins as the parameter, all others at zero
 
 
 def slot_names(job: Job) -> tuple[str, ...]:
-    """Return the names of the slots that the job's update rule keeps for each parameter; they start at zero, `EMA` as the parameter."""
+    """Return the slots' names per parameter; `EMA` starts as the parameter, others at zero."""
     average = (EMA,) if job.ema_decay else ()
     if job.optimizer == "sgd":
         return (*([MOMENTUM] if job.momentum else []), *average)
@@ -42,13 +32,70 @@ def slot_names(job: Job) -> tuple[str, ...]:
 
 
 def weights_to_evaluate(trained: Weights, slots: Mapping[str, Weights]) -> Weights:
-    """Return what evaluations and translations use of `trained` weights: their moving average where the slots have one, else themselves.
-
-    The one place that decides it, for every backend and mode, in whatever form weights and slots are held.
-    """
+    """Return the weights to evaluate in all backends and modes: the moving average, if any."""
     return slots.get(EMA, trained)
 
 
 def averaging_rates(decay: float, updates: NDArray[np.integer] | NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return 1 − dₜ, the part of the new weights in their moving average, for updates t counted from 1."""
+    """Return 1 − dₜ, the new weights' part in their moving average, for updates t from 1."""
     return 1.0 - np.minimum(decay, (1.0 + updates) / (10.0 + updates))
+
+
+def refuse_without_width(job: Job, width: int | None) -> None:
+    """Raise UsageError if the schedule needs the width of a model without one."""
+    if SCHEDULES[job.schedule].needs_width and width is None:
+        raise UsageError(
+            f"schedule: got {job.schedule!r}, whose rate depends on the width of the model, and {job.model!r} has none; allowed there: "
+            f"{', '.join(name for name, each in SCHEDULES.items() if not each.needs_width)}. A model says its width in ModelSpec.width."
+        )
+
+
+def base_learning_rate(job: Job) -> float:
+    """Return the learning rate after ``--scale-lr``: lr · (global / base batch), or its root.
+
+    Linear rule: Goyal et al. 2017 ("Accurate, Large Minibatch SGD"); root: Krizhevsky 2014 ("One weird trick for parallelizing
+    convolutional neural networks"). In async mode the batch is that of an update, one worker's.
+    """
+    ratio = job.update_batch / job.base_batch_size
+    return job.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[job.scale_lr]
+
+
+def learning_rates(
+    job: Job,
+    first_step: int,
+    count: int,
+    steps_per_epoch: int,
+    total_steps: float,
+    positions: NDArray[np.float64] | None = None,
+    width: int | None = None,
+) -> NDArray[np.float64]:
+    """Return the learning rates of updates first_step … first_step + count − 1, float64 [count].
+
+    - constant: r
+    - step: r · γ^⌊epoch / E⌋
+    - cosine: r · (1 + cos(π · t / T)) / 2, T planned updates (Loshchilov and Hutter 2017, one cycle without restart)
+    - noam: r · c · d^−½ · min(s^−½, s · w^−³ᐟ²), s = t + 1 from the start of the run, c `schedule_coefficient`, d `width`,
+      w `warmup_steps` (Vaswani et al. 2017, "Attention Is All You Need", section 5.3)
+
+    r is the scaled rate, epoch = t / steps per epoch; other schedules than noam are multiplied by (t + 1) / w in the warm-up's updates.
+    `positions` float64 [count] replace t after a resume with another batch size (`EpochIndex.positions`); `total_steps` has their unit.
+    """
+    steps = np.arange(first_step, first_step + count, dtype=np.float64)
+    places = steps if positions is None else positions
+    schedule = SCHEDULES[job.schedule]
+    rates = np.full(count, base_learning_rate(job))
+    rates *= schedule.factors(job, Updates(steps + 1.0, places, places / steps_per_epoch, total_steps, width))
+    if job.warmup_steps and not schedule.has_warmup:
+        rates *= np.minimum((steps + 1.0) / job.warmup_steps, 1.0)
+    return rates
+
+
+def explained_schedule(job: Job, total_steps: int | None) -> str:
+    """Explain the learning rate's peak, warm-up and decay; unknown `total_steps` are None."""
+    base, schedule = f"{base_learning_rate(job):.3g}", SCHEDULES[job.schedule]
+    if job.scale_lr != "none":
+        base += f" (--lr {job.lr:.3g} scaled {job.scale_lr} from batch {job.base_batch_size} to {job.update_batch})"
+    text = schedule.describe(job, base, total_steps)
+    if not job.warmup_steps or schedule.has_warmup:
+        return text
+    return f"linear warm-up over the first {job.warmup_steps:,} updates (--warmup-steps); {text}"

@@ -1,1 +1,1 @@
-"""Which examples are there, and which worker sees which one when? Prepared arrays that need no framework to read."""
+"""Which examples there are, and which worker gets which one when."""

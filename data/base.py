@@ -1,63 +1,32 @@
-"""What a dataset is: a source that prepares it once, and an opened store that every backend reads the same way."""
+"""Interfaces of datasets: sources that prepare them, and opened stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from .columns import Column, ColumnSpec
+from .columns import TOKENS, Column, ColumnSpec
+from .text import END
 
-__all__ = [
-    "IMAGE",
-    "LABEL",
-    "MOST_ATTACHMENT_BYTES",
-    "MOST_CLASSES",
-    "Block",
-    "DataInfo",
-    "Dataset",
-    "DatasetSource",
-    "HasFolder",
-    "HasVocabulary",
-    "ImageFeatures",
-    "LoadsInParts",
-    "PreparedArrays",
-    "PreparedBlocks",
-    "PreparedColumns",
-    "Split",
-    "TakesArguments",
-    "TextFeatures",
-]
-
-IMAGE, LABEL = "image", "label"
-"""The columns of a dataset of images with a class each."""
-
+IMAGE, LABEL = "image", "label"  # columns of labelled images
 Split = Literal["train", "test"]
-
-Block = tuple[NDArray[np.uint8], NDArray[np.int64]]
-"""Some examples: images [k, c, h, w] and labels [k]."""
-
-
-MOST_ATTACHMENT_BYTES = 64 << 20
-"""Of a file that lies beside a dataset's arrays: they are read as a whole."""
-
-
-MOST_CLASSES = 1 << 24
-"""Of a dataset: each is a row of a model's last array."""
+Block = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images [k, c, h, w] and labels [k]
+MOST_ATTACHMENT_BYTES = 64 << 20  # attachments are read as a whole
+MOST_CLASSES = 1 << 24  # each class is a row of a model's last array
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFeatures:
-    """What a dataset of images with a class each is like. `shape` is (channels, height, width).
+    """Features of labelled images; `shape` is (channels, height, width).
 
-    `mean` and `std` (a number a channel, of pixels scaled to 0…1) define the normalisation (pixel / 255 − mean) / std for every backend.
-    `flippable`: a mirrored image still belongs to its class (not so with digits and letters). `class_names` are in the order of the
-    labels, empty where classes are numbers.
+    `mean` and `std` (per channel, of pixels scaled to 0…1) define the normalisation (pixel / 255 − mean) / std. `flippable`: a mirrored
+    image keeps its class, unlike a digit or letter. `class_names` are in label order, empty if classes are numbers.
     """
 
     shape: tuple[int, int, int]
@@ -70,10 +39,7 @@ class ImageFeatures:
 
 @dataclass(frozen=True, slots=True)
 class TextFeatures:
-    """What a dataset of token sequences is like. `vocabulary_sizes` has a number for each column of tokens: they lie in 0 … number − 1.
-
-    `languages` are those of a translation, source and target, and `bleu_tokenizer` is how sacrebleu cuts the target language into words.
-    """
+    """Features of token sequences. `vocabulary_sizes`: tokens of a column are below it. `languages`: source and target."""
 
     vocabulary_sizes: Mapping[str, int]
     languages: tuple[str, ...] = ()
@@ -82,12 +48,7 @@ class TextFeatures:
 
 @dataclass(frozen=True, slots=True)
 class DataInfo:
-    """The shape of a dataset: what a model has to know before it sees an example.
-
-    `columns` are what an example consists of, `features` what its kind of data has beside that. `synthetic`: the examples are random,
-    there is nothing to learn, and reports say so. What follows `synthetic` are shorthands for a dataset of images; for another one
-    they raise UsageError, as does `text` for one that is not text.
-    """
+    """The shape of a dataset. `images`, `text` and their properties raise UsageError for data of another kind."""
 
     name: str
     sizes: Mapping[Split, int]
@@ -96,24 +57,13 @@ class DataInfo:
     synthetic: bool = False
 
     @classmethod
-    def of_images(
-        cls,
-        name: str,
-        input_shape: tuple[int, int, int],
-        classes: int,
-        sizes: Mapping[Split, int],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        synthetic: bool = False,
-        flippable: bool = True,
-        class_names: tuple[str, ...] = (),
-    ) -> DataInfo:
-        """Return the shape of a dataset of images with a class each: the columns ``image`` and ``label``."""
-        columns = ColumnSpec(IMAGE, "uint8", input_shape), ColumnSpec(LABEL, "int64")
-        return cls(name, sizes, columns, ImageFeatures(input_shape, classes, mean, std, flippable, class_names), synthetic)
+    def of_images(cls, name: str, sizes: Mapping[Split, int], features: ImageFeatures, synthetic: bool = False) -> DataInfo:
+        """Return the shape of a dataset with the columns ``image`` and ``label``."""
+        columns = ColumnSpec(IMAGE, "uint8", features.shape), ColumnSpec(LABEL, "int64")
+        return cls(name, sizes, columns, features, synthetic)
 
     def column(self, name: str) -> ColumnSpec:
-        """Return a column's shape. Raises UsageError where there is none of that name."""
+        """Return a column's spec. Raises UsageError for an unknown name."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -122,21 +72,21 @@ class DataInfo:
 
     @property
     def images(self) -> ImageFeatures:
-        """What is particular to images."""
+        """Features of images."""
         if not isinstance(self.features, ImageFeatures):
             raise UsageError(f"data: {self.name!r} has no images. Choose a dataset of images: trainer data list")
         return self.features
 
     @property
     def text(self) -> TextFeatures:
-        """What is particular to text."""
+        """Features of text."""
         if not isinstance(self.features, TextFeatures):
             raise UsageError(f"data: {self.name!r} is no text. Choose a dataset of text: trainer data list")
         return self.features
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(mean, std) of images; None for other data, which is not normalised."""
+        """(mean, std) of images; None for other data."""
         return (self.features.mean, self.features.std) if isinstance(self.features, ImageFeatures) else None
 
     @property
@@ -146,33 +96,33 @@ class DataInfo:
 
     @property
     def classes(self) -> int:
-        """Number of the images' classes."""
+        """Number of classes."""
         return self.images.classes
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of each channel; see `ImageFeatures`."""
+        """Mean of each channel."""
         return self.images.mean
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of each channel; see `ImageFeatures`."""
+        """Standard deviation of each channel."""
         return self.images.std
 
     @property
     def flippable(self) -> bool:
-        """Whether a mirrored image still belongs to its class."""
+        """Whether a mirrored image keeps its class."""
         return self.images.flippable
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes' names; see `ImageFeatures`."""
+        """Names of the classes in label order."""
         return self.images.class_names
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedArrays:
-    """What a source hands to the store: per split uint8 images [n, c, h, w] and int64 labels [n]; the rest as in `DataInfo`."""
+    """Images in memory, by split: uint8 [n, c, h, w] and int64 labels [n]. The rest as in `DataInfo`."""
 
     images: Mapping[Split, NDArray[np.uint8]]
     labels: Mapping[Split, NDArray[np.int64]]
@@ -186,12 +136,11 @@ class PreparedArrays:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBlocks:
-    """What a source hands to the store that does not hold its examples in memory all at once.
+    """Images in blocks that need not fit into memory together.
 
-    `blocks` has a function a split, each called once, train first; its blocks are written as they come. Mean and standard deviation
-    are those of the train images. `left_out`, called at the end, names the original files that were left out, each with the reason, or
-    raises UsageError where that is not allowed. `notes`, called after it, says what was done to the data that a user may not expect; it is
-    printed and in the store's manifest. `class_names` are in the order of the labels, empty where classes are numbers.
+    `blocks` has a function per split, each called once, train first. `left_out`, called at the end, returns the skipped original files with
+    reasons, or raises UsageError if none may be skipped. `notes`, called after it, returns unexpected changes of the data, which are
+    printed and stored in the manifest.
     """
 
     input_shape: tuple[int, int, int]
@@ -206,11 +155,10 @@ class PreparedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PreparedColumns:
-    """What a source of anything but images with a class hands to the store.
+    """Any data but labelled images, in blocks with a `Column` for each of `columns` by name.
 
-    `blocks` has a function a split, each called once, train first; it yields some examples at a time, a `Column` for each of `columns`
-    by name, and they are written as they come. `attachments`, called after the last block, returns small files that belong to the data,
-    such as a vocabulary, by name. The rest is as in `DataInfo` and `PreparedBlocks`.
+    `blocks` has a function per split, each called once, train first. `attachments`, called after the last block, returns small files by
+    name, such as a vocabulary. The rest is as in `DataInfo` and `PreparedBlocks`.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -223,118 +171,157 @@ class PreparedColumns:
 
 
 class DatasetSource(Protocol):
-    """Where a dataset comes from; the plugin object of the group ``crosstrain.datasets``."""
+    """A source of a dataset; the plugin object of the group ``crosstrain.datasets``."""
 
     @property
     def name(self) -> str:
         """The dataset's name."""
-        ...
 
     @property
     def description(self) -> str:
-        """What it is, in a line."""
-        ...
+        """A description in one line."""
 
     @property
     def version(self) -> int:
-        """Raised when the prepared arrays would change; a store of another version is made again."""
-        ...
+        """Increased when the prepared arrays would change. Stores of other versions are prepared again."""
 
     def load(self, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
-        """Make or read the arrays. `data_dir` holds original files where the user has them.
-
-        Raises UsageError where the originals are needed and missing (and says how to get them).
-        """
-        ...
+        """Return the arrays of the originals in `data_dir`, if any. Raises UsageError, with advice, if some are missing."""
 
 
 @runtime_checkable
 class TakesArguments(Protocol):
-    """A source whose name may be followed by a colon and arguments, such as ``synthetic-images:size=64``."""
+    """A source whose name may be followed by a colon and arguments: ``synthetic-images:size=64``."""
 
     def with_arguments(self, text: str) -> DatasetSource:
-        """Return the source that NAME:`text` stands for; it reads no file yet.
-
-        Its `name` is the same however the same arguments are written: NAME alone where all have their default values. Raises UsageError
-        for arguments that are not allowed.
-        """
-        ...
+        """Return the source NAME:`text`; equal arguments must give equal names. Reads no file. Raises UsageError."""
 
 
 @runtime_checkable
 class HasVocabulary(Protocol):
-    """A source of text whose vocabulary can be of another size."""
+    """A source of text with a configurable vocabulary size."""
 
     def with_vocabulary(self, size: int) -> DatasetSource:
-        """Return the same with a vocabulary of so many pieces. Raises UsageError for a size that is not possible.
+        """Return the source with a vocabulary of this size. Raises UsageError for an impossible size.
 
-        Its name says the size, unless that is the default one, in a form that `TakesArguments.with_arguments` takes: a run knows its data
-        by name alone.
+        The name must include a size other than the default, as `TakesArguments.with_arguments` reads it, because a run knows its data only
+        by name.
         """
-        ...
 
 
 @runtime_checkable
 class LoadsInParts(Protocol):
-    """A source that takes long, and keeps what it has done: what is interrupted goes on where it was."""
+    """A source that takes long and resumes after an interruption."""
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
-        """Do what `load` does, with a folder for what has been done so far.
+        """Like `load`, with a folder for finished parts.
 
-        `work` is the same folder, with what was left in it, when the same store of the same originals is made again; of originals that the
-        source fetches itself, others may be there by then. It is removed when the store is complete, and where UsageError refuses what a
-        first try has begun; any other error, such as TrainerError for a network that fails, leaves it to the next try.
+        `work` is the same folder for later attempts at the same store of the same originals; originals that the source fetches may have
+        changed. It is removed when the store is complete, and when the first attempt ends with UsageError; other errors, such as
+        TrainerError for a network failure, keep it.
         """
-        ...
 
 
 @runtime_checkable
 class HasFolder(Protocol):
-    """A source whose arguments may name the folder of its original files, which then stands for ``data_dir``."""
+    """A source whose arguments may name the folder of its originals, instead of ``data_dir``."""
 
     @property
     def folder(self) -> Path | None:
-        """The folder, None where the arguments name none."""
-        ...
+        """The folder, if the arguments name one."""
 
 
 class Dataset(Protocol):
-    """An opened, verified store. Arrays are read-only memory maps, shared between the tasks of a node by the page cache."""
+    """An opened, verified store; arrays are read-only memory maps that a node's tasks share."""
 
     @property
     def info(self) -> DataInfo:
         """The dataset's shape."""
-        ...
 
     def column(self, split: Split, name: str) -> Column:
-        """Return a column as it is stored: of ``image`` uint8 [n, c, h, w], of ``label`` int64 [n]. UsageError where there is none."""
-        ...
+        """Return a column as stored, ``image`` as uint8 [n, c, h, w]. Raises UsageError if there is none."""
 
     def weights(self, split: Split, name: str) -> NDArray[np.int64]:
-        """Return what each example counts in a sum called `name`, int64 [n].
+        """Return each example's weight in the sum `name`, int64 [n].
 
-        ``examples``: each counts 1. ``COLUMN_tokens``: as many as it has elements in a column whose length varies. Raises UsageError for
-        any other name.
+        ``examples``: 1 each. ``COLUMN_tokens``: its number of elements in a column of varying length. Raises UsageError for any other name.
         """
-        ...
 
     @property
     def attachments(self) -> tuple[str, ...]:
-        """The names of the files that lie beside the arrays."""
-        ...
+        """Names of the attached files."""
 
     def attachment(self, name: str) -> bytes:
-        """Return a file that lies beside the arrays, such as ``vocabulary.model``. Raises UsageError where there is none."""
-        ...
+        """Return an attached file, such as ``vocabulary.model``. Raises UsageError if there is none."""
 
     def images(self, split: Split) -> NDArray[np.uint8]:
-        """Return the images as stored, uint8 [n, c, h, w]. Large ones are read fastest where they lie in memory channels last."""
-        ...
+        """Return the images as stored, uint8 [n, c, h, w], in memory channels last."""
 
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the labels, int64 [n], each in range(classes)."""
-        ...
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
         """Return the normalised images, float32 [n, c, h, w]; the same bits for every backend."""
-        ...
+
+
+def split_amounts(data: Dataset, split: Split) -> dict[str, Any]:
+    """Return the `bytes` of a split, and the `elements` of each varying column, from shapes alone."""
+    columns = {spec.name: data.column(split, spec.name) for spec in data.info.columns}
+    size = sum(column.values.nbytes + (0 if column.offsets is None else column.offsets.nbytes) for column in columns.values())
+    varying = {name: len(column.values) for name, column in columns.items() if column.offsets is not None}
+    return {"bytes": int(size), "elements": varying}
+
+
+def commonest_class_fraction(data: Dataset, split: Split) -> float | None:
+    """Return the fraction of the commonest class in a split; None without classes or examples."""
+    if not any(spec.name == LABEL for spec in data.info.columns) or not data.info.sizes[split]:
+        return None
+    labels = data.column(split, LABEL).values
+    return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceholderText:
+    """A text `Dataset` with the columns of another: one example per split, END alone or zeros."""
+
+    info: DataInfo
+
+    @classmethod
+    def of(cls, info: DataInfo) -> PlaceholderText:
+        """Return the placeholder of a dataset of this shape. Raises UsageError for data other than text."""
+        _ = info.text
+        return cls(replace(info, sizes={"train": 1, "test": 1}))
+
+    def column(self, split: Split, name: str) -> Column:
+        """Return a column's one example."""
+        spec = self.info.column(name)
+        if spec.varies:
+            return Column(np.full((1, *spec.fixed_shape), END, spec.dtype), np.array([0, 1], np.int64))
+        return Column(np.zeros((1, *spec.fixed_shape), spec.dtype))
+
+    def weights(self, split: Split, name: str) -> NDArray[np.int64]:
+        """Return the weight 1 of the example."""
+        if name not in ("examples", *(column.name + TOKENS for column in self.info.columns if column.varies)):
+            raise UsageError(f"data: {self.info.name!r} has no weights called {name!r}.")
+        return np.ones(1, np.int64)
+
+    @property
+    def attachments(self) -> tuple[str, ...]:
+        """Empty."""
+        return ()
+
+    def attachment(self, name: str) -> bytes:
+        """Raise UsageError."""
+        raise UsageError(f"data: {self.info.name!r} is not at hand, and so is not its {name!r}.")
+
+    def images(self, split: Split) -> NDArray[np.uint8]:
+        """Raise UsageError."""
+        raise UsageError(f"data: {self.info.name!r} is text, and has no images.")
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        """Raise UsageError."""
+        raise UsageError(f"data: {self.info.name!r} is text, and has no labels.")
+
+    def inputs(self, split: Split) -> NDArray[np.float32]:
+        """Raise UsageError."""
+        raise UsageError(f"data: {self.info.name!r} is text, and has no images.")

@@ -1,7 +1,7 @@
-"""An example as named columns: numbers, images and sequences, each with a fixed shape or with one dimension that varies.
+"""Examples as named columns of a fixed shape or with one varying dimension.
 
-A column of a fixed shape is one array [n, …]. One that varies is what Arrow calls a list array: the values of all examples one after
-another, and `offsets` that say where each example begins. So a batch is a gather either way, and files are mapped, not parsed.
+A varying column is Arrow's list array: the values of all examples, and `offsets` where each begins. So a batch is a gather, and files are
+mapped, not parsed.
 """
 
 from __future__ import annotations
@@ -11,25 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LENGTHS", "TOKENS", "Column", "ColumnSpec"]
-
-TOKENS = "_tokens"
-"""Behind a column's name: the sum of how many elements its examples have."""
-
-LENGTHS = "_lengths"
-"""Behind a column's name: how long each example is, for a forward function that is given them padded."""
-
+TOKENS = "_tokens"  # suffix of a column's name: the sum of its examples' lengths
+LENGTHS = "_lengths"  # suffix of a column's name: the length of each padded example
 Indices = NDArray[np.int32] | NDArray[np.int64]
-DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
-"""What a column may hold: what a store writes and every framework reads."""
+DTYPES = ("uint8", "uint16", "int32", "int64", "float32")  # supported by stores and every framework
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """A column's name, numpy type and the shape of one example in it: () for a number, None first for a length that varies.
-
-    Raises ValueError for a name that is no identifier, an unknown type, or None anywhere but first.
-    """
+    """Column name, numpy type and example shape: () for a number, None first for varying length. Raises ValueError."""
 
     name: str
     dtype: str
@@ -56,10 +46,7 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """The examples of one column.
-
-    Without `offsets`, `values` is [n, *shape]. With `offsets`, int64 [n + 1], example i is ``values[offsets[i]:offsets[i + 1]]``.
-    """
+    """Examples: `values` [n, *shape], or ``values[offsets[i]:offsets[i + 1]]`` with `offsets`, int64 [n + 1]."""
 
     values: NDArray[np.generic]
     offsets: NDArray[np.int64] | None = None
@@ -68,7 +55,7 @@ class Column:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def example(self, index: int) -> NDArray[np.generic]:
-        """Return one example: a view. Raises IndexError where there is none of that number."""
+        """Return a view of one example. Raises IndexError for an invalid number."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         values: NDArray[np.generic] = (
@@ -78,13 +65,13 @@ class Column:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How long each example is, int64 [n]. Raises ValueError for a column of a fixed shape."""
+        """The length of each example, int64 [n]. Raises ValueError for a column of fixed shape."""
         if self.offsets is None:
             raise ValueError("the examples of this column all have one shape")
         return np.diff(self.offsets)
 
     def take(self, indices: Indices) -> Column:
-        """Return the examples at `indices` as a column of their own, copied."""
+        """Return a copy of the examples at `indices`."""
         if self.offsets is None:
             return Column(self.values[indices])
         begins = self.offsets[:-1][indices]
@@ -95,10 +82,7 @@ class Column:
         return Column(self.values[places], offsets)
 
     def padded(self, length: int | None = None) -> NDArray[np.generic]:
-        """Return a matrix [n, length, …] with zeros behind each example; `length` is that of the longest one where it is not given.
-
-        Raises ValueError where an example is longer.
-        """
+        """Return [n, length, …], padded with zeros to `length` or the longest example. Raises ValueError for a longer one."""
         lengths = self.lengths
         longest = int(lengths.max(initial=0))
         if length is None:
@@ -110,7 +94,7 @@ class Column:
         return result
 
     def wrong_with(self, spec: ColumnSpec) -> str | None:
-        """Return in what these are not `spec`'s examples, or None: type, shape, or offsets that do not run from 0 to the end."""
+        """Return why this does not match `spec` in type, shape or offsets, or None."""
         values, offsets = self.values, self.offsets
         if values.dtype != np.dtype(spec.dtype) or values.shape[1:] != spec.fixed_shape or values.ndim == 0:
             return f"{spec.name} is {values.dtype} {list(values.shape)}, not {spec.dtype} {['n', *spec.fixed_shape]}"

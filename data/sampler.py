@@ -1,10 +1,9 @@
-"""Who sees which example, when: the one source of data order for every backend, mode and number of workers.
+"""The order of examples, for every backend, mode and number of workers.
 
-An epoch is a permutation of the training examples that depends on (seed, epoch) alone. Sync cuts it into global batches; step t
-is the same set of examples however many workers share it, and a worker takes a slice, possibly an empty one. Async cuts it into
-worker batches; ticket t is the t-th of the epoch, whoever computes it. Nothing is dropped and nothing is padded: the last batch of
-an epoch is simply shorter. A run that is resumed within an epoch skips the examples it has consumed and cuts the rest afresh, in
-whatever batches it now has. Where the cuts are, a `BatchRule` says.
+An epoch is a permutation of the training examples that depends only on (seed, epoch). In sync mode a `BatchRule` divides it into global
+batches: step t is the same set of examples for any number of workers, each of which takes a slice, possibly empty. In async mode it is
+divided into worker batches: ticket t is the t-th of the epoch, whichever worker computes it. Nothing is dropped or padded; the last batch
+is shorter. A run that resumes within an epoch skips the consumed examples and divides the rest into batches of its current size.
 """
 
 from __future__ import annotations
@@ -17,28 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.job import Job
-from .augment import Augmentation, Changes
-from .batching import Arranged, BatchRule, Bounds, Indices, batch_rule
-from .bucketing import Buckets, padded_positions
+from .batching import Arranged, BatchRule, Bounds, Buckets, Indices, batch_rule, padded_positions
+from .preprocessing import Augmentation, Changes
 
-__all__ = ["Batches", "Sampler", "padding_share", "permutation", "run_sampler", "stable_order"]
-
-
-PADDING_STEPS = 2000
-"""Updates over which padding is counted, at most: its share of those is that of all, to three digits."""
+PADDING_STEPS = 2000  # updates over which padding is counted; gives the share of all to three digits
 
 
 def permutation(seed: int, epoch: int, size: int) -> Indices:
-    """Return the order of the examples in one epoch, int32 [size].
-
-    Sorts keys of the counter-based generator Philox, so that the order depends on neither the numpy release nor the machine.
-    """
+    """Return an epoch's order, int32 [size]. Sorting Philox keys gives the same for every numpy version and machine."""
     keys = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(size)
     return stable_order(keys).astype(np.int32)
 
 
 def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return `np.argsort(keys, kind="stable")`, several times faster where no two keys are equal: there is only one order then."""
+    """Return `np.argsort(keys, kind="stable")`, several times faster if all keys differ."""
     order = np.argsort(keys)
     ascending = keys[order]
     if np.any(ascending[1:] == ascending[:-1]):
@@ -50,10 +41,9 @@ def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
 class Batches:
     """Consecutive batches of one epoch as one flat array.
 
-    Batch i is ``indices[offsets[i]:offsets[i + 1]]``, possibly empty. Of the whole update, all workers together: `examples[i]`, their
-    number, int32, and `weights[i]`, the sum of their weights, float64, by which the sum of the losses is divided. Both are known on
-    every worker without asking the others. `changes` int32 [len(indices), 3] says how each image is to be changed before it is used
-    (`augment.apply_changes`); None where none is.
+    Batch i is ``indices[offsets[i]:offsets[i + 1]]``, possibly empty. `examples[i]`, int32, and `weights[i]`, the divisor of the sum of
+    losses, float64, are those of the whole update, all workers together. `changes`, int32 [len(indices), 3], augment the images
+    (`preprocessing.apply_changes`).
     """
 
     indices: Indices
@@ -70,15 +60,15 @@ class Batches:
         return self.indices[self.offsets[position] : self.offsets[position + 1]]
 
     def slice(self, first: int, count: int) -> Batches:
-        """Return the batches first … first + count − 1; the indices are shared, not copied."""
+        """Return the batches first … first + count − 1, which share the indices."""
         stop = first + count
         return Batches(self.indices, self.offsets[first : stop + 1], self.examples[first:stop], self.weights[first:stop], self.changes)
 
     def in_micro_batches(self, most: int) -> tuple[Batches, NDArray[np.int64]]:
-        """Return every batch cut into at most `most` micro-batches of nearly equal size, and into how many each was, int64 [batches].
+        """Divide each batch into at most `most` micro-batches. Return them and their numbers, int64 [batches].
 
-        Batch i of n examples becomes k = min(most, n), at least 1, which begin at ⌊n·j / k⌋, so that none but that of an empty batch is
-        empty. `examples` and `weights` of each stay those of its whole update.
+        A batch of n examples becomes k = min(most, n), at least 1, which begin at ⌊n·j / k⌋. `examples` and `weights` stay those of the
+        whole update.
         """
         sizes = np.diff(self.offsets).astype(np.int64)
         counts = np.minimum(most, np.maximum(sizes, 1))
@@ -97,15 +87,12 @@ class Batches:
 
 @dataclass
 class Sampler:
-    """The data order of one run. `size` is the number of training examples, `workers` that of those who share a step, or take one.
+    """The data order of one run over `size` training examples.
 
-    `rule` cuts an epoch into steps: in sync mode global batches, in async mode worker batches. `augment` is how images are changed, None
-    for not at all. `weights`, above 0, [size], are what each example counts in the loss; None where each counts 1. `lengths`, [size] a
-    column of tokens, are what batches by tokens are filled by; None for data that is no text.
-
-    `skip`, wherever it is a parameter, is the number of examples of the epoch that were consumed before this process began: steps
-    are then those of the rest of the epoch, counted from 0; and `arranged` is how the epoch's order came about until then. Raises
-    ValueError for weights that do not fit, and where lengths are needed and missing.
+    `workers` share a step, or each takes one. `weights`, above 0, [size], weight the examples in the loss (default 1). `lengths`, [size]
+    per column of tokens, fill batches by tokens; None for data other than text. The parameter `skip` is the number of examples of the epoch
+    consumed before this process began: steps count from 0 after them. `arranged` is the history of the epoch's order until then. Raises
+    ValueError for invalid weights and missing lengths.
     """
 
     size: int
@@ -121,7 +108,6 @@ class Sampler:
     _buckets: Buckets | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the weights, and precompute where each step of the first epoch begins."""
         if self.weights is not None:
             wrong = np.flatnonzero(~(self.weights > 0))
             if len(self.weights) != self.size or len(wrong):
@@ -134,40 +120,34 @@ class Sampler:
 
     @property
     def constant_steps(self) -> bool:
-        """Whether every whole epoch takes as many updates as any other."""
+        """Whether all whole epochs have the same number of updates."""
         return self.rule.by_count or self.rule.buckets is not None
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of updates that the first whole epoch takes: every one, where steps are cut by count."""
+        """Number of updates of the first whole epoch."""
         return self.steps_in_epoch()
 
     def steps_in_epoch(self, skip: int = 0, epoch: int = 0, arranged: Arranged = ()) -> int:
-        """Return the number of updates that an epoch takes after `skip` examples."""
+        """Return the number of updates of an epoch after `skip` examples."""
         if self.rule.buckets is not None and not skip and not arranged:
             return self._by_length().steps(self.rule.buckets.tokens, self.rule.buckets.batches)
         return len(self._bounds_after(skip, epoch, arranged)) - 1
 
     def examples_before(self, step_in_epoch: int, skip: int = 0, epoch: int = 0, arranged: Arranged = ()) -> int:
-        """Return how many examples of the epoch are consumed before this step, `skip` included: the data cursor's second number."""
+        """Return the number of examples of the epoch consumed before this step, including `skip`."""
         if step_in_epoch == 0 and 0 <= skip <= self.size:
             return skip
         return int(self._bounds_after(skip, epoch, arranged)[step_in_epoch])
 
     def examples_at_once(self, most: int) -> int:
-        """Return how many of any training examples, at most `most` and at least one, a worker may compute at once, to warm up.
-
-        Where batches are filled by tokens, as many of the longest as fit; a batch of shorter ones has more.
-        """
+        """Return how many of any training examples, 1 to `most`, fit into a worker's warm-up batch."""
         if self.rule.buckets is not None:
             most = min(most, self.rule.buckets.tokens // int(self._by_length().edges[-1]))
         return max(1, min(most, self.size))
 
     def arranged_after(self, skip: int, arranged: Arranged) -> Arranged:
-        """Return how the order of an epoch comes about whose first `skip` examples were consumed as `arranged` says, and the rest here.
-
-        A rule that is in force already changes nothing. Raises ValueError for what no epoch can have gone through.
-        """
+        """Return the history of an epoch's order with this rule in force after `skip` examples. Raises ValueError."""
         begins = [0, *(begin for begin, _, _ in arranged), skip]
         if any(after < before for before, after in pairwise(begins)) or skip > self.size:
             raise ValueError(f"the order {arranged} is none of the first {skip} examples of {self.size}")
@@ -176,14 +156,11 @@ class Sampler:
         return arranged if budget == (arranged[-1][1:] if arranged else (0, 0)) else (*arranged, (skip, *budget))
 
     def order(self, epoch: int) -> Indices:
-        """Return the epoch's permutation, int32 [size] (the last one asked for is kept)."""
+        """Return the epoch's permutation, int32 [size]; the last one is cached."""
         return self._epoch(epoch)[0]
 
     def whole(self, epoch: int, first: int, count: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
-        """Return steps first … first + count − 1 of an epoch, each complete: global batches in sync, worker batches in async.
-
-        Raises ValueError where the steps are not all in the epoch.
-        """
+        """Return steps first … first + count − 1 (sync: global batches, async: worker batches). Raises ValueError beyond the epoch."""
         steps = self.steps_in_epoch(skip, epoch, arranged)
         if first < 0 or count < 0 or first + count > steps:
             raise ValueError(f"steps {first}…{first + count} are not within the {steps} steps of an epoch after {skip} examples")
@@ -199,10 +176,7 @@ class Sampler:
         return Batches(indices, offsets, examples, weights, None if changes is None else changes[indices])
 
     def for_rank(self, epoch: int, first: int, count: int, rank: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
-        """Return one rank's slices of the global batches first … first + count − 1 (sync).
-
-        The slices of all ranks, in rank order, are the global batch; their sizes differ by at most one.
-        """
+        """Return one rank's slices of global batches first … first + count − 1 (sync). Slice sizes differ by at most one."""
         whole = self.whole(epoch, first, count, skip, arranged)
         if self.workers == 1:
             return whole
@@ -216,7 +190,6 @@ class Sampler:
         return Batches(whole.indices[positions], offsets, whole.examples, whole.weights, changes)
 
     def _epoch(self, epoch: int) -> tuple[Indices, Changes | None]:
-        """Return order and changes of an epoch: those of the last one asked for are kept."""
         if self._cached is None or self._cached[0] != epoch:
             changes = self.augment.draws(self.seed, epoch, self.size) if self.augment else None
             self._cached = (epoch, permutation(self.seed, epoch, self.size), changes)
@@ -226,7 +199,6 @@ class Sampler:
         return self.rule.buckets is not None or bool(arranged)
 
     def _by_length(self) -> Buckets:
-        """Return the buckets of the training examples; found once. Raises ValueError where there are no lengths."""
         if self._buckets is None:
             if self.lengths is None:
                 raise ValueError("batches by tokens need the lengths of the examples")
@@ -234,7 +206,7 @@ class Sampler:
         return self._buckets
 
     def _arrange(self, epoch: int, skip: int, arranged: Arranged) -> tuple[Indices, Bounds]:
-        """Return the order of an epoch, and where its steps begin after `skip` examples; kept for the epoch that was asked for last."""
+        """Return the order of an epoch and the bounds of its steps; the last result is cached."""
         key = (epoch, skip, arranged)
         if self._laid is None or self._laid[0] != key:
             order, bounds = self.order(epoch).copy(), np.array([skip], dtype=np.int64)
@@ -248,10 +220,7 @@ class Sampler:
         return self._laid[1:]
 
     def _bounds_after(self, skip: int, epoch: int, arranged: Arranged = ()) -> Bounds:
-        """Return where each step of an epoch begins after `skip` examples, and at last where the epoch ends.
-
-        Kept once computed: where epochs are cut alike those of each `skip`, else those of the epoch that was asked for last.
-        """
+        """Cached by `skip` if all epochs have equal steps, else for the last epoch."""
         if self._is_arranged(arranged):
             return self._arrange(epoch, skip, arranged)[1]
         by_count = self.rule.by_count
@@ -267,11 +236,7 @@ class Sampler:
 
 
 def padding_share(sampler: Sampler, micro_batches: int) -> float | None:
-    """Return which share of the positions that are computed is padding, of all columns of tokens together; None for data that is no text.
-
-    Each worker pads what it computes at once, its batch or one of at most so many `micro_batches`, to the longest example in it, column by
-    column. Counted from the lengths over an epoch's first updates.
-    """
+    """Return the share of padding in an epoch's first updates, None without text. Each worker pads its micro-batches."""
     if sampler.lengths is None:
         return None
     count = min(PADDING_STEPS, sampler.steps_per_epoch)
@@ -283,8 +248,5 @@ def padding_share(sampler: Sampler, micro_batches: int) -> float | None:
 
 
 def run_sampler(job: Job, size: int, lengths: Mapping[str, NDArray[np.int64]] | None = None) -> Sampler:
-    """Return the order of `size` examples in a run, for counting; images are not changed by it.
-
-    `lengths` are those of `bucketing.example_lengths`.
-    """
+    """Return the order of `size` examples in a run, for counting, without augmentation."""
     return Sampler(size, job.seed, batch_rule(job), job.workers, lengths=lengths)

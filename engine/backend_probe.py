@@ -1,7 +1,4 @@
-"""What can a framework do on this machine? It is imported in a process of its own, since an imported framework cannot be unloaded.
-
-``python -m crosstrain.engine.backend_probe NAME`` prints the answer as JSON.
-"""
+"""Probe of a framework in a child process, as an imported framework cannot be unloaded."""
 
 from __future__ import annotations
 
@@ -20,17 +17,11 @@ from ..core.errors import UsageError
 from ..core.plugins import available, find, missing_packages
 from ..core.process import python, there_to_work_in
 
-__all__ = ["main", "probe", "probe_all"]
-
-TIMEOUT_SECONDS = 120.0
-"""More than a cold import of either framework from a slow disk; beyond it, something hangs."""
+TIMEOUT_SECONDS = 120.0  # beyond a cold import from a slow disk, the framework hangs
 
 
 def probe(name: str) -> Availability:
-    """Probe one backend in a child process. A framework that is absent, broken or hanging is an answer, not an error.
-
-    Raises UsageError where no backend has the name.
-    """
+    """Probe a backend in a child process; a failure is an answer. Raises UsageError for an unknown name."""
     plugin = find("backend", name)
     if not plugin.installed:
         return Availability(name, None, problem=f"the package {plugin.requires} is not installed", hint=plugin.install)
@@ -45,7 +36,8 @@ def probe(name: str) -> Availability:
             cwd=there_to_work_in(),
         )
     except subprocess.TimeoutExpired:
-        return Availability(name, None, problem=f"no answer within {TIMEOUT_SECONDS:g} s", hint=_again(plugin.install))
+        hint = f"ask again while the machine has less to do; if that does not help, {_reinstall(plugin.install)}"
+        return Availability(name, None, problem=f"no answer within {TIMEOUT_SECONDS:g} s", hint=hint)
     if child.returncode != 0:
         return Availability(name, None, problem=_death(child), hint=_reinstall(plugin.install))
     answer = json.loads(child.stdout)
@@ -53,14 +45,10 @@ def probe(name: str) -> Availability:
 
 
 def probe_all(names: Iterable[str] | None = None) -> list[Availability]:
-    """Probe several backends (default: every known one) at the same time; answers are in the order of the names."""
+    """Probe several backends (default: all known ones) concurrently, in the order of the names."""
     wanted = list(available("backend") if names is None else names)
     with ThreadPoolExecutor(max_workers=max(1, len(wanted))) as pool:
         return list(pool.map(probe, wanted))
-
-
-def _again(install: str) -> str:
-    return f"ask again while the machine has less to do; if that does not help, {_reinstall(install)}"
 
 
 def _reinstall(install: str) -> str:
@@ -68,14 +56,13 @@ def _reinstall(install: str) -> str:
 
 
 def _death(child: subprocess.CompletedProcess[str]) -> str:
-    """Say how the child ended, with the last line it wrote."""
     cause = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
     lines = child.stderr.strip().splitlines()
     return f"probing it ended with {cause}{f': {lines[-1]}' if lines else ''}"
 
 
 def main(name: str) -> None:
-    """Probe in this process. What the framework prints goes to standard error, so that standard output is JSON alone."""
+    """Probe in this process; the framework's output goes to standard error, as standard output is JSON."""
     answer_to = os.dup(1)
     os.dup2(2, 1)
     try:

@@ -1,9 +1,4 @@
-"""Which update belongs to which epoch, for a run from its start and for one that goes on from a checkpoint.
-
-A run that is resumed within an epoch finishes that epoch's remaining examples in batches of its own size, and goes on with whole epochs
-after it. Where an update stands in the training (`EpochIndex.epochs_at`) depends on the cursor alone, so that a schedule of the learning
-rate neither jumps nor starts again with another batch size, mode or number of workers.
-"""
+"""Epochs of updates, from the cursor alone, so that schedules neither jump nor restart."""
 
 from __future__ import annotations
 
@@ -16,12 +11,10 @@ from numpy.typing import NDArray
 from ..data.batching import Arranged
 from ..data.sampler import Sampler
 
-__all__ = ["START", "DataCursor", "EpochIndex", "StepPosition"]
-
 
 @dataclass(frozen=True, slots=True)
 class DataCursor:
-    """Where a run stands: `step` updates done, and `examples` consumed of epoch `epoch` (from 0), in an order `arranged` so."""
+    """Position of a run: `step` updates done, `examples` consumed of epoch `epoch` (from 0)."""
 
     step: int
     epoch: int
@@ -34,10 +27,7 @@ START = DataCursor(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class StepPosition:
-    """Where one update lies: its epoch, its number within what is left of it, `skip` examples of it done before, and updates left.
-
-    `arranged` is how the order of the epoch had come about until then.
-    """
+    """Position of an update in its epoch after the first `skip` examples, and the updates `left` in it."""
 
     epoch: int
     first_in_epoch: int
@@ -47,10 +37,7 @@ class StepPosition:
 
 
 class EpochIndex:
-    """The updates of a run that began, or goes on, at a cursor.
-
-    `steps_per_epoch` is the number of updates of the first whole epoch: of every one, where the sampler has `constant_steps`.
-    """
+    """Updates of a run from a cursor on; `steps_per_epoch` is of the first whole epoch."""
 
     def __init__(self, sampler: Sampler, start: DataCursor = START) -> None:
         if start.examples == sampler.size:
@@ -60,10 +47,10 @@ class EpochIndex:
         self._sampler = sampler
         self._first = sampler.steps_in_epoch(start.examples, start.epoch, start.arranged)
         self._first_positions = self._positions_after(start.examples)
-        self._starts = [start.step + self._first]  # of the epochs after the first one, as far as they were asked for
+        self._starts = [start.step + self._first]  # of later epochs, computed on demand
 
     def first_step_of(self, epoch: int) -> int:
-        """Return the number of the first update of an epoch; the starting one for an epoch that had begun by then."""
+        """Return the number of an epoch's first update; the run's first for an epoch already begun."""
         if epoch <= self.start.epoch:
             return self.start.step
         later = epoch - self.start.epoch - 1
@@ -74,7 +61,7 @@ class EpochIndex:
         return self._starts[later]
 
     def place(self, step: int) -> StepPosition:
-        """Return where an update lies. Raises ValueError for one before the start."""
+        """Return the position of an update. Raises ValueError before the start."""
         done = step - self.start.step
         if done < 0:
             raise ValueError(f"update {step} was done before this part of the run began at update {self.start.step}")
@@ -85,14 +72,14 @@ class EpochIndex:
         return StepPosition(epoch, in_epoch, 0, self._steps_in(epoch) - in_epoch)
 
     def cursor(self, step: int) -> DataCursor:
-        """Return where the run stands when `step` updates are done and the next one is not."""
+        """Return the run's position after `step` updates."""
         place = self.place(step)
         examples = self._sampler.examples_before(place.first_in_epoch, place.skip, place.epoch, place.arranged)
         arranged = self._sampler.arranged_after(place.skip, place.arranged) if examples else ()
         return DataCursor(step, place.epoch, examples, arranged)
 
     def steps_until(self, examples: int) -> int:
-        """Return how many updates are done once so many examples of all epochs together are, from the start of the run."""
+        """Return the number of updates that consume this many examples over all epochs."""
         epoch, rest = divmod(examples, self._sampler.size)
         begun = epoch == self.start.epoch
         if epoch < self.start.epoch or (begun and rest <= self.start.examples):
@@ -102,12 +89,7 @@ class EpochIndex:
         return first + bisect_left(range(count), rest, key=lambda step: self._sampler.examples_before(step, skip, epoch, arranged))
 
     def epochs_at(self, first: int, count: int) -> NDArray[np.float64]:
-        """Return where updates stand in the training, in updates of an epoch of `steps_per_epoch`, float64 [count].
-
-        That is epoch · `steps_per_epoch` + what the consumed examples make of an epoch, times the same: schedules follow the epochs,
-        however many updates an epoch takes. In a run that never changed, and whose epochs are cut alike, it is the number of the update
-        itself, exactly.
-        """
+        """Return positions in epochs × `steps_per_epoch`, float64 [count]; with equal epochs exactly the update numbers."""
         found = np.empty(count)
         step, stop = first, first + count
         while step < stop:
@@ -121,19 +103,14 @@ class EpochIndex:
         return found
 
     def epochs(self, step: int) -> float:
-        """Return how many epochs are done after `step` updates, with fractions: of an epoch, the consumed examples over all of it.
-
-        Updates may be of different numbers of examples, so that half of an epoch's updates need not be half of the epoch.
-        """
+        """Return the epochs done after `step` updates, by examples, as updates may differ in size."""
         done = self.cursor(step)
         return done.epoch + done.examples / self._sampler.size
 
     def _steps_in(self, epoch: int) -> int:
-        """Return the number of updates of a whole epoch."""
         return self.steps_per_epoch if self._sampler.constant_steps else self._sampler.steps_in_epoch(0, epoch)
 
     def _epoch_of(self, step: int) -> int:
-        """Return the epoch of an update that lies behind the first one."""
         if self._sampler.constant_steps:
             return self.start.epoch + 1 + (step - self._starts[0]) // self.steps_per_epoch
         while self._starts[-1] <= step:
@@ -141,7 +118,7 @@ class EpochIndex:
         return self.start.epoch + bisect_right(self._starts, step)
 
     def _positions_after(self, skip: int) -> NDArray[np.float64]:
-        """Return the positions within the epoch, out of `steps_per_epoch`, of the updates that follow `skip` examples, and of its end."""
+        """Return positions, out of `steps_per_epoch`, of the first epoch's updates after `skip` examples, and of its end."""
         epoch, sampler = self.start.epoch, self._sampler
         whole_steps = self._steps_in(epoch)
         scale = self.steps_per_epoch / whole_steps

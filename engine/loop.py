@@ -1,8 +1,6 @@
-"""The training loop: once per run, in the driver, for every backend and mode.
+"""Training loop in the driver, for every backend and mode.
 
-It sends commands to the leading tasks, writes what comes back, and takes every decision: what to train next, when to evaluate, when to
-save, when to stop. It keeps about half a second of work queued so that no round trip is waited for; a plan never crosses the end of an
-epoch, an evaluation or a checkpoint. All of its knowledge of the cluster is the `TaskGroup` protocol.
+About half a second of work is queued to hide round trips; a plan never crosses the end of an epoch, an evaluation or a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,49 +16,33 @@ from numpy.typing import NDArray
 from ..backends.base import Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
-from ..core.liveness.silence import TICK_SECONDS, SilenceCounter
+from ..core.liveness import TICK_SECONDS, SilenceCounter
 from ..core.units import Target
+from ..core.update_rules import learning_rates
 from ..data.base import DataInfo
 from ..data.sampler import run_sampler
 from ..metrics import LOSS
 from ..models.objectives import Objective
-from ..records.schema import EvalRecord
-from ..records.text.numbers import figure_text
-from .checkpoint_policy import CheckpointPolicy
+from ..records.store.schema import EvalRecord
+from ..records.text import figure_text
 from .epochs import EpochIndex
-from .learning_rate import learning_rates
-from .loop_interfaces import CheckpointSink, ImpossibleAnswerError, Recorder, ResumePoint, TaskGroup, TrainingTotals
-from .non_finite_loss import LossGuard
-from .outstanding_plans import OutstandingPlans
-from .patience import Patience
-from .progress.base import Progress
+from .loop_interfaces import CheckpointSink, OutstandingPlans, Recorder, ResumePoint, TaskGroup, TrainingTotals
+from .policies import CheckpointPolicy, LossGuard, Patience, Triggers
+from .progress import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
-from .protocol.messages import Message
-from .translation.in_progress import AllTranslated, EvaluationInProgress, WholeEvaluation
-from .triggers import Triggers
+from .protocol.messages import ImpossibleAnswerError, Message
+from .translation import AllTranslated, EvaluationInProgress, WholeEvaluation
 from .worker_watch import WorkerWatch
 
-__all__ = ["Recorder", "TaskGroup", "TrainingLoop", "TrainingTotals"]
-
-PLAN_SECONDS = 0.5
-"""How long a command should last: long enough to hide the round trip, short enough to react to a person."""
-
-FIRST_PLAN_STEPS = 4
-"""Updates of the first plan; until the speed is known each plan is twice as long as the one before."""
-
+PLAN_SECONDS = 0.5  # long enough to hide the round trip, short enough to react to a user
+FIRST_PLAN_STEPS = 4  # doubled with each plan until the speed is known
 MOST_COMMANDS_QUEUED = 64
-
-MOST_TRANSLATIONS_QUEUED = 2
-"""Orders of the end's translations: one more than is worked at, so that nobody waits, and an interrupt waits for no more."""
-
-TASKS = 0
-"""The only peer whose silence is counted: all leading tasks together."""
+MOST_TRANSLATIONS_QUEUED = 2  # one in progress, one waiting: tasks never idle, and an interrupt is quick
+TASKS = 0  # the only peer whose silence is counted: all leading tasks together
 
 
 @dataclass
 class _Command:
-    """A command on its way: how many leading tasks have yet to answer it."""
-
     message: Message
     sequence: int
     updates: int
@@ -68,43 +50,53 @@ class _Command:
     at_step: int
 
 
-class TrainingLoop:
-    """Trains one job to its end. `clock` returns seconds on the run clock; `lengths` are those of training examples of text.
+@dataclass(frozen=True)
+class Subject:
+    """Subject of training: the data, with lengths of text examples, and the model's objective."""
 
-    `width` is that of the model, where it has one. `on_silent` is called with the number of an async worker that has stood still too long.
-    """
+    data: DataInfo
+    objective: Objective
+    lengths: Mapping[str, NDArray[np.int64]] | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Destinations of a run's records, progress and checkpoints; `clock` is the run clock in seconds."""
+
+    recorder: Recorder
+    progress: Progress
+    saver: CheckpointSink
+    clock: Callable[[], float]
+
+
+class TrainingLoop:
+    """Training loop of a job; `on_silent` gets the number of an async worker that is silent too long."""
 
     def __init__(
         self,
         job: Job,
-        *,
-        data: DataInfo,
-        objective: Objective,
+        subject: Subject,
         tasks: TaskGroup,
-        recorder: Recorder,
-        progress: Progress,
-        clock: Callable[[], float],
-        saver: CheckpointSink,
+        outputs: Outputs,
         start: ResumePoint | None = None,
-        lengths: Mapping[str, NDArray[np.int64]] | None = None,
-        width: int | None = None,
         on_silent: Callable[[int], None] | None = None,
     ) -> None:
         start = start or ResumePoint()
-        sampler = run_sampler(job, data.sizes["train"], lengths)
+        objective, recorder, progress = subject.objective, outputs.recorder, outputs.progress
         self.job = job
-        self.data = data
+        self.data = subject.data
         self.objective = objective
-        self.width = width
-        self.sampler = sampler
+        self.width = subject.width
         self.tasks = tasks
         self.recorder = recorder
         self.progress = progress
-        self.clock = clock
-        self.calendar = EpochIndex(sampler, start.cursor)
+        self.saver = outputs.saver
+        self.clock = outputs.clock
+        self.calendar = EpochIndex(run_sampler(job, self.data.sizes["train"], subject.lengths), start.cursor)
         self.triggers = Triggers(job, self.calendar)
-        self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, saver, clock)
-        self._evaluation = EvaluationInProgress(job, objective, data.sizes, len(tasks))
+        self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, outputs.saver, outputs.clock)
+        self._evaluation = EvaluationInProgress(job, objective, self.data.sizes, len(tasks))
         self.target = Target.parse(job.until) if job.until else None
         self.patience = Patience(job, objective, start, recorder, progress)
         self.outcome = TrainingTotals.at(start, len(tasks))
@@ -128,11 +120,7 @@ class TrainingLoop:
         self._last_position = float(self.calendar.epochs_at(self.triggers.total, 1)[0])
 
     def run(self) -> TrainingTotals:
-        """Train until the stopping rule holds, or until asked to stop (`TrainingTotals.interrupted`); returns what was done.
-
-        Exceptions of `tasks` pass through, and `outcome` stays valid. Every checkpoint is on disk, or has failed, when this returns, and
-        before the end's translations begin: whatever becomes of those, what was trained is kept.
-        """
+        """Train until the stopping rule holds or interrupted; exceptions of `tasks` pass, and `outcome` stays valid."""
         self._silence = SilenceCounter(self.job.stall_timeout, time.monotonic())
         self._rate_since = (self._next_step, self.clock())
         self._last_evaluation_seconds = self.clock()
@@ -140,7 +128,8 @@ class TrainingLoop:
         self._running = True
         try:
             self._run_until_idle()
-            self._trained = self._complete or not self._halting
+            complete = self._stopping or (self._next_step >= self.triggers.total and self._evaluated_at == self._next_step)
+            self._trained = complete or not self._halting
             self.outcome.interrupted = not self._trained
             if self.target is not None and self.outcome.target_reached is None:
                 self.outcome.target_reached = False
@@ -148,7 +137,7 @@ class TrainingLoop:
                 self._save()
             while self._queued or self.checkpoints.outstanding:
                 self._await()
-            self.checkpoints.wait()
+            self.saver.wait()
             if self._trained:
                 self._translate_all()
         finally:
@@ -156,9 +145,9 @@ class TrainingLoop:
         return self.outcome
 
     def interrupt(self) -> bool:
-        """Stop as soon as what has been sent is done, with a checkpoint; return False where this run makes none on its way.
+        """Stop with a checkpoint after the queued commands; return False without intermediate checkpoints.
 
-        Once all is trained it is the end's translations that stop. Safe in a signal handler of the loop's own thread.
+        After training, stop the final translations. Safe in a signal handler of the loop's thread.
         """
         if not self._running or not (self._trained or self.checkpoints.saves_on_interrupt):
             return False
@@ -167,27 +156,26 @@ class TrainingLoop:
 
     @property
     def only_translates(self) -> bool:
-        """Whether all is trained, and what is left are the end's translations."""
+        """Whether only the final translations are left."""
         return self._trained and self.objective.translation is not None
 
     def pause(self) -> bool:
-        """As `interrupt`, so that training goes on elsewhere; return False too where there is nothing left to train."""
+        """Interrupt to resume training elsewhere; return False also if nothing is left to train."""
         if not self._running or self._trained or not self.checkpoints.saves_on_interrupt:
             return False
         self._pause_requested = True
         return True
 
     def worker_absent(self, worker: int) -> None:
-        """An async worker is being started anew by itself; that this was noticed is news, which a stall is counted from."""
+        """Note the restart of an async worker, which counts as activity for the stall time-out."""
         self._messages_heard += 1
         self._workers.on_absent(worker)
 
     def worker_back(self, worker: int) -> None:
-        """It takes part again."""
+        """Note that the worker participates again."""
         self._workers.on_back(worker)
 
     def _run_until_idle(self) -> None:
-        """Send commands and handle answers until nothing is left to do."""
         while True:
             self._queue_commands()
             if not self._queued:
@@ -198,14 +186,7 @@ class TrainingLoop:
     def _halting(self) -> bool:
         return self._stop_requested or self._pause_requested
 
-    @property
-    def _complete(self) -> bool:
-        return self._stopping or (self._next_step >= self.triggers.total and self._evaluated_at == self._next_step)
-
-    # What to do next ------------------------------------------------------------------------------------------------
-
     def _queue_commands(self) -> None:
-        """Queue commands until about half a second of work is waiting, or a decision has to be awaited."""
         while not (self._stopping or self._halting) and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
             if self._awaiting_decision():
                 return
@@ -228,7 +209,7 @@ class TrainingLoop:
         return len(self._queued) >= 2 and updates / self._rate >= PLAN_SECONDS
 
     def _awaiting_decision(self) -> bool:
-        """Whether an evaluation is on its way whose outcome may end the run, or be worth a checkpoint, or whose parts come one by one."""
+        """Whether a pending evaluation translates, may end the run or make a checkpoint due."""
         if self._evaluation.translating:
             return True
         decides = self.target is not None or self.patience.limited or self.checkpoints.waits_for_evaluation
@@ -267,19 +248,14 @@ class TrainingLoop:
         self._queued.append(_Command(tagged, self._sequence, updates, len(self.tasks), self._next_step))
         self.tasks.send(tagged)
 
-    # What came back -------------------------------------------------------------------------------------------------
-
     def _await(self) -> None:
-        """Handle one answer. Raises StalledRunError where nothing has been heard for the stall time-out.
-
-        While this process was stopped, or its machine suspended, it could not hear: that counts for no more than a tick.
-        """
+        """Handle one answer. Raises StalledRunError on time-out; suspended time counts one tick at most."""
         self.recorder.check()
         self._workers.tick()
         answer = self.tasks.receive(TICK_SECONDS)
-        self._tell_what_is_done()
+        self._show_activity()
         if answer is None:
-            if self._silence.tick(time.monotonic(), {TASKS: (self._messages_heard, self.checkpoints.active_at)}):
+            if self._silence.tick(time.monotonic(), {TASKS: (self._messages_heard, self.saver.active_at)}):
                 silent, limit = self._silence.seconds(TASKS), self.job.stall_timeout
                 raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {limit:g})")
             return
@@ -290,13 +266,12 @@ class TrainingLoop:
         except ImpossibleAnswerError as error:
             self.tasks.refuse(leader, str(error))
 
-    def _tell_what_is_done(self) -> None:
-        """Have a person see, while nothing is trained, what takes the time, and how far it is."""
+    def _show_activity(self) -> None:
         command = self._queued[0] if self._queued else None
-        said = self._evaluation.said if command is not None and command.message.kind == "decode" else None
+        activity = self._evaluation.said if command is not None and command.message.kind == "decode" else None
         if command is not None and command.message.kind == "evaluate":
-            said = f"evaluating after step {command.at_step:,}"
-        self.progress.doing(said)
+            activity = f"evaluating after step {command.at_step:,}"
+        self.progress.doing(activity)
 
     def _on_answer(self, leader: int, message: Message) -> None:
         if message.kind == "steps":
@@ -314,7 +289,6 @@ class TrainingLoop:
             raise ImpossibleAnswerError(f"{message.kind!r}, which the training loop does not know")
 
     def _command(self, answer: Message) -> _Command:
-        """Return the command that an answer names; several of a kind may be queued, until the slowest leading task has done them."""
         return next(command for command in self._queued if command.sequence == answer["sequence"])
 
     def _on_done(self, leader: int, message: Message) -> None:
@@ -340,7 +314,7 @@ class TrainingLoop:
             self._queued.remove(command)
 
     def _on_decode_done(self, at_step: int, leader: int, seconds: float) -> None:
-        """Leading tasks translate independently, and all wait for the slowest: it is its time that counts."""
+        """Add the slowest leading task's time: tasks translate independently and all wait for it."""
         by_leader = self._decoding.setdefault((self._trained, at_step), [0.0] * len(self.tasks))
         before = max(by_leader)
         by_leader[leader] += seconds
@@ -349,11 +323,11 @@ class TrainingLoop:
             self.outcome.translate_seconds += more
         else:
             self.outcome.eval_seconds += more
-        if len(self._decoding) > 2:  # of an evaluation before the last nothing is outstanding
+        if len(self._decoding) > 2:  # earlier evaluations have no pending work
             del self._decoding[next(iter(self._decoding))]
 
     def _expect_all_before(self, command: _Command) -> None:
-        """Every command but ``train`` makes the cluster quiescent first; by its end every update before it has been reported."""
+        """Raise ImpossibleAnswerError for unreported updates before a command other than ``train``."""
         if not self._plans.reported_before(command.at_step):
             raise ImpossibleAnswerError(f"{command.message.kind!r} is done, and updates that come before it were not reported")
 
@@ -363,7 +337,7 @@ class TrainingLoop:
         self.outcome.updates_reported += result.count
         if result.profiled_seconds is None:
             self._measure_rate(now)
-        else:  # plans that are as long as the slow updates ask for would be too short for those to come
+        else:  # profiled updates are slow and would shorten the next plans
             self._rate_since = (self.outcome.updates_reported, now)
         offset = result.first_step - plan.first_step
         rates = plan.learning_rates[offset : offset + result.count]
@@ -380,7 +354,6 @@ class TrainingLoop:
         self.progress.update(step, float(result.losses[-1]), self._rate, left, plan.epoch)
 
     def _measure_rate(self, now: float) -> None:
-        """Updates per second over about the last plan, so that the length of plans follows the speed."""
         since_step, since = self._rate_since
         if now - since >= PLAN_SECONDS / 4:
             fresh = (self.outcome.updates_reported - since_step) / (now - since)
@@ -388,7 +361,7 @@ class TrainingLoop:
             self._rate_since = (self.outcome.updates_reported, now)
 
     def _translate_all(self) -> None:
-        """Have the whole test split translated as the job says, where its model translates; an interrupt stops it between two orders."""
+        """Translate the whole test split; an interrupt stops between two orders."""
         for message in self._evaluation.begin_last("test"):
             if not self._stop_requested:
                 self._send(message, 0)
@@ -412,25 +385,23 @@ class TrainingLoop:
             seconds=translated.seconds,
             **figures,
         )
-        self._tell_without_numbers(translated.without_numbers, self._next_step)
+        self._report_without_numbers(translated.without_numbers, self._next_step)
         shown = f"{headline.label} {figure_text(headline.name, figures[headline.name])}" if headline.name in figures else ""
         self.progress.message(f"all {translated.sentences:,} test sentences translated: {shown} ({translated.signature})")
 
-    def _tell_without_numbers(self, sentences: int, step: int) -> None:
-        """Tell that a model has diverged in its translations, where it has; its loss may be finite all the same."""
+    def _report_without_numbers(self, sentences: int, step: int) -> None:
         if sentences:
             self.recorder.event("translations_without_numbers", step=step, split="test", sentences=sentences)
-            told = "sentence has" if sentences == 1 else "sentences have"
-            self.progress.message(f"{sentences:,} {told} an empty translation, as the model's output for it is not finite")
+            subject = "sentence has" if sentences == 1 else "sentences have"
+            self.progress.message(f"{sentences:,} {subject} an empty translation, as the model's output for it is not finite")
 
     def _on_evaluation(self, whole: WholeEvaluation | AllTranslated | None) -> None:
-        """Record an evaluation that is whole."""
         if isinstance(whole, AllTranslated):
             self._on_all_translated(whole)
         if not isinstance(whole, WholeEvaluation):
             return
         result, step = whole.result, whole.step
-        self._tell_without_numbers(whole.without_numbers, step)
+        self._report_without_numbers(whole.without_numbers, step)
         expected = self.data.sizes[result.split]
         if result.examples != expected:
             raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")

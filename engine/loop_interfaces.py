@@ -1,4 +1,4 @@
-"""The interfaces that the training loop uses (tasks, recorder, checkpoint sink), where it begins, and what it has done at its end."""
+"""Interfaces of the training loop: tasks, recorder, checkpoint sink, start and totals."""
 
 from __future__ import annotations
 
@@ -6,58 +6,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from ..records.schema import EvalRecord, StepRecord
-from .epochs import START, DataCursor
-from .protocol.impossible_answers import ImpossibleAnswerError
-from .protocol.messages import Message
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["CheckpointSink", "ImpossibleAnswerError", "PendingCheckpoint", "Recorder", "ResumePoint", "TaskGroup", "TrainingTotals"]
+from ..backends.base import Plan, StepResult
+from ..core.job import Job
+from ..records.store.schema import EvalRecord, StepRecord
+from .epochs import START, DataCursor
+from .protocol.messages import ImpossibleAnswerError, Message
 
 
 class TaskGroup(Protocol):
-    """The leading tasks as one: what is sent goes to each of them."""
+    """All leading tasks as one."""
 
     def send(self, message: Message) -> None:
         """Send a command to every leading task."""
         ...
 
     def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
-        """Return the next answer and the number of the leading task it comes from, or None after the time.
-
-        Raises RunFailedError when a task has died, InterruptedRunError when the user has asked to stop.
-        """
+        """Return the next answer and its leading task, or None. Raises RunFailedError for a failed task, InterruptedRunError."""
         ...
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
-        """Give the node of a leading task up, whose answer cannot be. Raises RunFailedError, which says so."""
+        """Drop the node of an impossible answer. Raises RunFailedError."""
         ...
 
     def __len__(self) -> int: ...
 
 
 class Recorder(Protocol):
-    """Where the loop writes; the run directory's writer is one."""
+    """Writer of the loop's records."""
 
     def step(self, record: StepRecord) -> None:
         """Record a group of updates."""
-        ...
 
     def evaluation(self, record: EvalRecord) -> None:
-        """Record an evaluation."""
-        ...
+        """Record an evaluation result."""
 
     def event(self, event: str, **detail: Any) -> None:
-        """Record that something happened just now."""
-        ...
+        """Record an event with the current time."""
 
     def check(self) -> None:
-        """Raise DiskError where nothing can be recorded any more; called at least once a second."""
-        ...
+        """Raise DiskError where recording fails; called at least once a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """A checkpoint in the making: where the run stood, when, what training paid for it, and the evaluation of these parameters."""
+    """Checkpoint in progress: its position, time, pause in seconds and evaluation."""
 
     cursor: DataCursor
     run_seconds: float
@@ -66,41 +61,30 @@ class PendingCheckpoint:
 
 
 class CheckpointSink(Protocol):
-    """Who writes checkpoints, off the loop's thread; a save that fails does not fail the run."""
+    """Writer of checkpoints in another thread; a failed save does not fail the run."""
 
-    active_at: float
-    """When, on the monotonic clock, bytes of a state were last dealt with."""
+    active_at: float  # monotonic time of the last bytes of a state
 
     def begin(self, save: PendingCheckpoint, message: Message) -> None:
-        """A state is there to be taken: ``state_begin``; whoever writes it answers."""
-        ...
+        """Start receiving a state (``state_begin``), and answer."""
 
     def chunk(self, message: Message) -> None:
-        """A chunk of it has arrived: ``state_part``; whoever writes it acknowledges it."""
-        ...
+        """Receive and acknowledge a chunk (``state_part``)."""
 
     def end(self) -> None:
-        """All of it has been taken."""
-        ...
+        """Finish the state."""
 
     def wait(self) -> None:
-        """Wait until all that has arrived is on disk, or has failed."""
-        ...
+        """Wait until every received state is written or has failed."""
 
     def ending(self, step: int) -> bool:
-        """The run ends after `step` updates, so that their state may take the room that was kept for the rest of it.
-
-        Return whether this state found no room but that, and so is worth another try.
-        """
+        """Release the disk space reserved for the rest of the run; return whether to retry this state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a run begins, or goes on: the seconds spent so far, its evaluations on test examples, and when its target was reached.
-
-    `saved` are the figures, by name, of the checkpoints that there are, oldest first.
-    """
+    """Start of a run or resumption: seconds so far, evaluations, checkpoint figures (oldest first)."""
 
     cursor: DataCursor = START
     train_seconds: float = 0.0
@@ -117,13 +101,13 @@ class ResumePoint:
 
     @property
     def resumed(self) -> bool:
-        """Whether anything was done before."""
+        """Whether an earlier run left work behind."""
         return self.cursor != START
 
 
 @dataclass
 class TrainingTotals:
-    """What the run has done so far. Seconds are those spent inside commands on the first leading task."""
+    """Work of the run so far; seconds are those inside commands on the first leading task."""
 
     updates_scheduled: int = 0
     updates_reported: int = 0
@@ -141,7 +125,7 @@ class TrainingTotals:
 
     @classmethod
     def at(cls, start: ResumePoint, leaders: int) -> TrainingTotals:
-        """Return what was done before `start`; the seconds by leader and by worker are those of this segment of the run alone."""
+        """Return the totals before `start`; seconds by leader and worker are of this segment alone."""
         step, evaluation = start.cursor.step, start.last_evaluation
         return cls(
             updates_scheduled=step,
@@ -155,3 +139,57 @@ class TrainingTotals:
             time_to_target_seconds=start.time_to_target_seconds,
             last_evaluation=evaluation,
         )
+
+
+MOST_COUNT = 2**53  # updates, as records count them
+
+
+@dataclass
+class _Pending:
+    plan: Plan
+    missing: NDArray[np.bool_]
+
+
+class OutstandingPlans:
+    """Plans whose updates are not all reported yet; reports come in any order."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._pending: dict[int, _Pending] = {}
+
+    def add(self, plan: Plan) -> None:
+        """Add a plan that is sent now."""
+        self._pending[plan.first_step] = _Pending(plan, np.ones(plan.count, np.bool_))
+
+    def reported_before(self, step: int) -> bool:
+        """Return whether every update before `step` has been reported."""
+        return min(self._pending, default=step) >= step
+
+    def take(self, result: StepResult) -> Plan:
+        """Mark a result's updates as reported; return their plan. Raises ImpossibleAnswerError."""
+        self._expect_sense(result)
+        for first, pending in self._pending.items():
+            if first <= result.first_step < first + pending.plan.count:
+                reported = pending.missing[result.first_step - first : result.first_step - first + result.count]
+                if len(reported) != result.count or not reported.all():
+                    break
+                reported[:] = False
+                if not pending.missing.any():
+                    del self._pending[first]
+                return pending.plan
+        raise ImpossibleAnswerError(f"{result.count} steps from step {result.first_step} on, which are not outstanding")
+
+    def _expect_sense(self, result: StepResult) -> None:
+        job = self._job
+        sync = job.mode == "sync"
+        batch = job.global_batch if sync else job.per_worker_batch
+        if not 1 <= result.count <= result.examples <= result.count * batch:
+            raise ImpossibleAnswerError(f"{result.examples} examples in {result.count} steps, with batches of {batch}")
+        if (result.worker is None) != sync or (result.staleness is None) != sync:
+            raise ImpossibleAnswerError(f"steps with a worker or staleness, or without, in {job.mode} mode")
+        if result.worker is not None and result.worker >= job.workers:
+            raise ImpossibleAnswerError(f"steps of worker {result.worker}, of {job.workers}")
+        if result.staleness is not None and (
+            len(result.staleness) != result.count or result.staleness.min() < 0 or result.staleness.max() > MOST_COUNT
+        ):
+            raise ImpossibleAnswerError(f"{result.count} steps whose staleness is not a count for each")

@@ -1,8 +1,4 @@
-"""A task's entry point: joins the cluster through its backend and executes the training loop's commands.
-
-Started by the agent as ``python -m crosstrain.engine.task --fd N``; descriptor N is one end of a socket pair to the agent. Standard output
-and error are the task's log. The process ends with its agent: at the end of the stream, and by the parent-death signal.
-"""
+"""Entry point of a task, which executes the training loop's commands."""
 
 from __future__ import annotations
 
@@ -18,64 +14,58 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from ..backends.base import Server, Session, State, StepResult
-from ..backends.compiling.choice import Timing, decide_by
+from ..backends.compiling import Timing, decide_by
 from ..backends.loading import install_hint, load_backend
 from ..checkpoint import data_info
-from ..core.cluster import Cluster, Task, TaskSpec
+from ..core.cluster import Cluster, Task
 from ..core.errors import MissingPackageError, RunFailedError
 from ..core.job import Job
-from ..core.liveness.stack_dump import write_stacks_on_signal
-from ..core.liveness.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
+from ..core.liveness import add_phase_listener, startup_deadline, startup_phase, write_stacks_on_signal
 from ..core.process import die_with_parent, ignore_interrupts
-from ..data.base import Dataset
-from ..data.placeholder import PlaceholderText
+from ..data.base import Dataset, PlaceholderText
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
-from .peer_loss import caused_by_peer_loss
 from .protocol.codec import (
     calibrated_to_message,
     calibration_from_message,
+    decoded_message,
+    decoding_of,
     eval_to_message,
     plan_from_message,
+    sources_of,
     state_from_message,
     steps_to_message,
+    still_decoding_message,
+    translated_message,
 )
-from .protocol.error_report import error_message
-from .protocol.heartbeat import INTERVAL_SECONDS
-from .protocol.messages import Message, PreparedJson, Stream
+from .protocol.messages import INTERVAL_SECONDS, Message, PreparedJson, Stream, error_message
 from .protocol.state_transfer import StateReceiver, StateSender
-from .protocol.translation_messages import decoded_message, decoding_of, sources_of, still_decoding_message, translated_message
+from .worker_watch import caused_by_peer_loss
 
-__all__ = ["PROFILE_VARIABLE", "import_framework", "main", "run_task", "task_from_message", "task_to_fields"]
-
-PROFILE_VARIABLE = "TRAINER_PROFILE_DIR"
-"""Tells a backend in which folder to leave the traces of ``--profile``; set where traces are asked for."""
+PROFILE_VARIABLE = "TRAINER_PROFILE_DIR"  # names the folder for the traces of ``--profile``
 
 
 def task_to_fields(task: Task, cluster: PreparedJson | None = None) -> dict[str, Any]:
-    """Encode a task for the ``open`` message; `cluster` is what its own is in JSON, where that is prepared for all tasks."""
+    """Encode a task for ``open``; `cluster` is its cluster's JSON, if prepared for all tasks."""
     described = task.cluster.to_json() if cluster is None else cluster
     return {"task": task.name, "cluster": described, "threads": task.threads, "local_index": task.local_index}
 
 
 def task_from_message(message: Message) -> Task:
-    """Decode the task of an ``open`` message."""
+    """Decode an ``open`` message's task."""
     cluster = Cluster.from_json(message["cluster"])
-    placed: TaskSpec = next(placed for placed in cluster.tasks if placed.name == message["task"])
+    placed = next(placed for placed in cluster.tasks if placed.name == message["task"])
     return Task(placed, cluster, message["threads"], message["local_index"])
 
 
 class Inbox:
-    """The task's inbox: a thread reads messages, so that the end of the stream is seen while the task computes.
-
-    Chunks of a state are dealt with at once, in that thread: those that arrive are put together, those that leave are acknowledged.
-    """
+    """Inbox of a task; its thread also assembles incoming states and handles acknowledgements."""
 
     def __init__(self, stream: Stream, states: StateSender) -> None:
         self._stream = stream
@@ -110,113 +100,118 @@ class Inbox:
         return self._queue.get()
 
     def arrived(self) -> State | None:
-        """Return the state that came in chunks before a command ``load``, or None where it came otherwise; it is forgotten here."""
+        """Return the state received in chunks before ``load``, once; None if it came otherwise."""
         arriving, self._arriving = self._arriving, None
         return None if arriving is None else arriving.state()
 
 
+@dataclass
 class CommandLoop:
-    """Executes commands on a leading task's session, one after another."""
+    """Execution of commands on a leading task's session; one task `reports` for all."""
 
-    def __init__(self, session: Session, stream: Stream, commands: Inbox, states: StateSender, *, reports: bool) -> None:
-        self._session = session
-        self._stream = stream
-        self._commands = commands
-        self._states = states
-        self._reports = reports
-        self._leaving: State | None = None
-        self._trained_seconds = 0.0
+    session: Session
+    stream: Stream
+    commands: Inbox
+    states: StateSender
+    reports: bool
+    _outgoing: State | None = None
+    _trained_seconds: float = 0.0
 
     def run(self) -> None:
-        """Execute commands until ``close``; every other one is answered by ``done`` with the seconds that it took.
-
-        A state follows its ``done``, while the next commands are executed.
-        """
+        """Execute commands until ``close``; answer others with ``done`` and their seconds, then with any state."""
         while True:
-            command = self._commands.next()
+            command = self.commands.next()
             begin = time.perf_counter()
             if command.kind == "close":
-                self._session.close()
+                self.session.close()
                 return
             drained = self._execute(command)
             seconds = time.perf_counter() - begin
-            self._stream.send(
+            self.stream.send(
                 Message("done", {"sequence": command["sequence"], "command": command.kind, "seconds": seconds, "drain_seconds": drained})
             )
-            if self._leaving is not None:
-                self._states.send(self._leaving, command["sequence"])
-                self._leaving = None
+            if self._outgoing is not None:
+                self.states.send(self._outgoing, command["sequence"])
+                self._outgoing = None
 
     def _execute(self, command: Message) -> float:
-        """Execute one command; return the seconds spent on making the cluster quiescent, which is training time."""
+        """Execute a command; return the training seconds spent on quiescing."""
         if command.kind == "train":
-            self._report(self._session.train(plan_from_message(command)))
+            self._report(self.session.train(plan_from_message(command)))
             return 0.0
         begin = time.perf_counter()
-        self._report(self._session.drain())
+        self._report(self.session.drain())
         drained = time.perf_counter() - begin
-        if command.kind == "evaluate":
-            result = self._session.evaluate(command["split"])
-            if self._reports:
-                self._stream.send(eval_to_message(result, command["sequence"]))
-        elif command.kind == "state":
-            self._states.wait()  # the session's copy is still on its way otherwise
-            state = self._session.state()
-            if self._reports:
-                self._leaving = state
-        elif command.kind == "load":
-            self._session.load(self._loaded(command) if self._reports else None)
-        elif command.kind == "predict":
-            logits_bk = self._session.predict(command["split"], command["start"], command["stop"])
-            self._stream.send(Message("predicted", {"start": command["start"]}, {"logits": logits_bk}))
-        elif command.kind == "decode":
-            self._states.wait()  # a session may decode with its copy
-            began = time.perf_counter()
-            decoding, tell = decoding_of(command), self._telling(command)
-            scored = self._session.translating().scored(command["split"], command["start"], command["stop"], decoding, tell)
-            self._stream.send(decoded_message(command, scored.sums, scored.without_numbers, time.perf_counter() - began))
-        elif command.kind == "translate":
-            found = self._session.translating().translate(sources_of(command), decoding_of(command), command["n_best"])
-            self._stream.send(translated_message(command, found))
-        elif command.kind == "calibrate":
-            for calibrated in self._session.calibrate(calibration_from_message(command)):
-                self._stream.send(calibrated_to_message(calibrated))
-        elif command.kind != "drain":
-            raise ValueError(f"unknown command {command.kind!r}")
+        if command.kind != "drain":
+            if command.kind not in self._WHILE_QUIESCENT:
+                raise ValueError(f"unknown command {command.kind!r}")
+            self._WHILE_QUIESCENT[command.kind](self, command)
         return drained
 
-    def _telling(self, order: Message) -> Callable[[], None]:
-        """Return what is to be called again and again while an order to translate is carried out, and says once a second that it is."""
-        told = time.monotonic()
+    def _evaluate(self, command: Message) -> None:
+        result = self.session.evaluate(command["split"])
+        if self.reports:
+            self.stream.send(eval_to_message(result, command["sequence"]))
+
+    def _copy_state(self, command: Message) -> None:
+        self.states.wait()  # the session's copy may still be in transfer
+        state = self.session.state()
+        if self.reports:
+            self._outgoing = state
+
+    def _load(self, command: Message) -> None:
+        self.session.load((self.commands.arrived() or state_from_message(command)) if self.reports else None)
+
+    def _predict(self, command: Message) -> None:
+        logits_bk = self.session.predict(command["split"], command["start"], command["stop"])
+        self.stream.send(Message("predicted", {"start": command["start"]}, {"logits": logits_bk}))
+
+    def _decode(self, command: Message) -> None:
+        self.states.wait()  # decoding may use the session's copy
+        began = told = time.perf_counter()
 
         def tell() -> None:
             nonlocal told
-            if time.monotonic() - told >= INTERVAL_SECONDS:
-                self._stream.send(still_decoding_message(order))
-                told = time.monotonic()
+            if time.perf_counter() - told >= INTERVAL_SECONDS:
+                self.stream.send(still_decoding_message(command))
+                told = time.perf_counter()
 
-        return tell
+        scored = self.session.translating().scored(command["split"], command["start"], command["stop"], decoding_of(command), tell)
+        self.stream.send(decoded_message(command, scored.sums, scored.without_numbers, time.perf_counter() - began))
 
-    def _loaded(self, command: Message) -> State:
-        arrived = self._commands.arrived()
-        return state_from_message(command) if arrived is None else arrived
+    def _translate(self, command: Message) -> None:
+        found = self.session.translating().translate(sources_of(command), decoding_of(command), command["n_best"])
+        self.stream.send(translated_message(command, found))
+
+    def _calibrate(self, command: Message) -> None:
+        for calibrated in self.session.calibrate(calibration_from_message(command)):
+            self.stream.send(calibrated_to_message(calibrated))
+
+    _WHILE_QUIESCENT: ClassVar = {
+        "evaluate": _evaluate,
+        "state": _copy_state,
+        "load": _load,
+        "predict": _predict,
+        "decode": _decode,
+        "translate": _translate,
+        "calibrate": _calibrate,
+    }
 
     def _report(self, results: Iterable[StepResult]) -> None:
-        """Send the results; one that was profiled with the seconds in training since the one before, maybe in an earlier command."""
+        """Send results; a profiled one with the training seconds since the last one."""
         since = time.perf_counter() - self._trained_seconds
         for result in results:
             now = time.perf_counter()
-            if self._reports:
-                self._stream.send(steps_to_message(replace(result, profiled_seconds=now - since) if result.profiled else result))
+            if self.reports:
+                self.stream.send(steps_to_message(replace(result, profiled_seconds=now - since) if result.profiled else result))
             since = now
         self._trained_seconds = time.perf_counter() - since
 
 
 def import_framework(job: Job, deadline: float, report: Callable[[str], None]) -> None:
-    """Import the job's framework; end the process where that has not ended by `deadline`, as `startup_deadline` does.
+    """Import the job's framework, or end the process at `deadline`. Raises MissingPackageError.
 
-    The collector rests meanwhile, and leaves what was imported alone from then on: looking through a framework's objects again and again
-    is a seventh of the time that importing torch takes. Raises MissingPackageError where it cannot be imported.
+    Without garbage collection, which takes a seventh of importing torch.
     """
     backend = load_backend(job.backend)
     startup_phase(f"importing what {job.backend} needs")
@@ -224,7 +219,7 @@ def import_framework(job: Job, deadline: float, report: Callable[[str], None]) -
     try:
         with startup_deadline(deadline, report):
             backend.preload(job)
-    except (ImportError, OSError) as error:  # the second: a shared library that cannot be loaded
+    except (ImportError, OSError) as error:  # OSError: a shared library fails to load
         what = f"backend {job.backend!r} cannot import what it needs: {type(error).__name__}: {error}"
         raise MissingPackageError(f"{what}. {install_hint(job.backend)}") from error
     finally:
@@ -233,7 +228,7 @@ def import_framework(job: Job, deadline: float, report: Callable[[str], None]) -
 
 
 def take_log(opened: Message) -> None:
-    """Move this process's output to the task's log, with what it has written so far, where it was started before it was that task."""
+    """Redirect the output of a standby process to the task's log."""
     if opened.get("log") is None:
         return
     sys.stdout.flush()
@@ -247,7 +242,7 @@ def take_log(opened: Message) -> None:
 
 
 def serve(stream: Stream, opened: Message) -> None:
-    """Open the backend and work until told to stop."""
+    """Open the backend and execute commands until ``close``."""
     states = StateSender(stream)
     commands = Inbox(stream, states)
     if opened.get("profile_folder") is not None:
@@ -269,7 +264,7 @@ def serve(stream: Stream, opened: Message) -> None:
 
 
 def _ask_whether_to_compile(stream: Stream, commands: Inbox, timing: Timing, tasks: int) -> bool:
-    """Tell the driver what this task has measured, and await what follows from the timings of all."""
+    """Send this task's timings; return the driver's decision from all timings."""
     startup_phase("awaiting whether to compile", for_others=True)
     found = {"plain_seconds": timing.plain_seconds, "compiled_seconds": timing.compiled_seconds, "reason": timing.reason}
     stream.send(Message("compile_timed", {**found, "tasks": tasks}))
@@ -280,7 +275,7 @@ def _ask_whether_to_compile(stream: Stream, commands: Inbox, timing: Timing, tas
 
 
 def open_session(task: Task, opened: Message) -> Session | Server:
-    """Put together what the backend needs and have it join its cluster and warm up."""
+    """Open dataset and model; join the cluster and warm up."""
     job = Job.model_validate(opened["job"])
     startup_phase("opening the dataset and the model")
     data = _open_data(job, opened)
@@ -307,11 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_task(connection: socket.socket, parent_pid: int, stacks: int | None) -> NoReturn:
-    """Be a task, whose agent is at the other end of `connection`, and end the process with it.
-
-    `stacks` is a descriptor to which stacks are written when they are asked for. Leaves with os._exit, because a framework's own exit
-    handlers may wait for peers that are gone.
-    """
+    """Run a task whose agent is the peer of `connection`; leaves with os._exit, as exit handlers may wait for lost peers."""
     ignore_interrupts()
     die_with_parent(parent_pid)
     _allow_open_files()
@@ -322,7 +313,7 @@ def run_task(connection: socket.socket, parent_pid: int, stacks: int | None) -> 
     try:
         opened = _await_opening(stream)
         serve(stream, opened)
-    except BaseException as error:  # noqa: BLE001 — the report of a task's death must not depend on what killed it
+    except BaseException as error:  # noqa: BLE001 — whatever killed the task is reported
         code = 1
         traceback.print_exc()
         _report_error(stream, error)
@@ -332,14 +323,14 @@ def run_task(connection: socket.socket, parent_pid: int, stacks: int | None) -> 
 
 
 def _allow_open_files() -> None:
-    """Have as many open files as the system allows: a framework that listens keeps whatever connects, and aborts at the limit."""
+    """Raise the limit of open files, at which a listening framework aborts."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # where the kernel has a smaller limit of its own, what there is has to do
+    with suppress(ValueError, OSError):  # the kernel's limit may be smaller
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _await_opening(stream: Stream) -> Message:
-    """Return the ``open`` message, with the framework imported; a ``prepare`` before it has the import begin earlier."""
+    """Import the framework and return ``open``; a ``prepare`` before it starts the import earlier."""
     message = _received(stream)
     job = Job.model_validate(message["job"])
     import_framework(job, time.monotonic() + job.start_timeout, partial(_report_stuck, stream))

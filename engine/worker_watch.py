@@ -1,26 +1,18 @@
-"""Notices an async worker that has delivered nothing for too long while others have: the run goes on, but on fewer workers."""
+"""Detection of silent async workers, and of lost peers in error texts."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["WorkerWatch"]
-
-LONGEST_TICK_SECONDS = 1.0
-"""What one look at the clock adds to a silence, at most: a driver that was stopped itself must not take its absence for that of others."""
-
-RESULTS_OF_OTHERS = 2
-"""Results for each worker of the run that others deliver meanwhile, at least: work is handed out by turns, so its turn has come."""
+LONGEST_TICK_SECONDS = 1.0  # limit per tick: a suspended driver must not blame workers
+RESULTS_OF_OTHERS = 2  # others' results per worker: tickets rotate, so the silent worker had its turn
 
 
 class WorkerWatch:
-    """Counts how long each worker has delivered nothing. It speaks when another one delivers: that nobody works is no case of it.
-
-    Silence beyond `limit_seconds` is recorded with `event` as ``worker_silent`` and told with `tell`, once; its end as ``worker_answers``.
-    `on_silent` gets the worker's number then.
-    """
+    """Silence of each worker while others deliver, beyond `limit_seconds`; an entire cluster's silence is not reported."""
 
     def __init__(
         self,
@@ -31,8 +23,7 @@ class WorkerWatch:
         clock: Callable[[], float] = time.monotonic,
         on_silent: Callable[[int], None] | None = None,
     ) -> None:
-        self._limit_seconds = limit_seconds
-        self._event, self._tell, self._clock, self._on_silent = event, tell, clock, on_silent
+        self._limit_seconds, self._event, self._tell, self._clock, self._on_silent = limit_seconds, event, tell, clock, on_silent
         self._watched_seconds = 0.0
         self._answered_at = [0.0] * workers
         self._results_of_others = [0] * workers
@@ -41,14 +32,13 @@ class WorkerWatch:
         self._looked_at = clock()
 
     def tick(self) -> None:
-        """Look at the clock; to be called about once a second, whatever happens."""
+        """Read the clock; call about once a second."""
         now = self._clock()
-        passed = min(now - self._looked_at, LONGEST_TICK_SECONDS)
+        self._watched_seconds += min(now - self._looked_at, LONGEST_TICK_SECONDS)
         self._looked_at = now
-        self._watched_seconds += passed
 
     def on_updates(self, worker: int) -> None:
-        """A worker has delivered updates; tell of those that have not for too long."""
+        """Note a worker's updates; report workers that are silent too long."""
         self._answered(worker)
         workers = range(len(self._answered_at))
         for other in (other for other in workers if other != worker):
@@ -66,22 +56,21 @@ class WorkerWatch:
                     self._on_silent(other)
 
     def on_quiescent(self) -> None:
-        """Nothing is outstanding: every worker has answered."""
+        """Note that no work is outstanding: every worker has answered."""
         for worker in range(len(self._answered_at)):
             self._answered(worker)
 
     def on_absent(self, worker: int) -> None:
-        """A worker is being started anew: nothing is expected of it."""
+        """Expect nothing from a worker that restarts."""
         self._absent.add(worker)
         self._told.discard(worker)
 
     def on_back(self, worker: int) -> None:
-        """It is there again."""
+        """Expect results from the worker again."""
         self._absent.discard(worker)
         self._answered_at[worker], self._results_of_others[worker] = self._watched_seconds, 0
 
     def _silent_seconds(self, worker: int) -> float:
-        """How long a worker has finished no step, as counted at the last tick."""
         return self._watched_seconds - self._answered_at[worker]
 
     def _answered(self, worker: int) -> None:
@@ -91,3 +80,28 @@ class WorkerWatch:
             self._told.discard(worker)
             self._event("worker_answers", worker=worker, silent_seconds=silent_seconds)
             self._tell(f"worker-{worker} has finished steps again, after {silent_seconds:.0f} s")
+
+
+# Texts of the system, frameworks' libraries and our backends; frameworks raise general errors.
+_TOLD = re.compile(
+    r"(?:reset|closed|aborted) by (?:the )?(?:remote )?peer|connection (?:was )?(?:reset|closed|aborted|lost|refused|timed out)"
+    r"|broken pipe|socket closed|no route to host|failed to connect to all addresses|heartbeat timeout"
+    r"|lost (?:the chief|a parameter server|worker-\d+)|every worker is lost",
+    re.IGNORECASE,
+)
+
+
+def indicates_peer_loss(text: str) -> bool:
+    """Return whether a text reports a lost connection."""
+    return _TOLD.search(text) is not None
+
+
+def caused_by_peer_loss(error: BaseException | None) -> bool:
+    """Return whether the loss of a connection caused an error."""
+    seen: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, ConnectionError) or indicates_peer_loss(str(error)):
+            return True
+        error = error.__cause__
+    return False

@@ -1,1 +1,1 @@
-"""How are gradients summed, without a framework?"""
+"""How gradients are summed and parameters served, without a framework."""

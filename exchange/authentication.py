@@ -1,8 +1,6 @@
-"""Who may join: both sides prove that they know the run's secret before anything else is read.
+"""Mutual authentication: both sides prove that they know the attempt's secret before anything else is read.
 
-The client sends a hello, of a size that both sides know, with a nonce; the server answers with its own nonce and a MAC over both; the
-client checks it and sends its MAC in turn. The MACs (HMAC-SHA256) cover the hello, and name the side, so that neither can be reflected
-or replayed. Every attempt of a run has a secret of its own, so that nobody joins who belongs to another one.
+The MACs (HMAC-SHA256) cover nonces and hello, and name the side, so neither can be reflected or replayed.
 """
 
 from __future__ import annotations
@@ -14,27 +12,22 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..core.errors import RunFailedError
-from ..core.untrusted.listener import Exchange
-
-__all__ = ["RefusedError", "accept", "admit_client", "connect", "greet", "tune"]
+from ..core.cluster import MOST_RANKS
+from ..core.errors import RunFailedError, UsageError
+from ..core.listener import Exchange
 
 _NONCE_BYTES, _MAC_BYTES = 32, 32
 _ACCEPTED, _REFUSED = b"\x01", b"\x00"
 RETRY_SECONDS = 0.02
-
 Hello = TypeVar("Hello")
 
 
 class RefusedError(ConnectionError):
-    """The peer proved who it is, or that it is somebody else, and another try would end in the same way."""
+    """A final refusal: another try would end in the same way."""
 
 
 def greet(exchange: Exchange, secret: str, hello: bytes) -> None:
-    """Prove ourselves to a server and have it prove itself. `secret` is hexadecimal.
-
-    Raises RefusedError where it refuses for good, OSError where it goes away.
-    """
+    """Authenticate with a server, and check it. `secret` is hexadecimal. Raises RefusedError if it is final, else OSError."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     exchange.send(hello + nonce)
     answer = exchange.receive(_NONCE_BYTES + _MAC_BYTES)
@@ -49,11 +42,7 @@ def greet(exchange: Exchange, secret: str, hello: bytes) -> None:
 def admit_client(
     exchange: Exchange, secret: str, hello_bytes: int, read: Callable[[bytes], Hello], check: Callable[[Hello], None]
 ) -> Hello:
-    """Return the hello of a client that has proved itself, to which `accept` tells so; its nonce and MAC are all that is read besides.
-
-    `read` raises ConnectionError for a hello of another protocol, and hears everybody's; `check` for one that asks for what is not here,
-    and hears that of clients who know the secret. Raises OSError, with the reason, for a client that must not join.
-    """
+    """Return an authenticated client's hello; `read` checks the protocol, `check` the request. Raises OSError with the reason."""
     raw = exchange.receive(hello_bytes + _NONCE_BYTES)
     packed, nonce = raw[:hello_bytes], raw[hello_bytes:]
     hello = read(packed)
@@ -70,10 +59,7 @@ def admit_client(
 
 
 def accept(connection: socket.socket) -> bool:
-    """Tell a client that it has joined, and return True; close the connection of one that has gone meanwhile, and return False.
-
-    To be called when the door has let it through (`AuthenticatingListener`), so that no client believes it which is shut there.
-    """
+    """Notify a client that was let through; return False, and close the connection, if it is gone."""
     try:
         connection.sendall(_ACCEPTED)
     except OSError:
@@ -83,10 +69,7 @@ def accept(connection: socket.socket) -> bool:
 
 
 def connect(endpoint: tuple[str, int], secret: str, hello: bytes, deadline: float, name: str) -> socket.socket:
-    """Connect to a server and greet it, until `deadline` (of time.monotonic): it may not be listening yet, or have strangers at its door.
-
-    `name` is what people call it. Raises RunFailedError where it lets nobody in in time, or refuses for good.
-    """
+    """Connect to server `name`, which may not listen yet, and greet it, until `deadline`. Raises RunFailedError."""
     where = f"{name} at {endpoint[0]}:{endpoint[1]}"
     while True:
         left = deadline - time.monotonic()
@@ -101,10 +84,6 @@ def connect(endpoint: tuple[str, int], secret: str, hello: bytes, deadline: floa
 
 
 def _greeted(endpoint: tuple[str, int], secret: str, hello: bytes, seconds: float) -> socket.socket:
-    """Return a connection on which both sides have proved themselves within `seconds`. Raises OSError.
-
-    It is for the server to end a handshake that takes too long: whoever gave up on its own might just have been let in.
-    """
     deadline = time.monotonic() + seconds
     connection = socket.create_connection(endpoint, timeout=seconds)
     try:
@@ -117,7 +96,7 @@ def _greeted(endpoint: tuple[str, int], secret: str, hello: bytes, seconds: floa
 
 
 def tune(connection: socket.socket) -> None:
-    """Send small frames at once, notice hosts that vanished, and block without a time limit: a stalled peer is the engine's to judge."""
+    """Send small frames at once, detect vanished hosts, and block without timeout: the engine detects stalls."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.settimeout(None)
@@ -125,3 +104,20 @@ def tune(connection: socket.socket) -> None:
 
 def _mac(secret: str, side: bytes, hello: bytes, nonces: bytes) -> bytes:
     return hmac.digest(bytes.fromhex(secret), side + hello + nonces, "sha256")
+
+
+def refuse_too_many(ranks: int) -> None:
+    """Raise UsageError for more ranks than a mesh connects."""
+    if ranks > MOST_RANKS:
+        raise UsageError(
+            f"exchange: got 'direct', which connects each worker with each other one, {MOST_RANKS} at most, and this job has {ranks}; "
+            "choose native."
+        )
+
+
+def gpu_error() -> UsageError:
+    """Return the error about gradients in the memory of a GPU."""
+    return UsageError(
+        "exchange: got 'direct', which adds up gradients in the host's memory; on GPUs native is better (nccl). "
+        "Choose native, or --device cpu."
+    )

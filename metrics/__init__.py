@@ -1,4 +1,4 @@
-"""How do the sums of an evaluation become figures, and which of two figures is the better one?"""
+"""How sums of an evaluation become metrics, and which of two values is better."""
 
 from .base import LOSS, Better, Metric, MetricInfo
 

@@ -1,1 +1,1 @@
-"""What is trained? One folder a model: spec.py in numpy, one file with the forward function per backend."""
+"""What is trained: names, shapes and initial values in numpy, an objective, a network over `layers`, a forward function per framework."""

@@ -1,13 +1,11 @@
-"""What a model is, apart from any framework: parameters with names, shapes and initial values, a loss and its metrics.
+"""Framework-independent models: parameter specs, initial values, loss and metrics.
 
-Canonical layouts: dense weights ``[out, in]``, convolutions ``OIHW``, images ``NCHW``. A backend converts at its border.
-
-A model's forward function, one a framework (``models/<name>/<backend>.py``), is ``forward(parameters, x_bchw, context) -> logits_bk``:
-`parameters` by canonical name in canonical layout, `x_bchw` float32 normalised, `context` a `ForwardContext`, logits float32.
-
-Of a model that reads other columns than ``image``, `x` is what `ModelSpec.inputs` names: the tensor [batch, …] itself where that is one
-column of a fixed shape, else a mapping from names to tensors. Of a column whose length varies it has two: its name, [batch, longest, …]
-with zeros behind each example, and the name with ``_lengths``, [batch]. Whole numbers are int32 on TensorFlow and int64 on torch.
+Canonical layouts: dense weights ``[out, in]``, convolutions ``OIHW``, images ``NCHW``; backends convert them.
+A model's forward function, one per framework (``models/<name>/<backend>.py``), is ``forward(parameters, x_bchw, context) -> logits_bk``:
+`parameters` by canonical name in canonical layout, `x_bchw` normalised, float32, `context` a `ForwardContext`, logits float32. For models
+that read columns other than ``image``, `x` has those of `ModelSpec.inputs`: the tensor [batch, …] of a single column of fixed shape, else a
+mapping from names to tensors. A column of varying length has two: its name, [batch, longest, …] padded with zeros, and the name with
+``_lengths``, [batch]. Integers are int32 on TensorFlow and int64 on torch.
 """
 
 from __future__ import annotations
@@ -24,22 +22,15 @@ from ..core.errors import UsageError
 from ..data.base import IMAGE, LABEL
 from .objectives import CLASSIFICATION, Objective
 
-__all__ = ["Array", "BuildModel", "ForwardContext", "ModelSpec", "ParameterSpec", "initial_values"]
-
 Array = NDArray[np.float32]
-
 Tensor = TypeVar("Tensor")
-
 _NAME = re.compile(r"[A-Za-z0-9][\w/-]*(\.[\w/-]+)*", re.ASCII)
-"""What torch's modules and TensorFlow's scopes both accept as a name."""
+"""Both torch's modules and TensorFlow's scopes accept these names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """One parameter (or buffer): canonical name, shape in canonical layout, and how its initial values are drawn.
-
-    Initial values are uniform in ±`bound`, or normal with the standard deviation `deviation`, or else all `constant`.
-    """
+    """A parameter or buffer in canonical shape. Uniform in ±`bound`, or normal with std `deviation`, or all `constant`."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,22 +46,18 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as numpy sees it. `objective` is what training lowers and what an evaluation counts; `classes` is the number of logits.
+    """A model as numpy sees it. `objective`: the loss and the metrics; `classes`: number of logits.
 
-    `input_shape` is the shape of one image, channels first; a model without images or classes has () and 0. `multiply_adds` is the
-    number of multiplications with a weight that one example's forward pass takes, or of sequences one piece of it; a model that uses
-    its weights more than once (a convolution) says so, else each counts once.
-    `inputs` are the columns of the data that the forward function is given, `target` the one that the loss compares its result with.
-    `logits_per_position` is how many logits there are for each element of the target, of a model that has a result for each: it bounds
-    how much an evaluation computes at once. 0 where an example has one result.
-    `settings` is whatever the model's `build` made of its arguments (`models.arguments`), a frozen dataclass of its own; forward functions
-    find it in their context.
-    Names of parameters and buffers follow `_NAME`, are distinct, and none is the beginning of another (``a`` and ``a.b``): every format of
-    an export holds them.
-    `buffers` are numbers that training changes without a gradient (running statistics of batch normalisation). `dropout` says whether
-    the forward function draws at random while training; one that does without saying so is refused. `width` is the size of the vectors
-    that a model of one such size computes with throughout (a Transformer's d_model), which the schedule ``noam`` needs; None where there is
-    none.
+    - `input_shape`: of one image, channels first; () without images.
+    - `multiply_adds`: multiplications with a weight in an example's forward pass (of sequences, per piece); by default once per weight.
+    - `inputs`: columns that the forward function reads. `target`: the column that the loss compares its result with.
+    - `logits_per_position`: logits per element of the target, which bounds what an evaluation computes at once; else 0.
+    - `settings`: what `build` made of its arguments, for forward functions, which find it in their context.
+    - `buffers`: values that training changes without a gradient, such as running statistics.
+    - `dropout`: whether the forward function draws at random while training; otherwise it must not.
+    - `width`: size of the vectors computed with throughout (a Transformer's d_model), for the schedule ``noam``.
+
+    Names follow `_NAME`, are distinct, and none is a prefix of another (``a`` and ``a.b``), so every export format can hold them.
     """
 
     name: str
@@ -88,7 +75,6 @@ class ModelSpec:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise UsageError for names that a checkpoint or an export could not hold."""
         names = [part.name for part in (*self.parameters, *self.buffers)]
         for position, name in enumerate(names):
             if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -101,24 +87,21 @@ class ModelSpec:
 
     @property
     def size(self) -> int:
-        """Number of trained numbers."""
+        """Number of trained values."""
         return sum(parameter.size for parameter in self.parameters)
 
     @property
     def buffers_size(self) -> int:
-        """Number of numbers in all buffers."""
+        """Number of values in all buffers."""
         return sum(buffer.size for buffer in self.buffers)
 
     @property
     def training_flops(self) -> int:
-        """Floating-point operations of training on one example, of sequences on one piece.
-
-        Two a multiply-add, and the backward pass costs two forward passes.
-        """
+        """FLOPs of training on one example (or piece): two per multiply-add, three forward passes."""
         return 6 * (self.size if self.multiply_adds is None else self.multiply_adds)
 
     def initial(self, seed: int) -> dict[str, Array]:
-        """Return the initial values by canonical name; the same for every backend, mode and number of workers."""
+        """Return initial values by canonical name, which depend on the seed only."""
         return initial_values(self.parameters, seed)
 
     def initial_buffers(self) -> dict[str, Array]:
@@ -128,15 +111,14 @@ class ModelSpec:
 
 @dataclass(slots=True)
 class ForwardContext(Generic[Tensor]):
-    """What a forward function needs beside parameters and examples. A backend makes one for each pass.
+    """The context of a forward pass, in addition to parameters and examples.
 
-    - `training`: whether this pass trains; otherwise dropout is off and batch normalisation uses the running statistics.
+    - `training`: otherwise dropout is off and batch normalisation uses the running statistics.
     - `buffers`: current values by canonical name. A training pass puts new values of those it changes into `updated`.
-    - `compute`: the framework's number format for convolutions and matrix products (None: float32). Normalisation, softmax, losses
-      and reductions stay float32 (docs/adding-a-model.md).
-    - `dropout(x, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
-      the model's dropout layers from 0. The identity where `training` is false. `x` is [batch, features], [batch, positions, features]
-      or an attention's [batch, heads, queries, keys]. A rate below 1 and above 1 − 2⁻¹⁵ is taken for that (`dropout_masks.LARGEST_RATE`).
+    - `compute`: the framework's number format for convolutions and matrix products (None: float32). All else stays float32.
+    - `dropout(x, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers the
+      model's dropout layers from 0. The identity unless `training`. `x` is [batch, features], [batch, positions, features] or
+      [batch, heads, queries, keys]. Rates are at most 1 − 2⁻¹⁵ (`dropout_masks.LARGEST_RATE`).
     - `settings`: those of the `ModelSpec`.
     """
 
@@ -148,15 +130,11 @@ class ForwardContext(Generic[Tensor]):
     settings: Any = None
 
 
-DRAWN_AT_ONCE = 1 << 18
-"""Initial values that are drawn at once: bounds the memory beside the result."""
-
-BuildModel = Callable[..., ModelSpec]
-"""What a model's `build` is: from the shape of the data (`DataInfo`) to the model that fits it; keyword-only parameters: arguments."""
+DRAWN_AT_ONCE = 1 << 18  # bounds the memory of `initial_values`
 
 
 def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str, Array]:
-    """Draw initial values, float32: each parameter from its own stream (seed, position), so that adding one changes no other."""
+    """Draw float32 values. Each parameter has its own stream, so adding one changes no other."""
     values: dict[str, Array] = {}
     for position, parameter in enumerate(parameters):
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, position])))
@@ -165,7 +143,7 @@ def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str
 
 
 def _drawn(parameter: ParameterSpec, generator: np.random.Generator) -> Array:
-    """Return the parameter's values as a vector. They are drawn as float64, piece by piece: the largest dense layers have 10⁸ of them."""
+    """In pieces, as the float64 draws of the largest dense layers would take 10⁸ × 8 bytes."""
     drawn = np.full(parameter.size, parameter.constant, np.float32)
     for begin in range(0, parameter.size if parameter.bound or parameter.deviation else 0, DRAWN_AT_ONCE):
         piece = drawn[begin : begin + DRAWN_AT_ONCE]

@@ -1,4 +1,4 @@
-"""Which inputs does a dropout layer keep? The masks of ``--deterministic`` runs, the same for every backend and number of workers."""
+"""Dropout masks of ``--deterministic`` runs, independent of backend and number of workers."""
 
 from __future__ import annotations
 
@@ -10,35 +10,24 @@ from numpy.typing import NDArray
 
 from ..core.errors import UsageError
 
-__all__ = ["LARGEST_RATE", "drawn_rate", "keep_mask", "keep_mask_of_positions", "keep_mask_of_shape", "philox_4x32", "refused_dropout"]
-
 Numbers = NDArray[np.uint64] | np.uint64
-
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 KEY_STEPS = 0x9E3779B9, 0xBB67AE85
-ROUNDS = 10
-"""Of Philox 4×32 (Salmon et al. 2011)."""
-
+ROUNDS = 10  # Philox 4×32 (Salmon et al. 2011)
 LOW_WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
-
-FEATURES_OF_BLOCK = 8
-"""Neighbouring features whose numbers are halves of the four words that one counter gives."""
-
-BLOCKS_AT_ONCE = 1 << 15
-"""Their words stay in a second-level cache."""
-
-LARGEST_RATE = 1.0 - 2.0**-15
-"""Above it half words would keep nothing, and what is kept could not be scaled in fp16, whose largest number is 65504."""
+FEATURES_OF_BLOCK = 8  # neighbouring features that share one counter
+BLOCKS_AT_ONCE = 1 << 15  # their words fit a second-level cache
+LARGEST_RATE = 1.0 - 2.0**-15  # higher rates would keep nothing, and their scale overflows fp16
 
 
 def drawn_rate(rate: float) -> float:
-    """Return the rate at which is dropped where `rate`, below 1, is asked for; the two differ above `LARGEST_RATE` alone."""
+    """Limit `rate` (below 1) to `LARGEST_RATE`."""
     return min(rate, LARGEST_RATE)
 
 
 def refused_dropout(name: str) -> Callable[[Any, float, int], Any]:
-    """Return what a training pass of the model called `name` has for dropout where its spec names none: UsageError for a rate above 0."""
+    """Return a dropout that raises UsageError for rates above 0, for specs that declare none."""
 
     def dropout(x: Any, rate: float, layer: int) -> Any:
         if rate > 0:
@@ -54,9 +43,10 @@ def refused_dropout(name: str) -> Callable[[Any, float, int], Any]:
 def keep_mask_of_shape(
     seed: int, step: int, layer: int, indices_b: NDArray[np.integer], shape: Sequence[int], rate: float
 ) -> NDArray[np.bool_]:
-    """Return what is kept of [batch, features], [batch, positions, features] or an attention's [batch, heads, queries, keys], bool.
+    """Return the mask of a shape [batch, features], [batch, positions, features] or attention.
 
-    Of an attention the query is the position, and key · heads + head the feature: what padding adds changes nothing of the rest.
+    An attention's shape is [batch, heads, queries, keys]. The query is the position, and key · heads + head the feature, so padding does
+    not change the rest.
     """
     if len(shape) == 2:
         return keep_mask(seed, step, layer, indices_b, shape[1], rate)
@@ -70,11 +60,10 @@ def keep_mask_of_shape(
 def keep_mask_of_positions(
     seed: int, step: int, layer: int, indices_b: NDArray[np.integer], positions: int, width: int, rate: float
 ) -> NDArray[np.bool_]:
-    """Return what is kept, bool [batch, positions, width]: each element with probability 1 − `rate`, independently.
+    """Return a mask, bool [batch, positions, width], that keeps elements with probability 1 − `rate`.
 
-    An element depends on (seed, step, layer, example, position, feature) and nothing else, the length of the longest example of a batch
-    least of all. The generator is Philox 4×32; its key is drawn from seed and step, its counter is (feature / 8, position, example, layer).
-    Each element takes half a word, so that `rate` is met to 1 in 2¹⁷.
+    An element depends only on (seed, step, layer, example, position, feature). The generator is Philox 4×32; its key is drawn from seed and
+    step, its counter is (feature / 8, position, example, layer). An element takes half a word, so `rate` is exact to 2⁻¹⁷.
     """
     blocks = -(-width // FEATURES_OF_BLOCK)
     kept = np.empty((len(indices_b), positions, width), np.bool_)
@@ -93,7 +82,7 @@ def keep_mask_of_positions(
 
 
 def philox_4x32(counter: Sequence[Numbers], key: Sequence[int]) -> Sequence[Numbers]:
-    """Return four numbers below 2³² for each counter of four such numbers; arrays of them are broadcast to one shape."""
+    """Return four numbers below 2³² per counter of four such numbers; arrays are broadcast."""
     first, second, third, fourth = counter
     for number in range(ROUNDS):
         left, right = (np.uint64((word + number * increment) % 2**32) for word, increment in zip(key, KEY_STEPS, strict=True))
@@ -103,11 +92,10 @@ def philox_4x32(counter: Sequence[Numbers], key: Sequence[int]) -> Sequence[Numb
 
 
 def keep_mask(seed: int, step: int, layer: int, indices_b: NDArray[np.integer], width: int, rate: float) -> NDArray[np.bool_]:
-    """Return what is kept, bool [batch, width]: each element with probability 1 − `rate`, independently.
+    """Return a mask, bool [batch, width], that keeps elements with probability 1 − `rate`.
 
-    `step` counts updates from 0, `layer` numbers the model's dropout layers, `indices_b` are the examples' positions in the training split.
-    An example's mask depends on nothing but these numbers, so it is the same in whatever batch or worker the example is.
-    The generator is Philox 4×64 (Salmon et al. 2011) with key (seed, step) and counter (0, 0, layer, example): 2⁶⁴ blocks a stream.
+    `step` counts updates, `layer` dropout layers, `indices_b` are positions in the training split. The generator is Philox 4×64 (Salmon et
+    al. 2011) with key (seed, step) and counter (0, 0, layer, example).
     """
     words = -(-width // 2)
     random_bw = np.empty((len(indices_b), words), np.dtype("<u8"))

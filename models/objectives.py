@@ -1,59 +1,52 @@
-"""What training lowers and what an evaluation counts: the objective of a model, apart from any framework.
+"""Objectives: what training minimises and what an evaluation counts, independent of the framework.
 
-The sums of an objective are named float64 numbers that workers add up in one vector, in the order of `sums`. Two of them every backend
-computes itself: ``loss_sum`` (of the examples' losses) and ``examples``. ``correct``, of a classifier, it knows too. Any other sum comes
-from the model's forward module, which then has a function beside `forward`::
+The sums of an objective are named float64 numbers that workers add up in one vector, in the order of `sums`. Every backend computes
+``loss_sum``, ``examples``, ``correct`` of a classifier, and ``COLUMN_tokens`` of a column of varying length that the model reads. Other
+sums come from a function of the model's forward module::
 
     def example_sums(logits_bk, y_b, context):  # tensors of the framework, for a batch
         return {"correct_in_5": …}              # [batch] numbers by the name of the sum
 
-``COLUMN_tokens``, of a column that the model reads and whose length varies, backends count as well.
-
-A loss is Σ over the examples of the global batch of what each adds, divided by the sum of what each counts (`weight`). The loss
-``cross_entropy`` of one label an example backends know. Any other is the name of a function in the forward module, which says what each
-example adds: of a sequence, the sum over its tokens::
+A loss is the sum of what each example of the global batch adds, divided by the sum of what each counts (`weight`). Backends know the loss
+``cross_entropy`` of one label per example. Any other is the name of a function in the forward module, which returns what each example adds:
+of a sequence, the sum over its tokens::
 
     def tagging_loss(logits_btk, targets, context):  # `targets` as `models.base` has it for the column `ModelSpec.target`
         return …                                     # [batch], float32
 
 `context` is the `ForwardContext` of the forward pass that gave the logits.
 
-An evaluation of an objective with `translation` also translates: its forward module then has, beside `forward`, `encode`, `empty_cache` and
-`decode_step` (`backends.decoding_functions`), and further sums are those of `models.decoding.quality`, or of a subclass of the model's own.
+With `translation` an evaluation also translates: the forward module then has `encode`, `empty_cache` and `decode_step`
+(`backends.decoding_functions`), and further sums are those of `models.decoding.TranslationQuality` or a subclass of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.errors import RunFailedError, TrainerError, UsageError
 from ..core.suggestions import nearest
 from ..core.units import Target
 from ..metrics import LOSS, Better, Metric, MetricInfo
-from ..metrics.base import MOST_METRICS, MOST_SUMS
-from ..metrics.classification import ACCURACY
-from ..metrics.language import SENTENCES
-from .decoding.quality import TranslationQuality
-
-__all__ = ["CLASSIFICATION", "COUNTED", "CROSS_ENTROPY", "LOSS_SUM", "Objective"]
+from ..metrics.base import ACCURACY, MOST_METRICS, MOST_SUMS, SENTENCES
+from .decoding import TranslationQuality, checked_sums
 
 LOSS_SUM = "loss_sum"
 CROSS_ENTROPY = "cross_entropy"
-COUNTED = "examples"
-"""The sum that tells whether each example was counted exactly once."""
-
+COUNTED = "examples"  # shows whether each example was counted exactly once
 _COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`loss` names the function whose weighted mean training lowers; `weight` is the sum that the losses' sum is divided by.
+    """The loss and the metrics of a model.
 
-    `metrics` are functions of `every_sum`, the first of them the headline. With `translation` an evaluation also translates sentences, and
-    the metrics of that stand before `metrics` (`every_metric`). Raises ValueError where a sum is missing, names repeat or
-    there are too many, and where labels that count 1 each would be weighted otherwise.
+    `loss` is minimised as a weighted mean: the sum of losses divided by the sum `weight`. `metrics` are functions of `every_sum`, the
+    headline first. With `translation` an evaluation also translates, and its metrics precede `metrics` (`every_metric`). Raises ValueError
+    for missing sums, repeated or too many names, and a `weight` other than examples for ``cross_entropy``.
     """
 
     name: str
@@ -80,33 +73,30 @@ class Objective:
 
     @property
     def every_sum(self) -> tuple[str, ...]:
-        """What an evaluation adds up: `sums`, which forward passes give, and those of translations."""
+        """All sums of an evaluation: `sums`, from forward passes, and those of translations."""
         return self.sums if self.translation is None else (*self.sums, *self.translation.sums)
 
     @property
     def every_metric(self) -> tuple[Metric, ...]:
-        """The figures of an evaluation, the headline first."""
+        """The metrics of an evaluation, the headline first."""
         return self.metrics if self.translation is None else (*self.translation.metrics, *self.metrics)
 
     @property
     def translation_names(self) -> list[str] | None:
-        """The names of the metrics that come from translations, None where nothing is translated."""
+        """Names of the translation metrics; None without translation."""
         return None if self.translation is None else [metric.name for metric in self.translation.metrics]
 
     @property
     def infos(self) -> tuple[MetricInfo, ...]:
-        """What a run's files say of its figures, the metrics first and the loss last."""
+        """Descriptions for a run's files, the loss last."""
         return (*(metric.info for metric in self.every_metric), LOSS)
 
     def info(self, name: str) -> MetricInfo:
-        """Return a metric, or the loss, by name. Raises KeyError where there is none of that name."""
+        """Return the description of a metric or the loss. Raises KeyError for an unknown name."""
         return {info.name: info for info in self.infos}[name]
 
     def check(self, until: Target | None, keep_best: str | None) -> None:
-        """Raise UsageError where a job stops at, or keeps the best by, a figure that evaluations do not have, or where its goal is none.
-
-        None is a value that the metric cannot have, and one that it is the better the further it is from.
-        """
+        """Raise UsageError if a job's target or best metric is unknown, impossible or reversed."""
         names = [info.name for info in self.infos]
         allowed = f"a figure of the evaluation: {' or '.join(names)}"
         if keep_best is not None and keep_best not in names:
@@ -125,7 +115,6 @@ class Objective:
             raise UsageError.of("until", until.text, f"{info.name}{_COMPARISONS[info.better]}…: {info.better} is better")
 
     def _goal(self, info: MetricInfo) -> str:
-        """Return a goal as an example."""
         least, most = self._bounds(info) or (0.0, 1.0)
         share = 0.9 if info.better == "higher" else 0.3
         if math.isinf(least):
@@ -138,10 +127,7 @@ class Objective:
         return next((metric.bounds for metric in self.every_metric if metric.name == info.name), None)
 
     def check_parts(self, ranks: Mapping[str, int | None]) -> None:
-        """Raise UsageError where what each example adds to the sums is missing, or is no vector [batch].
-
-        `ranks` has its number of dimensions by the sum's name, None for what is no tensor.
-        """
+        """Raise UsageError unless each sum has parts of shape [batch]. `ranks`: dimensions by sum, None if it is no tensor."""
         if missing := [name for name in self.sums if name not in ranks]:
             raise UsageError(f"model: example_sums returned no {', '.join(missing)}, which the objective {self.name!r} adds up")
         for name in self.sums:
@@ -150,14 +136,11 @@ class Objective:
                 raise UsageError(f"model: {name!r} of example_sums {found}; a number for each example is needed, [batch]")
 
     def named(self, sums: Sequence[float]) -> dict[str, float]:
-        """Return a vector of what forward passes add up by name. Raises ValueError where it is not as long as `sums`."""
+        """Return a vector of `sums` by name. Raises ValueError for another length."""
         return dict(zip(self.sums, sums, strict=True))
 
     def wrong_with(self, sums: Mapping[str, float]) -> str | None:
-        """Return why forward passes cannot have these sums, or None: others than the objective's, no counts, a metric out of bounds.
-
-        Where sentences are translated as well, metrics may need the sums of that: see `out_of_bounds`.
-        """
+        """Return why forward passes cannot have these sums, or None. With translation, bounds are unchecked."""
         if set(sums) != set(self.sums):
             return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
         for name in {COUNTED, self.weight}:
@@ -169,7 +152,7 @@ class Objective:
         """Return which metric of `every_sum` is out of its bounds, or None."""
         for metric in self.every_metric:
             value, (least, most) = self.value(metric, sums), metric.bounds or (-math.inf, math.inf)
-            if value < least or value > most:  # a NaN, of a run that diverged, is neither
+            if value < least or value > most:  # false for NaN, from a diverged run
                 return f"{metric.label} {value:g}, which lies between {least:g} and {most:g}"
         return None
 
@@ -178,12 +161,12 @@ class Objective:
         return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: self.value(metric, sums) for metric in self.every_metric}}
 
     def translation_figures(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics of `translation` by name, from its sums alone; none where nothing is translated."""
+        """Return the metrics of `translation` by name; empty without translation."""
         metrics = () if self.translation is None else self.translation.metrics
         return {metric.name: self.value(metric, sums) for metric in metrics}
 
     def value(self, metric: Metric, sums: Mapping[str, float]) -> float:
-        """Compute a metric. Raises RunFailedError, naming it, where its function fails or returns no number."""
+        """Compute a metric. Raises RunFailedError, naming it, if its function fails or returns no number."""
         try:
             return float(metric.value(sums))
         except TrainerError:
@@ -193,5 +176,41 @@ class Objective:
             raise RunFailedError(f"metric {metric.name!r} cannot be computed from {found}: {type(error).__name__}: {error}") from error
 
 
-CLASSIFICATION = Objective("classification", CROSS_ENTROPY, (LOSS_SUM, "correct", COUNTED), (ACCURACY,))
-"""One label an example: the cross entropy of the logits' softmax, and the share of labels that were right."""
+CLASSIFICATION = Objective("classification", CROSS_ENTROPY, (LOSS_SUM, "correct", COUNTED), (ACCURACY,))  # one label per example
+
+
+TRIALS = 20  # attempts per metric: some made-up sums may rightly have no value
+LARGEST = 1000
+
+
+def _made_up_sums(objective: Objective) -> Iterator[dict[str, float]]:
+    names = objective.every_sum
+    yield dict.fromkeys(names, 1.0)
+    yield {name: float(place) for place, name in enumerate(names, 1)}
+    yield {name: float(len(names) - place) for place, name in enumerate(names)}
+    draw = random.Random(0)
+    for _ in range(TRIALS - 3):
+        yield {name: float(draw.randint(1, LARGEST)) for name in names}
+
+
+def refuse_uncomputable(objective: Objective) -> None:
+    """Raise UsageError for a metric that fails on all made-up sums, or invalid translation sums."""
+    try:
+        if objective.translation is not None:
+            checked_sums(objective.translation, ["a made-up sentence"], ["a made-up Sentence, as it should be"])
+        for metric in objective.every_metric:
+            _try(objective, metric)
+    except RunFailedError as error:
+        raise UsageError(f"model: {error}") from error
+
+
+def _try(objective: Objective, metric: Metric) -> None:
+    failed: RunFailedError | None = None
+    for sums in _made_up_sums(objective):
+        try:
+            objective.value(metric, sums)
+            return
+        except RunFailedError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed

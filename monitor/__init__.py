@@ -1,1 +1,1 @@
-"""What do a node's tasks use? CPU, memory, traffic, disk and GPUs of a node, sampled from outside the frameworks."""
+"""A node's use of CPU, memory, network and GPUs."""

@@ -1,6 +1,5 @@
-"""The limits that control groups set on a process: CPU quota and memory, version 1 and 2, its own group and every group above.
+"""CPU and memory limits of control groups (version 1 and 2), and contention for cores.
 
-Inside a container the process sees its group's path, but perhaps only a part of the tree: what is not visible does not count.
 Documentation: cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel.
 """
 
@@ -8,42 +7,39 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["QuotaCounter", "cpu_quota_cores", "memory_limit_bytes"]
+from .processes import TICK_SECONDS, read_file
 
-# Version 1 writes "no limit" as the largest number of whole pages; nothing real comes near.
+# version 1 writes "no limit" as the largest number of whole pages
 _UNLIMITED_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A mounted hierarchy: the controllers it has (empty in version 2), the group that is its root, and where it is."""
-
     controllers: frozenset[str]
     root: str
     folder: Path
 
 
 def cpu_quota_cores(pid: int | None = None) -> float | None:
-    """Return the CPU quota in cores: the smallest of all groups that hold the process (default: this one); None without a quota."""
-    return _smallest("cpu", pid, _read_quota)
+    """Return the smallest CPU quota, in cores, of all groups of the process (default: this one), or None."""
+    limit = _smallest("cpu", pid, _read_quota)
+    return None if limit is None else limit[0]
 
 
 class QuotaCounter:
-    """What the CPU quota that limits a process (default: this one) most granted to its group and kept from it, as the kernel counts it."""
+    """Kernel counters of the tightest CPU quota of a process (default: this one)."""
 
     def __init__(self, pid: int | None = None) -> None:
-        limited = [(quota, folder) for folder in _groups("cpu", pid) if (quota := _read_quota(folder)) is not None]
-        self._limit = min(limited, default=None)
+        self._limit = _smallest("cpu", pid, _read_quota)
 
     def read(self) -> tuple[float, float] | None:
-        """Return (granted, throttled) in seconds, which add up; None without a quota. Raises OSError where the kernel does not count.
+        """Return cumulative (granted, throttled) seconds, None without a quota. Raises OSError if not counted.
 
-        Granted are the CPU seconds of the quota over all periods in which the group ran at all: in others it asked for nothing. Throttled
-        is how long it had to stand still, summed over the cores on which some thread of it was ready to run.
+        Granted is the quota of periods in which the group ran; throttled is summed over cores with a runnable thread.
         """
         if self._limit is None:
             return None
@@ -57,14 +53,13 @@ class QuotaCounter:
 
 
 def memory_limit_bytes(pid: int | None = None) -> int | None:
-    """Return the memory limit: the smallest of all groups that hold the process (default: this one); None without a limit."""
+    """Return the smallest memory limit of all groups of the process (default: this one), or None."""
     limit = _smallest("memory", pid, _read_memory_limit)
-    return None if limit is None else int(limit)
+    return None if limit is None else int(limit[0])
 
 
-def _smallest(controller: str, pid: int | None, read: Callable[[Path], float | None]) -> float | None:
-    limits = [limit for folder in _groups(controller, pid) if (limit := read(folder)) is not None]
-    return min(limits, default=None)
+def _smallest(controller: str, pid: int | None, read: Callable[[Path], float | None]) -> tuple[float, Path] | None:
+    return min(((limit, folder) for folder in _groups(controller, pid) if (limit := read(folder)) is not None), default=None)
 
 
 def _read_quota(folder: Path) -> float | None:
@@ -91,7 +86,6 @@ def _read_memory_limit(folder: Path) -> float | None:
 
 
 def _words(path: Path) -> list[str] | None:
-    """Return the words of a control file, or None where the group has no such file or does not let us read it."""
     try:
         return path.read_text().split() or None
     except OSError:
@@ -99,7 +93,7 @@ def _words(path: Path) -> list[str] | None:
 
 
 def _groups(controller: str, pid: int | None) -> Iterator[Path]:
-    """Yield the folder of each visible group that holds the process, in every hierarchy that could limit `controller`."""
+    """Yield the folders of visible groups of the process in hierarchies that may limit `controller`."""
     memberships = _memberships(pid)
     for mount in _mounts():
         if mount.controllers and controller not in mount.controllers:
@@ -110,12 +104,11 @@ def _groups(controller: str, pid: int | None) -> Iterator[Path]:
 
 
 def _upwards(mount: _Mount, group: str) -> Iterator[Path]:
-    """Yield the folders from the group up to the top of the mount."""
     try:
         inside = PurePosixPath(group).relative_to(mount.root)
-    except ValueError:  # the mount shows another part of the tree: its top is the nearest group we can see
+    except ValueError:  # the mount shows another part: its top is the nearest visible group
         inside = PurePosixPath()
-    if ".." in inside.parts:  # the process is outside the namespace's part of the tree
+    if ".." in inside.parts:  # outside the namespace
         inside = PurePosixPath()
     for part in (inside, *inside.parents):
         folder = mount.folder / part
@@ -124,7 +117,7 @@ def _upwards(mount: _Mount, group: str) -> Iterator[Path]:
 
 
 def _memberships(pid: int | None) -> list[tuple[frozenset[str], str]]:
-    """Return (controllers, path) of each hierarchy, from lines such as ``4:cpu,cpuacct:/jobs/7``; version 2 has no controllers."""
+    """Return (controllers, path) per hierarchy from lines ``4:cpu,cpuacct:/jobs/7``; version 2 has no controllers."""
     try:
         lines = Path(f"/proc/{pid or os.getpid()}/cgroup").read_text().splitlines()
     except OSError:
@@ -134,7 +127,7 @@ def _memberships(pid: int | None) -> list[tuple[frozenset[str], str]]:
 
 
 def _mounts() -> list[_Mount]:
-    """Return the mounted cgroup hierarchies of this process's mount namespace. Format: proc_pid_mountinfo(5)."""
+    """Return this mount namespace's cgroup hierarchies. Format: proc_pid_mountinfo(5)."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -149,3 +142,71 @@ def _mounts() -> list[_Mount]:
         names = frozenset(options.split(",")) if kind == "cgroup" else frozenset()
         mounts.append(_Mount(names, root, Path(folder)))
     return mounts
+
+
+# Formats: Documentation/scheduler/sched-stats.rst and accounting/psi.rst of the kernel; proc_stat(5)
+_PRESSURE_FILES = ("/proc/pressure/cpu", "/sys/fs/cgroup/cpu.pressure")  # the machine's, or in a container the top visible group's
+
+
+class WaitCounter:
+    """Cumulative seconds that threads waited for a core, except right before their end. Raises OSError if not counted."""
+
+    def __init__(self) -> None:
+        if read_file("/proc/thread-self/schedstat").split() == [b"0"] * 3:
+            raise OSError(errno.ENOTSUP, "not counted by this kernel")
+        self.seconds = 0.0
+        self._before: dict[tuple[int, int], float] = {}
+
+    def read(self, pids: Iterable[int]) -> float:
+        """Update and return the count for these processes."""
+        now: dict[tuple[int, int], float] = {}
+        for pid in pids:
+            for thread in _threads(pid):
+                waited = _waited_seconds(pid, thread)
+                if waited is not None:
+                    now[pid, thread] = waited
+        for key, waited in now.items():
+            before = self._before.get(key, 0.0)
+            self.seconds += waited - before if waited >= before else waited  # a new thread with a reused number counts from 0
+        self._before = now
+        return self.seconds
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _waited_seconds(pid: int, thread: int) -> float | None:
+    """Return the second field of a thread's ``schedstat``; None if ended."""
+    try:
+        fields = read_file(f"/proc/{pid}/task/{thread}/schedstat").split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[1]) / 1e9
+
+
+def read_machine_cpu_seconds() -> float:
+    """Return all programs' user, nice and system seconds on usable cores, without interrupts and steal. Raises OSError."""
+    own = {f"cpu{core}".encode() for core in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in read_file("/proc/stat").split(b"\n"):
+        fields = line.split(maxsplit=4)
+        if fields and fields[0] in own:
+            ticks += sum(map(int, fields[1:4]))
+        elif line.startswith(b"intr"):  # long line after the last core
+            break
+    return ticks * TICK_SECONDS
+
+
+def read_pressure_seconds() -> float | None:
+    """Return the seconds in which a task of the machine waited for a core; None if unavailable."""
+    for path in _PRESSURE_FILES:
+        try:
+            some = read_file(path).split(b"\n")[0]
+        except OSError:
+            continue
+        return int(some.rpartition(b"total=")[2]) / 1e6
+    return None

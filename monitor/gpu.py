@@ -1,36 +1,175 @@
-"""What the node's NVIDIA GPUs are and do, through nvidia-ml-py (module ``pynvml``) where it and a driver are there."""
+"""NVIDIA GPUs of a node, through nvidia-ml-py (module ``pynvml``) and a driver if present."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .gpu_devices import nvidia_device_nodes, unreadable_gpu_possible
-from .visible_gpus import Gpu, visible_gpus
-
 if TYPE_CHECKING:
-    from ..records.schema import GpuSample
+    from ..records.store.schema import GpuSample
 
-__all__ = ["GpuProbe", "describe_gpus"]
+# CUDA reads CUDA_VISIBLE_DEVICES (index, UUID or MIG name) up to the first unknown device, and takes a list with a duplicate as empty.
+_NUMBER = re.compile(r"[ \t]*([+-]?[0-9]+)")
+_GPU, _PARTITION = "GPU-", "MIG-"
+_LONGEST_INDEX = 9  # digits: Python refuses numbers of thousands
 
-# The driver's control device on Linux, and its stand-in under WSL 2; and the library that speaks to the driver. Without any of them there
-# is no GPU to observe.
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """GPU of the driver; `uuid` may be unknown, `partitions` are UUIDs of MIG devices."""
+
+    uuid: str | None = None
+    partitions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleGpu:
+    """Usable device: its ``CUDA_VISIBLE_DEVICES``, known `uuid`, and number in PCI order."""
+
+    visible_as: str
+    uuid: str | None
+    gpu: int | None
+
+
+def visible_gpus(gpus: Sequence[Gpu], variable: str | None, *, in_pci_order: bool = True) -> list[VisibleGpu]:
+    """Return the devices of `variable` in its order, all without it; unless `in_pci_order` its indices name unknown devices."""
+    if variable is None:
+        found = list(_all(gpus))
+    elif variable.startswith((_GPU, _PARTITION)):
+        found = list(_by_uuid(gpus, variable.split(","), _GPU if variable.startswith(_GPU) else _PARTITION))
+    else:
+        found = list(_by_index(gpus, variable.split(",")))
+    if in_pci_order:
+        return found
+    return [VisibleGpu(one.visible_as, None, None) if one.visible_as.isdigit() else one for one in found]
+
+
+def _all(gpus: Sequence[Gpu]) -> Iterator[VisibleGpu]:
+    for number, gpu in enumerate(gpus):
+        if gpu.partitions:
+            yield from (VisibleGpu(uuid, uuid, number) for uuid in gpu.partitions)
+        else:
+            yield VisibleGpu(str(number), gpu.uuid, number)
+
+
+def _by_index(gpus: Sequence[Gpu], entries: Sequence[str]) -> Iterator[VisibleGpu]:
+    """Read entries as C's strtoul, ignoring space before and text after a number."""
+    numbers: list[str] = []
+    for entry in entries:
+        number = _index(entry)
+        if number is None:
+            break
+        if number in numbers:
+            return
+        numbers.append(number)
+    for number in numbers:
+        if len(number) > _LONGEST_INDEX or int(number) >= len(gpus):
+            return
+        yield VisibleGpu(number, gpus[int(number)].uuid, int(number))
+
+
+def _index(entry: str) -> str | None:
+    found = _NUMBER.match(entry)
+    if found is None or found[1].startswith("-"):
+        return None
+    return found[1].lstrip("+0") or "0"
+
+
+def _by_uuid(gpus: Sequence[Gpu], entries: Sequence[str], prefix: str) -> Iterator[VisibleGpu]:
+    found: list[VisibleGpu] = []
+    seen: set[str] = set()
+    for entry in entries:
+        if entry in seen:
+            return
+        if not entry.startswith(prefix):
+            break
+        seen.add(entry)
+    for entry in entries[: len(seen)]:
+        device = _gpu(gpus, entry) if prefix == _GPU else _partition(gpus, entry)
+        if device is None:
+            break
+        if device in found:
+            return
+        found.append(device)
+    yield from found
+
+
+def _gpu(gpus: Sequence[Gpu], entry: str) -> VisibleGpu | None:
+    """Return the GPU whose UUID starts with an entry; trust the entry if no UUIDs are known."""
+    if not any(gpu.uuid for gpu in gpus):
+        return VisibleGpu(entry, None, None) if gpus else None
+    return _only([VisibleGpu(gpu.uuid, gpu.uuid, number) for number, gpu in enumerate(gpus) if gpu.uuid and gpu.uuid.startswith(entry)])
+
+
+def _partition(gpus: Sequence[Gpu], entry: str) -> VisibleGpu | None:
+    """Return the partition by its UUID's start, or by older drivers' ``MIG-GPU-…/1/0``."""
+    if entry.startswith(f"{_PARTITION}{_GPU}"):
+        owner = entry.removeprefix(_PARTITION).partition("/")[0]
+        return _only([VisibleGpu(entry, entry, number) for number, gpu in enumerate(gpus) if gpu.uuid in (owner, None)][:1])
+    if not any(gpu.uuid for gpu in gpus):
+        return VisibleGpu(entry, entry, None) if gpus else None
+    known = [VisibleGpu(uuid, uuid, number) for number, gpu in enumerate(gpus) for uuid in gpu.partitions]
+    return _only([one for one in known if one.visible_as.startswith(entry)])
+
+
+def _only(candidates: Sequence[VisibleGpu]) -> VisibleGpu | None:
+    return candidates[0] if len(candidates) == 1 else None
+
+
+_NVIDIA_VENDOR = "0x10de"
+_OTHERS = ("dev/kfd", "dev/dri/renderD*", "dev/dxg")  # AMD's driver, any compute device, and WSL
+_DISPLAY_CLASS = "0x03"  # PCI base class of display controllers and compute cards (0x0302)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHardware:
+    """NVIDIA GPUs on the PCI bus, usable ones (``/dev/nvidia0`` …), and whether a driver is loaded."""
+
+    on_bus: int
+    device_nodes: int
+    driver_loaded: bool
+
+
+def nvidia_hardware(root: Path = Path("/")) -> GpuHardware:
+    """Count the hardware below `root`; containers see the whole bus, but only their device nodes."""
+    cards = [folder for folder in (root / "sys/bus/pci/devices").glob("*") if _is_gpu(folder)]
+    return GpuHardware(len(cards), nvidia_device_nodes(root), (root / "proc/driver/nvidia/version").exists())
+
+
+def nvidia_device_nodes(root: Path = Path("/")) -> int:
+    """Count the NVIDIA GPUs that this process may open."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in (root / "dev").glob("nvidia*"))
+
+
+def unreadable_gpu_possible(root: Path = Path("/")) -> bool:
+    """Return whether a GPU without NVIDIA's device file may exist: another maker's, or under WSL."""
+    return any(next(root.glob(pattern), None) is not None for pattern in _OTHERS)
+
+
+def _is_gpu(folder: Path) -> bool:
+    return _first_word(folder / "vendor") == _NVIDIA_VENDOR and _first_word(folder / "class").startswith(_DISPLAY_CLASS)
+
+
+def _first_word(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+# The driver's control device (Linux, WSL 2) or library: without any of them no GPU is observable.
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 _LIBRARY = "libnvidia-ml.so.1"
-
-_MOST_PARTITIONS = 64
-"""Of a GPU; those that can be cut into some have seven at most."""
+_MOST_PARTITIONS = 64  # of a GPU; existing ones have seven at most
 
 
 class GpuProbe:
-    """Reads every NVIDIA device of the host. Never raises: `problem` says once why a present GPU cannot be observed.
-
-    `gpu_of_task` has the number of the device that a task was given.
-    """
+    """Probe of the host's NVIDIA devices and their tasks. Never raises: `problem` has the reason."""
 
     def __init__(self, gpu_of_task: Mapping[str, int] | None = None) -> None:
         self._gpu_of_task = gpu_of_task or {}
@@ -42,34 +181,26 @@ class GpuProbe:
             self._open(driver_there=there)
 
     def read(self) -> tuple[GpuSample, ...] | None:
-        """Return a mapping a device, null for what it does not tell; None where there is no device or none can be read.
-
-        It has ``name``, ``utilization`` (0 to 1), ``memory_bytes``, ``memory_total_bytes``, ``power_watts``, and ``tasks``, those that were
-        given it.
-        """
-        if not self._handles:
-            return None
-        return tuple(self._read_device(number, handle) for number, handle in enumerate(self._handles))
+        """Return a sample of each device; None without a readable one."""
+        return tuple(self._read_device(number, handle) for number, handle in enumerate(self._handles)) or None
 
     def describe(self) -> list[dict[str, Any]] | None:
-        """Return of each device what stays as it is: ``name``, ``memory_total_bytes``, ``uuid``, and UUIDs of its ``partitions`` (MIG)."""
-        if not self._handles:
-            return None
-        return [self._describe_device(handle) for handle in self._handles]
+        """Return ``name``, ``memory_total_bytes``, ``uuid`` and ``partitions`` (MIG UUIDs) of each device, or None."""
+        return [self._describe_device(handle) for handle in self._handles] or None
 
     def driver_version(self) -> str | None:
-        """Return the release of the driver; None where there is none that answers."""
+        """Return the driver's release, None without an answer."""
         return None if self._nvml is None else self._ask(self._nvml, self._nvml.nvmlSystemGetDriverVersion)
 
     def close(self) -> None:
-        """Let the driver go; afterwards `read` returns None."""
+        """Release the driver; `read` then returns None."""
         self._handles = []
         if self._nvml is not None:
             nvml, self._nvml = self._nvml, None
             self._ask(nvml, nvml.nvmlShutdown)
 
     def _open(self, *, driver_there: bool) -> None:
-        """Ask the driver for its devices. A library alone is no problem: it comes with images for machines that have a driver."""
+        """Query the driver's devices; a library alone is no problem, as container images may have it."""
         try:
             import pynvml
         except ImportError:
@@ -113,7 +244,7 @@ class GpuProbe:
         }
 
     def _partitions(self, handle: Any) -> list[str]:
-        """Return the UUIDs of a device's partitions; most devices, and older drivers, know of none, which is no problem of theirs."""
+        """Return a device's partition UUIDs, which most devices and older drivers do not support."""
         nvml, found = self._nvml, []
         try:
             if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
@@ -131,7 +262,7 @@ class GpuProbe:
         return found
 
     def _ask(self, nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the driver's answer, or None where it refuses (a partitioned or a virtual device does not tell everything)."""
+        """Return the driver's answer, or None where unsupported, as for virtual devices."""
         try:
             return question(*arguments)
         except nvml.NVMLError as error:
@@ -140,11 +271,10 @@ class GpuProbe:
 
 
 def describe_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, Any]:
-    """Return what GPUs a node has, and which of them a process with this `environment` may use.
+    """Return the GPUs of a node, and those usable by a process with this `environment`.
 
-    ``gpus``: ``name``, ``memory_total_bytes`` and ``uuid`` of each, None where there is none or none can be read; ``gpu_driver``: the
-    driver's release; ``gpu_problem``: why GPUs that are there cannot be read. ``visible_gpus``: the fields of `VisibleGpu` of each that
-    may be used, in order; None where it is not known whether there are any, as of other makers' than NVIDIA's.
+    ``gpus``: ``name``, ``memory_total_bytes`` and ``uuid`` of each, or None; ``gpu_driver``: its release; ``gpu_problem``: why GPUs are
+    unreadable; ``visible_gpus``: fields of `VisibleGpu` in order, None if unknown, as for other makers.
     """
     probe = GpuProbe()
     try:
@@ -166,7 +296,7 @@ def describe_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> dic
 def _usable(probe: GpuProbe, devices: list[dict[str, Any]] | None, root: Path) -> list[Gpu] | None:
     if devices is not None:
         return [Gpu(device["uuid"], tuple(device["partitions"])) for device in devices]
-    count = nvidia_device_nodes(root)  # how many they are is known also where nothing can be asked
+    count = nvidia_device_nodes(root)  # known also without a driver's answer
     if probe.driver_fails or (not count and unreadable_gpu_possible(root)):
         return None
     return [Gpu()] * count

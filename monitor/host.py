@@ -1,4 +1,4 @@
-"""What a node is: its processor, the share of it that may be used, memory, interfaces and GPUs; for ``env.json``."""
+"""Description of a node for ``env.json``: hardware, limits, interfaces and software."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import array
 import fcntl
 import os
 import platform
+import re
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,39 +22,23 @@ import psutil
 from .cpu_limits import cpu_quota_cores, memory_limit_bytes
 from .gpu import describe_gpus
 
-__all__ = ["PACKAGES", "cores_available", "describe_host", "installed_versions"]
-
 _SIOCETHTOOL = 0x8946
 _ETHTOOL_GDRVINFO = 3
-# Virtual interfaces name a speed that is a constant in their driver (veth: 10 Gbit/s), not a measure of anything.
+# their reported speed is a constant of the driver (veth: 10 Gbit/s)
 _DRIVERS_WITHOUT_SPEED = frozenset({"veth", "bridge", "tun", "dummy", "loopback"})
-
-
-PACKAGES: Mapping[str, Sequence[str]] = {
-    "crosstrain": ("crosstrain",),
-    "numpy": ("numpy",),
-}
-"""What is looked for on every node beside the packages of frameworks, and the distributions it comes in."""
+# Distributions that every node describes, in addition to frameworks'.
+PACKAGES: Mapping[str, Sequence[str]] = {"crosstrain": ("crosstrain",), "numpy": ("numpy",)}
 
 
 def cores_available(pid: int | None = None) -> float | None:
-    """Return the cores that a process (default: this one) may use: the smaller of its affinity and its CPU quota.
-
-    The affinity holds the cpuset's limit already. Quotas of version 1 and 2 count, the process's own group's and every group's above.
-    None where the system does not tell.
-    """
+    """Return the usable cores of a process (default: this one) by affinity and CPU quota; None if unknown."""
     affinity = _affinity(pid)
     limits = [limit for limit in (affinity, cpu_quota_cores(pid)) if limit is not None]
     return float(min(limits)) if limits else None
 
 
 def describe_host(framework_packages: Mapping[str, Sequence[str]], gpus: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what this process's node is; null for what the system does not tell.
-
-    `framework_packages` are those whose releases are looked for besides `PACKAGES`, each with the distributions that it may come in.
-    `gpus` is what `describe_gpus` has said, where it was asked already. In a network namespace the interfaces are the namespace's; in a
-    container cores and memory limit are the container's.
-    """
+    """Return this node's, network namespace's or container's description; null if unknown. `gpus`: result of `describe_gpus`."""
     quota = cpu_quota_cores()
     return {
         "hostname": platform.node() or None,
@@ -86,7 +74,7 @@ MOST_CPU_FLAGS = 1000
 
 
 def _cpu_field(*names: str) -> str | None:
-    """Return a field of ``/proc/cpuinfo``, by the name that x86 gives it or that ARM does; None where there is none."""
+    """Return a field of ``/proc/cpuinfo`` by its x86 or ARM name, or None."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -96,7 +84,6 @@ def _cpu_field(*names: str) -> str | None:
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:
-    """Return addresses, state and speed (bits per second, null where it means nothing) of each interface of the network namespace."""
     states = psutil.net_if_stats()
     described = {}
     for name, entries in sorted(psutil.net_if_addrs().items()):
@@ -112,7 +99,7 @@ def _interfaces() -> dict[str, dict[str, Any]]:
 
 
 def _driver(interface: str) -> str | None:
-    """Return the name of an interface's driver (struct ethtool_drvinfo of linux/ethtool.h), or None where it has none to tell."""
+    """Return an interface's driver (struct ethtool_drvinfo of linux/ethtool.h), or None."""
     answer = array.array("B", struct.pack("=I", _ETHTOOL_GDRVINFO) + bytes(192))
     request = struct.pack("16sP16x", interface.encode(), answer.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
@@ -124,14 +111,73 @@ def _driver(interface: str) -> str | None:
 
 
 def installed_versions(packages: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
-    """Return the release of each package as its metadata has it; None where none of its distributions is installed."""
-    return {name: _first(distributions) for name, distributions in packages.items()}
+    """Return each package's release by its metadata; None if not installed."""
+    return {name: _first_version(distributions) for name, distributions in packages.items()}
 
 
-def _first(distributions: Sequence[str]) -> str | None:
+def _first_version(distributions: Sequence[str]) -> str | None:
     for name in distributions:
-        try:
+        with suppress(PackageNotFoundError):
             return version(name)
-        except PackageNotFoundError:
-            continue
     return None
+
+
+GIT_SECONDS = 3.0  # for a call of git; a slow, large tree's changes remain unknown
+MOST_PACKAGES = 5_000
+LONGEST_CHARACTERS = 200
+_INSTALLED = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.(dist-info|egg-info)")
+# Untrusted settings by which git would start a program, or read elsewhere.
+_RUNS_PROGRAMS = r"^(core\.(fsmonitor|worktree)|filter\..*|include\..*|includeif\..*|extensions\.worktreeconfig)$"
+
+
+def provenance(typed_in: Path) -> dict[str, Any]:
+    """Return the releases of installed ``packages``, and the `work_tree` of ``typed_in`` and ``crosstrain``."""
+    return {
+        "packages": installed_packages(sys.path),
+        "typed_in": work_tree(typed_in),
+        "crosstrain": work_tree(Path(__file__).resolve().parent),
+    }
+
+
+def installed_packages(folders: Iterable[str]) -> dict[str, str]:
+    """Return the release of each distribution in the folders, by metadata name; the first counts."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        try:
+            entries = sorted(os.listdir(folder or "."))
+        except OSError:  # archive, or missing
+            continue
+        for entry in entries:
+            match = _INSTALLED.fullmatch(entry)
+            if match is not None and len(entry) <= LONGEST_CHARACTERS and len(found) < MOST_PACKAGES:
+                found.setdefault(match["name"].replace("_", "-").lower(), match["version"])
+    return dict(sorted(found.items()))
+
+
+def work_tree(folder: Path) -> dict[str, Any] | None:
+    """Return a git work tree's ``commit`` and whether files ``changed``, or None; `changed` is None if git times out or is unsafe."""
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None or re.fullmatch("[0-9a-f]{40,64}", commit) is None:
+        return None
+    own = _git(folder, "config", "--local", "--no-includes", "--name-only", "--get-regexp", _RUNS_PROGRAMS, ends=(0, 1))
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all") if own == "" else None
+    return {"commit": commit, "changed": None if status is None else status != ""}
+
+
+def _git(folder: Path, *arguments: str, ends: tuple[int, ...] = (0,)) -> str | None:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**variables, "GIT_TERMINAL_PROMPT": "0"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace").strip() if done.returncode in ends else None

@@ -1,44 +1,152 @@
-"""What a task's process tree has used: CPU, memory and disk, with the children that have come and gone.
-
-A process's CPU time passes to its parent's ``cutime`` when the parent waits for it, so the sum of (own + waited-for) over the living
-members keeps everything that ended in an orderly way. What a member used that ends otherwise (its parent is gone, or ignores it) is
-kept from the last time it was seen. Disk bytes move the same way, but without a field of their own.
-"""
+"""Processes of tasks, by proc(5) and Documentation/filesystems/proc.rst of the kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from .procfs import TICK_SECONDS, ProcessStat, last_created_pid, list_pids, read_disk_bytes, read_pss_bytes, read_stat
 
 if TYPE_CHECKING:
     import resource
 
-__all__ = ["Forest", "TaskTree"]
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_READ_BYTES = 1 << 16
+_CPUCLOCK_SCHED = 2
+TICK_SECONDS = 1.0 / _TICKS_PER_SECOND
 
-# User and system time are each cut to a clock tick, so a parent may show two ticks less than its child did.
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """``/proc/PID/stat`` of a process and reaped children; `start_ticks` identifies it if its id is reused; zombies are `ended`."""
+
+    pid: int
+    parent: int
+    start_ticks: int
+    ended: bool
+    own_cpu_seconds: float
+    reaped_cpu_seconds: float
+    rss_bytes: int
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time of the process and reaped children."""
+        return self.own_cpu_seconds + self.reaped_cpu_seconds
+
+
+def read_file(path: str) -> bytes:
+    """Return a small file's content. Raises OSError, FileNotFoundError or ProcessLookupError for an ended process."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, _READ_BYTES):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def list_pids() -> set[int]:
+    """Return the ids of all visible processes."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def last_created_pid() -> int:
+    """Return the newest process or thread id, which is unchanged without forks."""
+    return int(read_file("/proc/loadavg").split()[-1])
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return a process's state, None if missing. Raises OSError."""
+    try:
+        content = read_file(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # the program's name in brackets may contain anything; numbers follow its last bracket
+    fields = content[content.rindex(b")") + 2 :].split()
+    return ProcessStat(
+        pid=pid,
+        parent=int(fields[1]),
+        start_ticks=int(fields[19]),
+        ended=fields[0] in (b"Z", b"X"),
+        own_cpu_seconds=_own_cpu_seconds(pid, int(fields[11]) + int(fields[12])),
+        reaped_cpu_seconds=(int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND,
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+    )
+
+
+def _own_cpu_seconds(pid: int, ticks: int) -> float:
+    """Return CPU time from the process's clock (clock_getcpuclockid(3)), else from ``stat``, whose ticks are 10 ms."""
+    try:
+        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+    except OSError:
+        return ticks / _TICKS_PER_SECOND
+
+
+def read_disk_bytes(pid: int) -> tuple[int, int] | None:
+    """Return (read, written) storage bytes with reaped children, None if gone. Raises PermissionError."""
+    try:
+        content = read_file(f"/proc/{pid}/io")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    values = dict(line.split(b": ") for line in content.splitlines())
+    return int(values[b"read_bytes"]), int(values[b"write_bytes"])
+
+
+def read_pss_bytes(pid: int) -> int | None:
+    """Return proportional memory, None if gone, at a cost of milliseconds. Raises PermissionError."""
+    try:
+        content = read_file(f"/proc/{pid}/smaps_rollup")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    for line in content.splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def read_socket_inodes(pid: int) -> set[int]:
+    """Return the inodes of open sockets, empty if gone. Raises PermissionError."""
+    inodes: set[int] = set()
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, ProcessLookupError):
+        return inodes
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if target.startswith("socket:["):
+            inodes.add(int(target[8:-1]))
+    return inodes
+
+
+# Reaped CPU time is in the parent's ``cutime``, disk bytes in no field of their own; unreaped members keep their last reading.
+
+# Times are cut to clock ticks, so a parent may show two ticks less than its child did.
 _ROUNDING_SECONDS = 2 * TICK_SECONDS
-# A pass that sees a member vanish is repeated; each repeat needs one more to vanish within microseconds.
+# A pass is repeated where a member vanishes; each repeat needs another to vanish within microseconds.
 _MAX_PASSES = 5
 
 
 class TaskTree:
-    """The processes of one task: its first process and everything that descends from it, also after their parents have ended."""
+    """Processes of one task: its first process and all descendants, also of ended parents."""
 
     def __init__(self, name: str, pid: int) -> None:
         self.name = name
         self.pid = pid
         root = read_stat(pid)
-        self.members: dict[int, ProcessStat] = {pid: root} if root else {}
-        """By process id; a parent stands before its children."""
+        self.members: dict[int, ProcessStat] = {pid: root} if root else {}  # parents before children
         self._observed = root is not None
         self._kept_cpu_seconds = 0.0
         self._cpu_seconds = root.cpu_seconds if root else 0.0
         self._disk: dict[int, tuple[int, int]] = {}
         self._kept_disk = (0, 0)
-        self.disk_seen: tuple[int, int] | None = None
-        """The (read, written) bytes of the tree at the last `read_disk`; they never fall; None where nothing was ever seen."""
+        self.disk_seen: tuple[int, int] | None = None  # (read, written) at the last `read_disk`, which never fall
         self._reaped = False
 
     @property
@@ -48,21 +156,21 @@ class TaskTree:
 
     @property
     def lost(self) -> bool:
-        """Whether the tree is gone without `end` having been told about it."""
+        """Whether the tree is gone without `end`."""
         return not self.members and not self._reaped
 
     @property
     def cpu_seconds(self) -> float | None:
-        """User and system seconds of the whole tree so far; never falls; None where the process was never seen."""
+        """User and system seconds of the whole tree so far, which never fall; None if never seen."""
         return self._cpu_seconds if self._observed else None
 
     @property
     def rss_bytes(self) -> int | None:
-        """Sum of the members' resident memory (pages they share count once for each); None where none is alive."""
+        """Sum of resident memory (shared pages count for each); None if none is alive."""
         return sum(stat.rss_bytes for stat in self.members.values()) if self.alive else None
 
     def update(self) -> None:
-        """Read every member once; afterwards `cpu_seconds` and `rss_bytes` are those of this moment."""
+        """Read every member once, for `cpu_seconds` and `rss_bytes`."""
         before = self.members
         living, vanished = self._read_members()
         self._kept_cpu_seconds += _unpassed_seconds(before, living, vanished)
@@ -70,7 +178,7 @@ class TaskTree:
         self._cpu_seconds = max(self._cpu_seconds, self._current_cpu_seconds())
 
     def end(self, usage: resource.struct_rusage) -> None:
-        """Take over the exact time that ``wait4`` returned for the first process and the descendants it had waited for."""
+        """Set the exact time of ``wait4`` for the first process and reaped descendants."""
         self.update()
         exact = usage.ru_utime + usage.ru_stime + sum(stat.cpu_seconds for stat in self.members.values())
         self._kept_cpu_seconds += max(0.0, exact - self._current_cpu_seconds())
@@ -78,23 +186,20 @@ class TaskTree:
         self._observed = self._reaped = True
 
     def read_disk(self) -> None:
-        """Bring `disk_seen` up to date. Raises PermissionError where the system does not let us see it."""
+        """Update `disk_seen`. Raises PermissionError."""
         before, self._disk = self._disk, {}
         for pid in self.members:
             if (moved := read_disk_bytes(pid)) is not None:
                 self._disk[pid] = moved
-        for pid in before.keys() - self._disk.keys():
-            if self.pid not in self.members:  # nobody in the tree to whom its bytes could have passed
-                self._kept_disk = _add(self._kept_disk, before[pid])
-        now = self._kept_disk
-        for moved in self._disk.values():
-            now = _add(now, moved)
+        if self.pid not in self.members:  # no member could have inherited the bytes
+            self._kept_disk = sum_pairs([self._kept_disk, *(before[pid] for pid in before.keys() - self._disk.keys())])
+        now = sum_pairs([self._kept_disk, *self._disk.values()])
         if self._disk or self.disk_seen:
             seen = self.disk_seen or (0, 0)
             self.disk_seen = (max(seen[0], now[0]), max(seen[1], now[1]))
 
     def pss_bytes(self) -> int | None:
-        """Return the tree's proportional memory (costs milliseconds a process); None where none is alive. Raises PermissionError."""
+        """Return proportional memory (costs milliseconds a process), None if none is alive. Raises PermissionError."""
         found = [value for pid in self.members if (value := read_pss_bytes(pid)) is not None]
         return sum(found) if found else None
 
@@ -102,11 +207,7 @@ class TaskTree:
         return self._kept_cpu_seconds + sum(stat.cpu_seconds for stat in self.members.values())
 
     def _read_members(self) -> tuple[dict[int, ProcessStat], dict[int, ProcessStat]]:
-        """Return the living and the vanished.
-
-        Parents are read before their children, and a pass in which one vanishes is repeated: so no time is seen both in a child and in
-        the parent that has just waited for it, nor in neither.
-        """
+        """Return the living and the vanished members; parents first, and again if one vanishes, so that reaped time counts once."""
         expected, vanished = dict(self.members), {}
         living: dict[int, ProcessStat] = {}
         for _ in range(_MAX_PASSES):
@@ -124,10 +225,7 @@ class TaskTree:
 
 
 class Forest:
-    """The trees of a node's tasks. Finds new members by looking at the process ids that were not there the time before.
-
-    Full listings of every process would cost more than all the rest where a host runs many.
-    """
+    """Trees of a node's tasks; only new process ids are examined, as reading all is costly."""
 
     def __init__(self) -> None:
         self.trees: dict[str, TaskTree] = {}
@@ -135,24 +233,24 @@ class Forest:
         self._last_created = -1
 
     def plant(self, name: str, pid: int) -> TaskTree:
-        """Start to follow a task by its first process (children it already has are found too)."""
+        """Watch a task by its first process, with its existing children."""
         tree = self.trees[name] = TaskTree(name, pid)
         self.forget_strangers()
         return tree
 
     def rename(self, tree: TaskTree, name: str) -> None:
-        """Follow a tree under another name, which no other has."""
+        """Give a tree another, unused name."""
         del self.trees[tree.name]
         tree.name = name
         self.trees[name] = tree
 
     def forget_strangers(self) -> None:
-        """Look at every process again the next time: an id that was a stranger's may have been given to one of ours."""
+        """Examine every process the next time, as foreign ids may be reused."""
         self._seen.clear()
         self._last_created = -1
 
     def discover(self) -> None:
-        """Add the processes that were started since the last call to the trees they belong to."""
+        """Add new processes to their trees."""
         newest = last_created_pid()
         if newest == self._last_created:
             return
@@ -166,7 +264,6 @@ class Forest:
 
 
 def _adopt(pid: int, newcomers: Mapping[int, ProcessStat], owners: dict[int, TaskTree]) -> TaskTree | None:
-    """Enter a newcomer into the tree that its parent belongs to, the parent first; None where it belongs to none."""
     if pid in owners:
         return owners[pid]
     stat = newcomers.get(pid)
@@ -180,7 +277,7 @@ def _adopt(pid: int, newcomers: Mapping[int, ProcessStat], owners: dict[int, Tas
 
 
 def _unpassed_seconds(before: Mapping[int, ProcessStat], living: Mapping[int, ProcessStat], vanished: Mapping[int, ProcessStat]) -> float:
-    """Return the CPU seconds of vanished members that did not turn up in a living ancestor's waited-for time."""
+    """Return vanished members' CPU seconds missing in living ancestors' reaped time."""
     unpassed = 0.0
     owed: dict[int, float] = {}
     for stat in vanished.values():
@@ -198,5 +295,6 @@ def _unpassed_seconds(before: Mapping[int, ProcessStat], living: Mapping[int, Pr
     return unpassed
 
 
-def _add(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
-    return left[0] + right[0], left[1] + right[1]
+def sum_pairs(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the sums of both parts of pairs."""
+    return sum(first for first, _ in pairs), sum(second for _, second in pairs)

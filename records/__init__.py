@@ -1,1 +1,1 @@
-"""What did a run do, in figures? Records, the run directory, and the summary made from it."""
+"""Records of a run, figures from them, and their formatting."""

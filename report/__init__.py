@@ -1,1 +1,3 @@
-"""What do finished runs say side by side? Reads run directories only; needs no framework."""
+"""Comparison of runs; reads files only."""
+
+from ..core import plugins as _plugins  # noqa: F401  (finds the modules that have moved)

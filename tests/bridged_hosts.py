@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["BridgedHosts", "bridged_hosts"]
-
 
 @dataclass(frozen=True)
 class BridgedHosts:

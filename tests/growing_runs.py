@@ -6,9 +6,9 @@ import os
 from report_runs import ENVIRONMENT
 
 from crosstrain.core.job import Job
-from crosstrain.records.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord
 from crosstrain.records.store.run_directory import RunWriter
-from crosstrain.records.summary.summary import summarise
+from crosstrain.records.store.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord
+from crosstrain.records.summary import summarise
 
 GROUP = 4
 STEP_SECONDS = 0.05

@@ -81,8 +81,8 @@ class HostileAgent(Agent):
             if attack in RAW:
                 with self._stream._lock:
                     for piece in RAW[attack]:
-                        self._stream._writer.write(piece)
-                        self._stream._writer.flush()
+                        self._stream.writer.write(piece)
+                        self._stream.writer.flush()
             elif attack in UNASKED:
                 self._stream.send(UNASKED[attack])
             while attack in FLOODS:

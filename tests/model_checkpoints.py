@@ -6,7 +6,7 @@ import numpy as np
 from checkpoint_tools import entries
 
 from crosstrain.checkpoint import CheckpointWriter, Meta, described_data, described_model
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.models.build import build_model
 
 
@@ -14,7 +14,9 @@ def save_model(run, model, shape=(3, 32, 32), classes=10, step=123, seed=0, info
     """Save a checkpoint of `run` and return its folder. The data are described only; they need not exist. `job` has more of its job."""
     channels = shape[0]
     if info is None:
-        info = DataInfo.of_images("glyphs", shape, classes, {"train": 60, "test": 10}, tuple([0.5] * channels), tuple([0.25] * channels))
+        info = DataInfo.of_images(
+            "glyphs", {"train": 60, "test": 10}, ImageFeatures(shape, classes, tuple([0.5] * channels), tuple([0.25] * channels))
+        )
     spec = build_model(model, info)
     draw = np.random.default_rng(seed)
     values = {f"parameters/{name}": value for name, value in spec.initial(seed).items()}

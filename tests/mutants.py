@@ -24,13 +24,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTED = {
-    "launch/batch/kubernetes_manifest.py": ["tests/unit/test_kubernetes_manifest.py"],
+    "launch/kubernetes_manifest.py": ["tests/unit/test_kubernetes_manifest.py"],
     "launch/driver/task_group.py": ["tests/unit/test_task_group.py"],
     "launch/node/supervisor.py": ["tests/unit/test_supervisor.py", "tests/unit/test_fork_server.py"],
     "monitor/network.py": ["tests/unit/test_monitor_network.py"],
-    "report/comparison/ratios.py": ["tests/unit/test_ratios.py"],
-    "report/prediction/fit.py": ["tests/unit/test_predict.py"],
-    "report/series/downsample.py": ["tests/unit/test_curves.py", "tests/unit/test_series.py"],
+    "report/compare/ratios.py": ["tests/unit/test_ratios.py"],
+    "report/analysis/fit.py": ["tests/unit/test_predict.py"],
+    "report/runs/series.py": ["tests/unit/test_curves.py", "tests/unit/test_series.py"],
 }
 """Modules, each with the test files that have changed."""
 

@@ -15,8 +15,6 @@ from bridged_hosts import BridgedHosts, bridged_hosts
 
 from crosstrain.core.process import command_ending_with_parent
 
-__all__ = ["RAY", "RayCluster", "RayNode", "ray_cluster", "ray_node", "require_ray"]
-
 PORT = 6379
 HUB = "10.99.0.254"
 """The address of the hosts' bridge."""

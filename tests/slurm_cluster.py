@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from bridged_hosts import BridgedHosts, bridged_hosts
 
-__all__ = ["SlurmCluster", "slurm_cluster"]
-
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch")
 
 CONFIGURATION = """\

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from bridged_hosts import BridgedHosts, bridged_hosts
 
-__all__ = ["BANNER", "SshHosts", "ssh_hosts"]
-
 GREETING = "Welcome to a host that prints before it obeys"
 """On standard output, without a line end: what a shell's start-up file may do."""
 

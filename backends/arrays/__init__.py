@@ -1,1 +1,1 @@
-"""How is a job carried out by a framework that takes and gives numpy arrays? In both modes, from its gradients alone."""
+"""Both modes for a framework that exchanges numpy arrays, from its gradients alone."""

@@ -1,38 +1,267 @@
-"""A backend from what a framework computes with numpy arrays: gradients, and the results of a pass that trains nothing."""
+"""A backend for both modes, from a framework's gradients and evaluations on numpy arrays."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
-from ...core.cluster import Task, TaskSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.cluster import Task, TaskSpec, split_evenly
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.liveness.startup_watchdog import startup_phase
-from ...data.base import Dataset
+from ...core.liveness import startup_phase
+from ...core.update_rules import slot_names, weights_to_evaluate
+from ...data.base import Dataset, Split
+from ...data.sampler import Batches
+from ...exchange.mesh import Mesh
 from ...exchange.parameter_server.server import ShardServer
-from ...exchange.parameter_server.shards import UpdateRule, Vector
-from ...models.base import ModelSpec
-from ..base import Availability, Server, Session, make_sampler
+from ...exchange.parameter_server.shards import MakeRule, UpdateRule, Vector
+from ...models.base import Array, ModelSpec
+from ..base import (
+    DIRECT_COMPONENTS,
+    Availability,
+    CalibrationOrder,
+    CalibrationResult,
+    EvalResult,
+    Plan,
+    Server,
+    Session,
+    State,
+    StepResult,
+    calibration_batches,
+    make_sampler,
+    parameter_server_placement,
+    ranks_placement,
+)
 from ..capabilities import Capabilities
+from ..decoding_functions import Translating
 from ..parameter_server.session import AsyncSession
 from ..parameter_server.worker import Worker
-from ..placement import parameter_server_placement, ranks_placement
-from ..vectors.vector_rule import VectorRule
-from .computation import ArrayComputation
-from .model import ArrayModel
-from .ranks import Ranks, join_ranks
-from .session import ArraySession
+from ..timing import Calibrator
+from ..vectors import FlatValues, StateMemory, VectorRule, clip, reset_slots
+from .model import ArrayComputation, ArrayModel, Batch, Passes
 
-__all__ = ["ArrayBackend"]
+
+class Ranks(Protocol):
+    """All ranks as one of them sees them; all call the same methods in the same order."""
+
+    def add_up(self, vector: NDArray[Any]) -> None:
+        """Replace a flat vector, float32 or float64, by its sum over all ranks. Raises ConnectionError where one is lost."""
+
+    def close(self, *, healthy: bool) -> None:
+        """Leave together with the other ranks, at once if this one has failed."""
+
+
+class SingleRank:
+    """A single rank."""
+
+    def add_up(self, vector: NDArray[Any]) -> None:
+        """Leave the vector as it is."""
+
+    def close(self, *, healthy: bool) -> None:
+        """Do nothing."""
+
+
+class MeshRanks:
+    """Ranks connected directly: sums in the order of the ranks, bit-identical each time."""
+
+    def __init__(self, task: Task, job: Job) -> None:
+        self._mesh = Mesh(task, job.start_timeout, job.node_timeout)
+
+    def add_up(self, vector: NDArray[Any]) -> None:
+        """Sum in the order of the ranks."""
+        self._mesh.add_up(vector)
+
+    def close(self, *, healthy: bool) -> None:
+        """Close the connections after a barrier."""
+        self._mesh.leave(healthy=healthy)
+
+
+def barrier(ranks: Ranks) -> None:
+    """Wait for all ranks."""
+    ranks.add_up(np.zeros(1))
+
+
+def spread(ranks: Ranks, rank: int, vector: NDArray[Any]) -> None:
+    """Broadcast the first rank's flat vector. Adding −0 changes no number, not even a −0."""
+    if rank:
+        vector.fill(-0.0)
+    ranks.add_up(vector)
+
+
+# Losses are divided by the global batch's weight, so gradients and losses are only summed; a rank with an empty slice adds zeros.
+
+
+class ArraySession:
+    """A rank of a sync run, from a model's gradients, an update rule and a sum over ranks; a `Session`."""
+
+    def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, model: ArrayModel, make_rule: MakeRule, ranks: Ranks) -> None:
+        self._job, self._spec, self._ranks = job, spec, ranks
+        self._rank, self._world, self._sizes = task.rank, task.cluster.workers, dict(data.info.sizes)
+        self._sampler = make_sampler(job, data, spec.objective.weight)
+        self._passes = Passes(job, spec, data, model)
+        self._values, self._averaged_weights = FlatValues(spec), FlatValues(spec)
+        self._values.set_initial(spec, job.seed)
+        self._rule, self._slots = make_rule(job, self._values.trained), slot_names(job)
+        room = np.zeros(spec.size + max(1, spec.buffers_size), np.float32)
+        self._gradient = FlatValues(spec, room[: spec.size + spec.buffers_size])
+        self._message = room[: spec.size + 1]  # the gradient, then the loss in place of the first buffer value
+        self._memory = StateMemory(spec, self._slots) if self._rank == 0 else None
+        self._averaged, self._open, self._healthy = True, True, True
+        self._calibrator: Calibrator | None = None
+        self.precision_used, self.device_used = job.precision, model.device_used
+        startup_phase("warming up")
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        epoch = self._sampler.for_rank(0, 0, self._sampler.steps_per_epoch, self._rank)
+        self._passes.warm_up(epoch, self._values, self._gradient, [self._share("test")])
+        self._rule.step(self._gradient.trained, 0.0)
+        self._ranks.add_up(self._message)
+        barrier(self._ranks)
+        self._values.set_initial(self._spec, self._job.seed)
+        reset_slots(self._rule.slots, self._values.trained)
+        self._rule.updates = 0
+
+    def _share(self, split: Split) -> tuple[int, int]:
+        return split_evenly(self._sizes[split], self._world)[self._rank]
+
+    def train(self, plan: Plan) -> Iterator[StepResult]:
+        """Apply the plan; see `Session.train`."""
+        own = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip, plan.arranged)
+        self._healthy = self._averaged = False
+        most = self._job.steps_per_call or plan.count
+        for first in range(0, plan.count, most):
+            count = min(most, plan.count - first)
+            yield self._run(own.slice(first, count), plan.first_step + first, plan.learning_rates[first : first + count])
+        self._healthy = True
+
+    def _run(self, own: Batches, first_step: int, rates: NDArray[np.float64]) -> StepResult:
+        began, losses = time.perf_counter(), np.empty(len(own), np.float32)
+        self._passes.gather_seconds = 0.0
+        gradient, message, clip_norm = self._gradient.trained, self._message, self._job.clip_norm
+        updates = zip(self._passes.gradients(own, first_step, self._values, self._gradient), rates.tolist(), strict=True)
+        for position, (loss, lr) in enumerate(updates):
+            message[-1] = loss
+            self._ranks.add_up(message)
+            losses[position] = message[-1]
+            if clip_norm:
+                clip(gradient, clip_norm)
+            self._rule.step(gradient, lr)
+        seconds = time.perf_counter() - began
+        return StepResult(first_step, losses, int(own.examples.sum()), seconds, data_wait_seconds=self._passes.gather_seconds)
+
+    def drain(self) -> Iterator[StepResult]:
+        """Nothing is ever outstanding."""
+        return iter(())
+
+    def evaluate(self, split: Split) -> EvalResult:
+        """Evaluate the rank's share of the split and sum over ranks; see `Session.evaluate`."""
+        began = time.perf_counter()
+        sums = np.array(self._passes.sums(self._to_evaluate(), split, *self._share(split)))
+        self._add_up(sums)
+        seconds = time.perf_counter() - began
+        return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._rule.updates)
+
+    def _to_evaluate(self) -> FlatValues:
+        self._average_buffers()
+        weights = weights_to_evaluate(self._values.trained, self._rule.slots)
+        if weights is self._values.trained:
+            return self._values
+        np.copyto(self._averaged_weights.trained, weights)
+        np.copyto(self._averaged_weights.tail, self._values.tail)
+        return self._averaged_weights
+
+    def _add_up(self, vector: NDArray[Any]) -> None:
+        """Sum over ranks; if that fails, `close` does not wait for the others."""
+        self._healthy = False
+        self._ranks.add_up(vector)
+        self._healthy = True
+
+    def _average_buffers(self) -> None:
+        """Replace buffers by their mean over the ranks; a second call before further updates changes nothing."""
+        if not self._averaged and self._world > 1 and len(self._values.tail):
+            self._add_up(self._values.tail)
+            self._values.tail /= self._world
+        self._averaged = True
+
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Return logits; see `Session.predict`. Raises RuntimeError with several ranks."""
+        if self._world > 1:
+            raise RuntimeError(f"predict: needs a single worker, and this run has {self._world}")
+        return self._passes.logits(self._to_evaluate(), split, start, stop)
+
+    def translating(self) -> Translating:
+        """Raise RuntimeError: `ArrayBackend` opens no model that translates."""
+        raise RuntimeError(f"this backend does not translate with {self._spec.name!r}")
+
+    def state(self) -> State:
+        """Return a copy of the state; complete on the first rank, without values on the others."""
+        self._average_buffers()
+        if self._memory is None:
+            return State({}, updates=self._rule.updates)
+        for kept, own in zip([*self._memory.vectors, self._memory.buffers], self._vectors(), strict=True):
+            np.copyto(kept, own)
+        return self._memory.state(self._rule.updates)
+
+    def _vectors(self) -> list[Array]:
+        return [self._values.trained, *(self._rule.slots[name] for name in self._slots), self._values.tail]
+
+    def load(self, state: State | None) -> None:
+        """Take over the first rank's state. Raises ValueError where it does not fit the model."""
+        updates = np.zeros(1)
+        if self._memory is not None:
+            if state is None:
+                raise ValueError("load: the first rank was given no state")
+            self._memory.fill(state)
+            updates[0] = state.updates
+            for own, kept in zip(self._vectors(), [*self._memory.vectors, self._memory.buffers], strict=True):
+                np.copyto(own, kept)
+        self._healthy = False
+        for vector in self._vectors():
+            spread(self._ranks, self._rank, vector)
+        spread(self._ranks, self._rank, updates)
+        self._healthy = self._averaged = True
+        self._rule.updates = int(updates[0])
+
+    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
+        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        if order.component in DIRECT_COMPONENTS:
+            return [CalibrationResult(self._rank, 0, 0.0, refused="the backend is not made to try it")]
+        if self._calibrator is None:
+            batches = calibration_batches(self._sampler, self._rank)
+            self._calibrator = Calibrator(batches, self._passes.gather, self._alone, self if self._job.wrapped else None)
+        self._healthy = False
+        count, seconds = self._calibrator.run(order)
+        self._healthy = True
+        return [CalibrationResult(self._rank, count, seconds)]
+
+    def _alone(self, found: list[Batch], batch: Batches) -> None:
+        self._passes.gradient(found, float(batch.weights[0]), self._values, self._gradient)
+        self._rule.step(self._gradient.trained, 0.0)
+
+    def whole(self) -> None:
+        """Calibration: exchange as many zeros as a gradient has values."""
+        self._message.fill(0.0)
+        self._ranks.add_up(self._message)
+
+    def small(self) -> None:
+        """Calibration: exchange a few bytes instead."""
+        barrier(self._ranks)
+
+    def close(self) -> None:
+        """Leave together with the other ranks, at once if this one failed; a second call does nothing."""
+        if self._open:
+            self._open = False
+            self._ranks.close(healthy=self._healthy)
 
 
 class ArrayBackend(ABC):
-    """A `Backend` for both modes; a subclass declares `name` and `capabilities`, and says how a model is computed.
-
-    What it carries out of itself, and a subclass may declare: both modes and both exchanges (sums of sync ranks by the mesh, unless it
-    brings its own), augmentation, micro-batches, clipping, moving averages of the weights, and that lost workers rejoin. It takes data of
-    any columns, and no model that translates; fp16 needs a scaling of the loss, which it has not.
-    """
+    """A `Backend` for both modes and any columns; a subclass declares `name` and `capabilities`, but no fp16 or translation."""
 
     name: str
     capabilities: Capabilities
@@ -43,15 +272,15 @@ class ArrayBackend(ABC):
 
     @abstractmethod
     def model(self, task: Task, job: Job, spec: ModelSpec) -> ArrayModel:
-        """Return what computes a model in a task that trains: a sync rank or an async worker, with `task.threads` threads."""
+        """Return the computation of a model for a sync rank or async worker, with `task.threads` threads."""
 
     def rule(self, job: Job, parameters: Vector) -> UpdateRule:
-        """Bind the job's update rule to a vector; the formulas in numpy, unless a subclass has faster ones. See `MakeRule`."""
+        """Bind the job's update rule to a vector, in numpy unless a subclass has a faster one. See `MakeRule`."""
         return VectorRule(job, parameters)
 
     def ranks(self, task: Task, job: Job) -> Ranks:
-        """Join the other ranks of a sync run, by the mesh unless a subclass has collectives of its own."""
-        return join_ranks(task, job)
+        """Join the ranks of a sync run, by the mesh unless a subclass has collectives of its own."""
+        return MeshRanks(task, job) if job.wrapped else SingleRank()
 
     def placement(self, job: Job) -> list[TaskSpec]:
         """Sync: one rank a worker. Async: the chief is the first parameter server."""
@@ -62,7 +291,7 @@ class ArrayBackend(ABC):
         """See `Backend.preload`."""
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
-        """Join the cluster and warm up; the task's role decides what comes back. Raises UsageError for what `ArrayBackend` has not."""
+        """Join the cluster and warm up; see `Backend.open`. Raises UsageError for translation and fp16."""
         if model.objective.translation is not None:
             raise UsageError(f"model: {job.model!r} translates, which backend {self.name} does not do.")
         if job.precision == "fp16":

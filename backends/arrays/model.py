@@ -1,33 +1,38 @@
-"""What a framework has to compute of a model, with numpy arrays on both sides: the whole of what `ArrayBackend` asks of it."""
+"""What `ArrayBackend` needs of a framework, with numpy arrays on both sides, and passes over a split with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...core.errors import UsageError
-from ...data.base import IMAGE, LABEL
+from ...core.job import Job
+from ...core.liveness import startup_phase
+from ...data.base import IMAGE, LABEL, Dataset, Split
+from ...data.columns import LENGTHS, TOKENS
+from ...data.sampler import Batches, Sampler
 from ...models.base import Array, ModelSpec
-from ...models.objectives import CROSS_ENTROPY
+from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
 from ..capabilities import Device
-from ..vectors.gathering import ColumnArrays
-
-__all__ = ["ArrayModel", "Batch", "Gradients", "Outputs", "refuse_other_columns", "refuse_own_losses"]
+from ..parameter_server.tickets import cut_evaluation
+from ..parameter_server.worker import Computed
+from ..timing import Calibrator, Exchange
+from ..vectors import ColumnArrays, FlatValues, GatheredSplit, clip, evaluation_batch, examples_at_once
 
 Values = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Examples that are computed together: at least one.
+    """At least one example; `inputs` and `target` are numpy as in models/base.py.
 
-    `inputs` and `target` are as models/base.py has them for a forward function, in numpy: images normalised, float32 [n, c, h, w], and
-    labels int64 [n]; other whole numbers int64, others float32. `indices` int32 [n] are the examples' numbers in their split. `step` is the
-    update, counted from the start of the run, and `micro_batch` the number among those of the update: dropout depends on them.
+    Images normalised, float32 [n, c, h, w], labels int64 [n]; other whole numbers int64, others float32. `indices` int32 [n] are their
+    numbers in the split; `step` and `micro_batch` are for dropout.
     """
 
     inputs: ColumnArrays
@@ -41,7 +46,7 @@ class Batch:
 
 
 class Gradients(NamedTuple):
-    """Of a training pass: the loss, its gradient by each parameter's name, and the new values of those buffers that have changed."""
+    """A training pass: the loss, its gradient by parameter, and new values of changed buffers."""
 
     loss: float
     parameters: Mapping[str, ArrayLike]
@@ -50,11 +55,7 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Of a pass that trains nothing: the forward function's result, of a classifier logits [n, classes]; and of each example the loss [n].
-
-    `sums` are further numbers of each example, [n] by the name of the objective's sum, such as those of the model's `example_sums`. Counts
-    of examples and tokens, and a classifier's ``correct``, need not be among them.
-    """
+    """A forward pass's result (of a classifier logits [n, classes]), losses [n], and the objective's further `sums` [n] by name."""
 
     logits: ArrayLike
     losses: ArrayLike
@@ -62,27 +63,159 @@ class Outputs:
 
 
 class ArrayModel(Protocol):
-    """One model on one device. Parameters and buffers are float32 by canonical name, in canonical layout, and are not to be written to."""
+    """A model on a device. Parameters and buffers are float32 by canonical name, in canonical layout, and must not be changed."""
 
     device_used: Device
 
     def gradients(self, parameters: Values, buffers: Values, batch: Batch, weight: float) -> Gradients:
-        """Return Σ of the examples' losses / `weight`, with its gradients: `weight` is what the whole update's examples weigh together."""
-        ...
+        """Return Σ example losses / `weight`, with its gradients; `weight` is that of the whole update's examples."""
 
     def outputs(self, parameters: Values, buffers: Values, batch: Batch) -> Outputs:
-        """Return what an evaluation and a prediction need."""
-        ...
+        """Return the outputs for evaluations and predictions."""
 
 
 def refuse_other_columns(spec: ModelSpec, backend: str) -> None:
-    """Raise UsageError for a model that reads anything but images and their labels, for a backend that knows these alone."""
+    """Raise UsageError for a model that reads anything but images and labels."""
     if (*spec.inputs, spec.target) != (IMAGE, LABEL):
         read = ", ".join((*spec.inputs, spec.target))
         raise UsageError(f"model: {spec.name!r} reads {read}; backend {backend} knows images and labels alone.")
 
 
 def refuse_own_losses(spec: ModelSpec, backend: str) -> None:
-    """Raise UsageError for a model with a loss of its own, for a backend that computes the cross entropy of one label an example alone."""
+    """Raise UsageError for a model with another loss than the cross entropy of one label per example."""
     if spec.objective.loss != CROSS_ENTROPY:
         raise UsageError(f"model: {spec.name!r} has the loss {spec.objective.loss!r}; backend {backend} knows {CROSS_ENTROPY} alone.")
+
+
+WARM_SIZES = 8  # maximum of batch sizes in a warm-up
+
+
+class Passes:
+    """Passes over the data; `gather_seconds` grows by the time of gathering."""
+
+    def __init__(self, job: Job, spec: ModelSpec, data: Dataset, model: ArrayModel) -> None:
+        self._spec, self._model, self._most = spec, model, job.accumulate
+
+        def split(name: Split, *, changing: bool) -> GatheredSplit:
+            return GatheredSplit(data, name, inputs=spec.inputs, target=spec.target, changing=changing)
+
+        self._splits = {"train": split("train", changing=job.augment != "none"), "test": split("test", changing=False)}
+        self.gather_seconds = 0.0
+
+    def gather(self, batches: Batches, first_step: int = 0) -> Iterator[list[Batch]]:
+        """Yield the non-empty micro-batches of each update; batch i is update `first_step` + i."""
+        cut, counts = batches.in_micro_batches(self._most)
+        position = 0
+        for step, count in enumerate(counts.tolist(), first_step):
+            began = time.perf_counter()
+            places = ((number, cut.offsets[position + number], cut.offsets[position + number + 1]) for number in range(count))
+            found = [self._gathered(cut, begin, end, step, number) for number, begin, end in places if end > begin]
+            self.gather_seconds += time.perf_counter() - began
+            yield found
+            position += count
+
+    def _gathered(self, batches: Batches, begin: int, end: int, step: int, number: int) -> Batch:
+        indices = batches.indices[begin:end]
+        changes = None if batches.changes is None else batches.changes[begin:end]
+        return Batch(*self._splits["train"].take(indices, changes), indices, step, number)
+
+    def gradients(self, batches: Batches, first_step: int, values: FlatValues, out: FlatValues) -> Iterator[float]:
+        """Yield each update's loss when its gradient, and each buffer's old value less its new one, is in `out`; zeros without examples."""
+        for found, weight in zip(self.gather(batches, first_step), batches.weights.tolist(), strict=True):
+            yield self.gradient(found, weight, values, out)
+
+    def gradient(self, micro_batches: list[Batch], weight: float, values: FlatValues, out: FlatValues) -> float:
+        """Compute one update; see `gradients`."""
+        loss, before = 0.0, values.tail.copy()
+        if not micro_batches:
+            out.trained.fill(0.0)
+        for number, batch in enumerate(micro_batches):
+            found = self._model.gradients(values.parameters, values.buffers, batch, weight)
+            loss += float(found.loss)
+            for name, view in out.parameters.items():
+                gradient = np.asarray(found.parameters[name])
+                np.copyto(view, gradient) if number == 0 else np.add(view, gradient, out=view)
+            for name, value in found.buffers.items():
+                np.copyto(values.buffers[name], np.asarray(value))
+        np.subtract(before, values.tail, out=out.tail)
+        return loss
+
+    def sums(self, values: FlatValues, split: Split, start: int, stop: int) -> list[float]:
+        """Return the objective's sums, in its order, over the examples start … stop − 1."""
+        names = self._spec.objective.sums
+        total = np.zeros(len(names))
+        for outputs, batch in self._evaluated(values, split, start, stop):
+            found = self._example_sums(outputs, batch)
+            total += [float(np.sum(found[name], dtype=np.float64)) for name in names]
+        return total.tolist()
+
+    def _example_sums(self, outputs: Outputs, batch: Batch) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {LOSS_SUM: np.asarray(outputs.losses), COUNTED: np.ones(len(batch))}
+        for given in (batch.inputs, batch.target):
+            if isinstance(given, dict):
+                found |= {name.removesuffix(LENGTHS) + TOKENS: value for name, value in given.items() if name.endswith(LENGTHS)}
+        if "correct" in self._spec.objective.sums and "correct" not in outputs.sums:
+            found["correct"] = np.asarray(outputs.logits).argmax(1) == batch.target
+        found |= {name: np.asarray(value) for name, value in outputs.sums.items()}
+        self._spec.objective.check_parts({name: value.ndim for name, value in found.items()})
+        return found
+
+    def logits(self, values: FlatValues, split: Split, start: int, stop: int) -> Array:
+        """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""
+        pieces = [np.asarray(outputs.logits, np.float32) for outputs, _ in self._evaluated(values, split, start, stop)]
+        return np.concatenate([np.zeros((0, self._spec.classes), np.float32), *pieces])
+
+    def _evaluated(self, values: FlatValues, split: Split, start: int, stop: int) -> Iterator[tuple[Outputs, Batch]]:
+        data, step = self._splits[split], evaluation_batch(self._spec)
+        while start < stop:
+            most = min(step, stop - start)
+            end = start + examples_at_once(self._spec, data.longest(start, start + most), most)
+            indices = np.arange(start, end, dtype=np.int32)
+            batch = Batch(*data.take(indices), indices)
+            yield self._model.outputs(values.parameters, values.buffers, batch), batch
+            start = end
+
+    def warm_up(self, batches: Batches, values: FlatValues, out: FlatValues, pieces: list[tuple[int, int]]) -> None:
+        """Train once with each batch size, and evaluate these pieces of the test split; buffers change."""
+        _, places = np.unique(np.diff(batches.offsets), return_index=True)
+        for place in places[::-1][:WARM_SIZES].tolist():
+            for _ in self.gradients(batches.slice(place, 1), 0, values, out):
+                pass
+        for start, stop in pieces:
+            self.sums(values, "test", start, stop)
+
+
+class ArrayComputation:
+    """A `Computation` of the parameter server; the constructor warms it up."""
+
+    loss_scale: float | None = None
+
+    def __init__(self, job: Job, spec: ModelSpec, data: Dataset, sampler: Sampler, model: ArrayModel) -> None:
+        self._passes, self._clip_norm = Passes(job, spec, data, model), job.clip_norm
+        self._values, self._gradient = FlatValues(spec), FlatValues(spec)
+        self.values, self.gradient = self._values.vector, self._gradient.vector
+        self.precision_used: str = job.precision
+        self.device_used = model.device_used
+        startup_phase("warming up")
+        epoch = sampler.whole(0, 0, sampler.steps_per_epoch)
+        tickets = cut_evaluation("test", data.info.sizes["test"], job.workers, evaluation_batch(spec))
+        pieces = {ticket.stop - ticket.start: (ticket.start, ticket.stop) for ticket in tickets}
+        self._passes.warm_up(epoch, self._values, self._gradient, list(pieces.values()))
+
+    def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
+        """Compute updates; see `Computation.gradients`."""
+        for loss in self._passes.gradients(batches, first_step, self._values, self._gradient):
+            if self._clip_norm:
+                clip(self._gradient.trained, self._clip_norm)
+            yield loss, False
+
+    def sums(self, split: Split, start: int, stop: int) -> list[float]:
+        """Return an evaluation's sums; see `Computation.sums`."""
+        return self._passes.sums(self._values, split, start, stop)
+
+    def calibrator(self, batches: Batches, exchange: Exchange) -> Calibrator:
+        """Return the calibrator; see `Computation.calibrator`."""
+        passes, values, gradient = self._passes, self._values, self._gradient
+        return Calibrator(
+            batches, passes.gather, lambda found, batch: passes.gradient(found, float(batch.weights[0]), values, gradient), exchange
+        )

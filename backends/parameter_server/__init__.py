@@ -1,1 +1,1 @@
-"""How do workers train without waiting for each other, whatever they compute in? A parameter server on plain TCP."""
+"""Chief and workers of an async run, for any framework."""

@@ -1,14 +1,8 @@
-"""Asynchronous training, the chief's side: it is the first parameter server, hands out tickets, and counts what is applied.
+"""The chief of async training: it is the first parameter server, hands out tickets, and counts updates.
 
-A ticket travels with the reply to the push before it, so that an update is one round trip. With several parameter servers the updates
-and their staleness are counted at this one; the others hold further pieces of the same vector and follow within the same update.
-
-A worker may be lost and another come in its place (`exchange/parameter_server/leases.py`). What it had of a ticket goes back, less what
-every shard has applied. The update that it was pushing may be on some shards alone: it is computed again, and those that have it pass over
-it (`applied_steps.py` there), so that its parts come from two reads of the parameters.
-
-The loss scale of fp16 is the chief's, too: each answer that a worker computes on has it, and each push says whether its gradient
-overflowed. So one that comes in another's place, or from a checkpoint, goes on with the scale that was found.
+A ticket travels with the reply to the push before it: one round trip an update. A lost worker's ticket is requeued, less the updates that
+every shard has; an update that some shards have is computed again, and those skip it (`AppliedSteps`), so its parts come from two reads of
+the parameters. The chief also keeps fp16's loss scale.
 """
 
 from __future__ import annotations
@@ -25,51 +19,54 @@ from ...core.errors import RunFailedError, StalledRunError
 from ...core.job import Job
 from ...core.update_rules import slot_names
 from ...data.base import Dataset, Split
-from ...exchange.parameter_server.authentication import Hello, connect
 from ...exchange.parameter_server.server import Listener, initial_shard, pushed_step, shard_bounds, warm_rule
-from ...exchange.parameter_server.shard_links import ShardLinks
 from ...exchange.parameter_server.shards import MakeRule, Vector, bytes_of
-from ...exchange.parameter_server.wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
-from ...exchange.parameter_server.worker_links import WorkerLinks
+from ...exchange.parameter_server.wire_protocol import (
+    NO_FIGURES,
+    OVERFLOWED,
+    REFRESH_SHARDS,
+    Connection,
+    Figures,
+    Frame,
+    Hello,
+    Kind,
+    ShardLinks,
+    WorkerLinks,
+    connect,
+)
 from ...models.base import Array, ModelSpec
 from ..base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
-from ..loss_scaling import ChiefLossScale
-from ..translating import Translating
-from ..vectors.evaluation_batches import evaluation_batch
-from ..vectors.state_memory import StateMemory
-from .ticket_progress import TicketProgress
-from .ticket_queue import EvalSums, TicketQueue
-from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
-
-__all__ = ["AsyncSession", "Translate"]
+from ..decoding_functions import Translating
+from ..vectors import ChiefLossScale, StateMemory, evaluation_batch
+from .tickets import EvalSums, EvalTicket, Ticket, TicketProgress, TicketQueue, TrainTicket, cut_evaluation, cut_plan, encode
 
 log = logging.getLogger(__name__)
+CLOSE_SECONDS = 5.0  # for workers and parameter servers to end
+GIVE_UP_SHARE = 0.75  # of the stall timeout, so that the driver does not consider the whole cluster stalled
+TICKETS_AHEAD = 2  # per worker when `train` requests the next plan: a quarter of a plan
+PROFILED_WORKER = 0  # traces its first updates with ``--profile``
+Translate = Callable[[State], Translating]  # called before each use
 
-CLOSE_SECONDS = 5.0
-"""How long `close` waits for workers and parameter servers to go by themselves."""
 
-GIVE_UP_SHARE = 0.75
-"""Of the stall time-out: before the driver, which hears of nothing meanwhile, takes the whole cluster for stalled."""
+class _ServedWorker:
+    """A worker's connection, buffers, last ticket, which decides what it may send, and loss scale in fp16 (`figures`)."""
 
-TICKETS_AHEAD = 2
-"""`train` asks for the next plan when no more than this many tickets a worker are left to hand out: a quarter of a plan."""
-
-PROFILED_WORKER = 0
-"""The one that traces its first updates with ``--profile``."""
-
-Translate = Callable[[State], Translating]
-"""Returns what translates with the weights and buffers of a state on the chief; asked again before each use."""
+    def __init__(self, number: int, link: Connection, generation: int, progress: TicketProgress, elements: int) -> None:
+        self.number, self.link, self.generation, self.progress = number, link, generation, progress
+        self.gradient, self.values = (np.empty(elements, np.float32) for _ in range(2))
+        self.incoming, self.outgoing = bytes_of(self.gradient), bytes_of(self.values)
+        self.ticket: Ticket | None = None
+        self.figures = NO_FIGURES
 
 
 class AsyncSession:
-    """The only leading task of an asynchronous run; a `ReplacesWorkers`."""
+    """The only leading task of an async run; a `Session` and `ReplacesWorkers`."""
 
     on_stalled_worker: Callable[[int], None] | None = None
 
     def __init__(
         self, task: Task, job: Job, model: ModelSpec, data: Dataset, make_rule: MakeRule, translate: Translate | None = None
     ) -> None:
-        """Join the cluster. `make_rule` makes the rule of the chief's own shard; `translate` is needed for a model that translates."""
         self._spec, self._job = model, job
         self._slots = slot_names(job)
         self._sizes, self._translate = dict(data.info.sizes), translate
@@ -103,7 +100,6 @@ class AsyncSession:
             raise RunFailedError(f"start_timeout: {missing} did not join within {self._job.start_timeout:g} seconds")
 
     def _serve_peer(self, link: Connection, hello: Hello, arrival: float) -> None:
-        """Serve one worker's connection, in a thread of its own."""
         worker = hello.place
         if hello.role != "worker" or worker >= self._job.workers:
             log.warning("refused %s-%d: it has no place in this run", hello.role, worker)
@@ -115,7 +111,7 @@ class AsyncSession:
             return
         progress = TicketProgress(worker, self._examples, self._job.profile if worker == PROFILED_WORKER else 0)
         try:
-            self._serve_worker(link, worker, generation, progress)
+            self._serve_worker(_ServedWorker(worker, link, generation, progress, self._shard.elements))
         except OSError as error:
             log.warning("lost worker-%d: %s", worker, error)
             self._take_back(worker, generation, progress)
@@ -125,10 +121,7 @@ class AsyncSession:
             self._links.leave(worker)
 
     def _take_back(self, worker: int, generation: int, progress: TicketProgress) -> None:
-        """A worker is lost: have every shard refuse what it still pushes, then put back what not all of them have applied of its ticket.
-
-        They have all but the last update that this one has: the worker has awaited their answers to each before it pushed the next.
-        """
+        """End a lost worker's leases, then requeue what not all shards have applied: all have all but its last update."""
         everywhere = False
         try:
             everywhere = self._servers.end_lease(worker, generation, progress.last_step)
@@ -137,59 +130,64 @@ class AsyncSession:
         self._tickets.release(worker, progress.close(without_last=not everywhere))
         self._given_up.discard(worker)
 
-    def _serve_worker(self, link: Connection, worker: int, generation: int, progress: TicketProgress) -> None:
-        """Answer one worker's requests until there are no more tickets."""
-        gradient, values = (np.empty(self._shard.elements, np.float32) for _ in range(2))
-        incoming, outgoing = bytes_of(gradient), bytes_of(values)
-        calibrating = averaged = False
-        scale = 0.0
+    def _serve_worker(self, worker: _ServedWorker) -> None:
         while True:
-            frame = link.receive(incoming)
-            if frame.kind == Kind.ECHO:
-                link.send(Kind.DONE)
-                continue
-            if frame.kind == Kind.PUSH and calibrating:
-                self._shard.update(gradient, frame.lr, frame.version, values, step=pushed_step(frame))
-                link.send(Kind.PARAMETERS, outgoing, loss=scale)
-                continue
-            if frame.kind == Kind.PUSH and progress.next_step is not None and progress.next_step == pushed_step(frame):
-                overflowed = bool(frame.flags & OVERFLOWED)
-                staleness, version = self._shard.update(gradient, frame.lr, frame.version, values, step=pushed_step(frame), skip=overflowed)
-                scale = self._scale_after(scale, overflowed=overflowed)
-                if progress.add(frame.loss, staleness, frame.seconds):
-                    link.send(Kind.PARAMETERS, outgoing, version=version, loss=scale)
-                    continue
-                self._tickets.finish_train(worker, progress.close())
-            elif frame.kind == Kind.SUMS:
-                self._tickets.finish_eval(worker, self._received_sums(link.receive_trailer(frame)))
-            elif frame.kind == Kind.CALIBRATED and calibrating:
-                self._tickets.finish_calibration(CalibrationResult(worker, frame.examples, frame.seconds))
-            elif frame.kind in (Kind.JOIN, Kind.PULL):
-                joined = generation if frame.kind == Kind.JOIN else 0
-                link.send(Kind.PARAMETERS, outgoing, version=self._shard.read(values), examples=joined)
-                continue
-            elif frame.kind == Kind.READY:
-                self._tickets.join(worker)
-            else:
-                raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
-            ticket, waited = self._tickets.take(worker)
-            calibrating = isinstance(ticket, CalibrationOrder)
-            if isinstance(ticket, TrainTicket):
-                progress.begin(ticket)
-            flags = REFRESH_SHARDS if waited or averaged or not isinstance(ticket, TrainTicket) else 0
-            averaged = isinstance(ticket, EvalTicket)
-            scale = 0.0 if self._loss_scale is None else self._loss_scale.scale
-            version = self._shard.read(values, averaged=averaged)
-            link.send(Kind.PARAMETERS, outgoing, flags=flags, version=version, loss=scale, trailer=encode(ticket))
-            if ticket is None:
+            frame = worker.link.receive(worker.incoming)
+            if self._ends_ticket(worker, frame) and not self._hand_out_ticket(worker):
                 return
 
-    def _scale_after(self, given: float, *, overflowed: bool) -> float:
-        """Return the scale after an update of a worker that was given one, 0 without fp16. Raises RunFailedError where it is exhausted."""
-        if self._loss_scale is None:
-            return 0.0
-        self._loss_scale.learn(given, given / 2.0 if overflowed else given, 1)
-        return self._loss_scale.scale
+    def _ends_ticket(self, worker: _ServedWorker, frame: Frame) -> bool:
+        """Carry out a request; return whether the worker now needs a ticket. Raises ConnectionError if its ticket forbids it."""
+        calibrating = isinstance(worker.ticket, CalibrationOrder)
+        match frame.kind:
+            case Kind.PUSH if calibrating:
+                self._shard.update(worker.gradient, frame.lr, frame.version, worker.values, step=pushed_step(frame))
+                worker.link.send(Kind.PARAMETERS, worker.outgoing, figures=worker.figures)
+                return False
+            case Kind.PUSH if worker.progress.expects(pushed_step(frame)):
+                return self._apply_push(worker, frame)
+            case Kind.ECHO:
+                worker.link.send(Kind.DONE)
+                return False
+            case Kind.JOIN | Kind.PULL:
+                joined = worker.generation if frame.kind == Kind.JOIN else 0
+                worker.link.send(Kind.PARAMETERS, worker.outgoing, version=self._shard.read(worker.values), examples=joined)
+                return False
+            case Kind.SUMS:
+                self._tickets.finish_eval(worker.number, self._received_sums(worker.link.receive_trailer(frame)))
+            case Kind.CALIBRATED if calibrating:
+                self._tickets.finish_calibration(CalibrationResult(worker.number, frame.examples, frame.seconds))
+            case Kind.READY:
+                self._tickets.join(worker.number)
+            case _:
+                raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
+        return True
+
+    def _apply_push(self, worker: _ServedWorker, frame: Frame) -> bool:
+        """Apply an update of the worker's ticket; return whether that was its last, else answer with the new parameters."""
+        overflowed, step = bool(frame.flags & OVERFLOWED), pushed_step(frame)
+        staleness, version = self._shard.update(worker.gradient, frame.lr, frame.version, worker.values, step=step, skip=overflowed)
+        if self._loss_scale is not None:
+            given = worker.figures.loss
+            self._loss_scale.learn(given, given / 2.0 if overflowed else given, 1)
+            worker.figures = Figures(loss=self._loss_scale.scale)
+        if worker.progress.add(frame.loss, staleness, frame.seconds):
+            worker.link.send(Kind.PARAMETERS, worker.outgoing, version=version, figures=worker.figures)
+            return False
+        self._tickets.finish_train(worker.number, worker.progress.close())
+        return True
+
+    def _hand_out_ticket(self, worker: _ServedWorker) -> bool:
+        ticket, waited = self._tickets.take(worker.number)
+        if isinstance(ticket, TrainTicket):
+            worker.progress.begin(ticket)
+        refresh = waited or isinstance(worker.ticket, EvalTicket) or not isinstance(ticket, TrainTicket)
+        worker.ticket = ticket
+        if self._loss_scale is not None:
+            worker.figures = Figures(loss=self._loss_scale.scale)
+        flags, version = REFRESH_SHARDS if refresh else 0, self._shard.read(worker.values, averaged=isinstance(ticket, EvalTicket))
+        worker.link.send(Kind.PARAMETERS, worker.outgoing, flags=flags, version=version, figures=worker.figures, trailer=encode(ticket))
+        return ticket is not None
 
     def _examples(self, ticket: TrainTicket, updates: int) -> int:
         first, before = ticket.first_in_epoch, self._sampler.examples_before
@@ -197,32 +195,26 @@ class AsyncSession:
         return before(first + updates, *place) - before(first, *place)
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
-        """Queue the plan's tickets and yield what finishes; see `Session.train`.
-
-        Raises RunFailedError where every worker is lost, or none makes progress for `stall_timeout` seconds.
-        """
+        """Queue a plan; see `Session.train`. Raises RunFailedError if all workers are lost, StalledRunError after `stall_timeout`."""
         workers = self._job.workers
         self._tickets.put(cut_plan(plan, workers))
         return self._timed(self._gather(lambda: self._tickets.waiting <= TICKETS_AHEAD * workers))
 
     def drain(self) -> Iterator[StepResult]:
-        """Yield everything outstanding; see `Session.drain`. Errors as in `train`."""
+        """Yield everything outstanding; see `Session.drain`. Raises as `train`."""
         return self._timed(self._gather(lambda: self._tickets.quiescent))
 
     def _timed(self, results: Iterator[StepResult]) -> Iterator[StepResult]:
-        """Yield the results and count the seconds that it takes, which are those of training."""
         began = time.perf_counter()
         yield from results
         self._training_seconds += time.perf_counter() - began
 
     def _marked(self, result: StepResult) -> StepResult:
-        """Return a result, marked as profiled where it came while the first worker was at it: the others had the machine to themselves."""
         if result.worker == PROFILED_WORKER:
             self._profiling = result.profiled
         return replace(result, profiled=True) if self._profiling else result
 
     def _gather(self, ready: Callable[[], bool]) -> Iterator[StepResult]:
-        """Yield results until `ready`."""
         seen, since, limit = self._progress(), time.monotonic(), self._job.stall_timeout
         while True:
             self._tickets.wait(lambda: ready() or self._tickets.has_news, min(1.0, limit / 20))
@@ -240,10 +232,7 @@ class AsyncSession:
                 raise self._stalled()
 
     def _give_up_stalled(self) -> bool:
-        """Take their tickets from the workers that are awaited, where others are idle and have others take their place; return whether.
-
-        Where no worker gets on it is not the workers that are to blame. Nobody is given up twice.
-        """
+        """Replace, once each, the workers that idle others wait for; return whether there were any."""
         awaited = self._tickets.working
         if self.on_stalled_worker is None or not self._tickets.connected - awaited or self._given_up & awaited:
             return False
@@ -255,7 +244,6 @@ class AsyncSession:
         return True
 
     def _stalled(self) -> StalledRunError:
-        """Return the error that names the workers whose updates are awaited."""
         awaited = [f"worker-{worker}" for worker in sorted(self._tickets.working)]
         whose = f"; work is outstanding at {', '.join(awaited)}" if awaited else ""
         limit = f"{self._job.stall_timeout:g}"
@@ -265,7 +253,7 @@ class AsyncSession:
         return self._shard.version, self._tickets.finished
 
     def evaluate(self, split: Split) -> EvalResult:
-        """Have the workers evaluate the current parameters; see `Session.evaluate`. Raises RuntimeError where updates are outstanding."""
+        """Have the workers evaluate; see `Session.evaluate`. Raises RuntimeError with updates outstanding."""
         self._require_quiet("evaluate")
         began = time.perf_counter()
         size = self._sizes[split]
@@ -276,16 +264,12 @@ class AsyncSession:
         return EvalResult.of(self._spec.objective, split, size, sums, time.perf_counter() - began, self._shard.version)
 
     def translating(self) -> Translating:
-        """Return what translates on the chief with the parameters as they are now; see `Session.translating`.
-
-        Raises RuntimeError where the backend translates nothing.
-        """
+        """Return what translates on the chief with the current weights. Raises RuntimeError if the backend does not translate."""
         if self._translate is None:
             raise RuntimeError(f"this backend does not translate with {self._spec.name!r}")
         return self._translate(self.state().to_evaluate())
 
     def _received_sums(self, trailer: bytes) -> EvalSums:
-        """Return the sums in a frame's trailer. Raises ConnectionError where they are not those of the objective."""
         if len(trailer) != 8 * len(self._spec.objective.sums):
             raise ConnectionError(f"it sent {len(trailer)} bytes of sums, where {8 * len(self._spec.objective.sums)} were agreed")
         return tuple(np.frombuffer(trailer, "<f8").tolist())
@@ -300,12 +284,11 @@ class AsyncSession:
         return self._memory
 
     def _pieces(self, memory: StateMemory) -> list[list[Vector]]:
-        """Return each shard's pieces of a copy of the state."""
         bounds = shard_bounds(self._spec, self._job.ps)
         return [memory.shard(start, stop) for start, stop in bounds]
 
     def state(self) -> State:
-        """Return a copy of the state, collected from every parameter server; see `Session.state`."""
+        """Return a copy of the state from all parameter servers; see `Session.state`."""
         self._require_quiet("state")
         memory = self._state_memory()
         own, *others = self._pieces(memory)
@@ -314,7 +297,7 @@ class AsyncSession:
         return memory.state(self._shard.version, None if self._loss_scale is None else self._loss_scale.scalars)
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
-        """Refuse: raises RuntimeError, since a chief computes nothing; see `Session.predict`."""
+        """Raise RuntimeError: a chief computes nothing; see `Session.predict`."""
         raise RuntimeError("predict: needs a single synchronous worker")
 
     def load(self, state: State | None) -> None:
@@ -331,7 +314,7 @@ class AsyncSession:
             self._loss_scale.restore(state.scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a component of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
+        """Have every worker repeat a component; see `Session.calibrate`. Pushes have a learning rate of 0."""
         self._require_quiet("calibrate")
         native = {} if self._calibrated else {"ps_busy_fraction": self._shard.busy_seconds / max(self._training_seconds, 1e-9)}
         self._calibrated = True
@@ -341,7 +324,7 @@ class AsyncSession:
         return [replace(found, native=native) for found in self._tickets.take_calibrated()]
 
     def close(self) -> None:
-        """Send workers and parameter servers home; bounded in time. A second call does nothing."""
+        """End workers and parameter servers, bounded in time; a second call does nothing."""
         if not self._open:
             return
         self._open = False

@@ -1,39 +1,74 @@
-"""An asynchronous worker: take in parameters, have a gradient computed, push it; which examples, its ticket says and the sampler derives.
-
-The parameters lie in the vector that the network fills, and gradients leave from the vector that they are computed into.
-"""
+"""A worker of the parameter server: a framework's computation on two flat vectors, and their exchange."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from ...core.cluster import Task, TaskSpec
 from ...core.errors import RunFailedError
 from ...core.job import Job
-from ...core.liveness.stack_dump import mark_working_thread
-from ...core.liveness.startup_watchdog import startup_phase
-from ...data.sampler import Sampler
-from ...exchange.parameter_server.authentication import Hello, connect
+from ...core.liveness import mark_working_thread, startup_phase
+from ...data.base import Split
+from ...data.sampler import Batches, Sampler
 from ...exchange.parameter_server.server import shard_bounds
-from ...exchange.parameter_server.shards import bytes_of
-from ...exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
+from ...exchange.parameter_server.shards import Vector, bytes_of
+from ...exchange.parameter_server.wire_protocol import (
+    AVERAGED,
+    NO_FIGURES,
+    NO_STEP,
+    OVERFLOWED,
+    REFRESH_SHARDS,
+    Connection,
+    Figures,
+    Frame,
+    Hello,
+    Kind,
+    connect,
+)
 from ...models.base import ModelSpec
 from ..base import CalibrationOrder, calibration_batches
-from ..timing import Calibrator
-from .computation import Computation
+from ..capabilities import Device
+from ..timing import Calibrator, Exchange
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
 
-__all__ = ["Worker"]
+Computed = tuple[float, bool]  # mean loss, whether the gradient overflowed
+
+
+class Computation(Protocol):
+    """A framework's part of a worker, called by one thread at a time.
+
+    `values` and `gradient`, float32 [parameters + buffers], keep their memory. The worker sets `loss_scale`, None without scaling.
+    """
+
+    values: Vector
+    gradient: Vector
+    loss_scale: float | None
+    precision_used: str
+    device_used: Device
+
+    def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
+        """Compute updates, batch i being update `first_step` + i; yield each when it lies in `gradient`.
+
+        That is the mean loss's gradient, maybe clipped, and the buffers' old values less new. `values` change only between updates.
+        """
+
+    def sums(self, split: Split, start: int, stop: int) -> Sequence[float]:
+        """Return the objective's sums over examples of a split, with `values`."""
+
+    def calibrator(self, batches: Batches, exchange: Exchange) -> Calibrator:
+        """Return what repeats the components of a step on these batches."""
 
 
 @dataclass(slots=True)
 class Remote:
-    """A shard as a worker sees it: its connection, its part of the two flat buffers, and the version last read."""
+    """A shard as a worker sees it: its connection, its parts of both flat buffers, and the version last read."""
 
     link: Connection
     values: memoryview
@@ -41,13 +76,13 @@ class Remote:
     version: int = field(default=0)
 
     def join(self, generation: int = 0) -> int:
-        """Fetch the parameters for the first time; return the generation of this connection, where it is the chief that answers."""
+        """Fetch the first parameters; return the connection's generation, if it is the chief that answers."""
         self.link.send(Kind.JOIN, version=generation)
         return self.receive().examples
 
-    def push(self, step: int, lr: float, loss: float, seconds: float, flags: int) -> None:
+    def push(self, step: int, figures: Figures, flags: int) -> None:
         """Send this shard's part of the gradient."""
-        self.link.send(Kind.PUSH, self.gradient, flags=flags, version=self.version, examples=step, lr=lr, loss=loss, seconds=seconds)
+        self.link.send(Kind.PUSH, self.gradient, flags=flags, version=self.version, examples=step, figures=figures)
 
     def receive(self) -> Frame:
         """Wait for the newest parameters."""
@@ -56,16 +91,16 @@ class Remote:
         return frame
 
     def pull(self, *, averaged: bool = False) -> None:
-        """Fetch the newest parameters. `averaged`: their moving averages, where the job keeps them."""
+        """Fetch the newest parameters, or their moving averages if the job keeps them."""
         self.link.send(Kind.PULL, flags=AVERAGED if averaged else 0)
         self.receive()
 
 
 class Worker:
-    """The task of one worker; a `Server`."""
+    """A worker's task; a `Server`. It computes the updates of its tickets on the sampler's examples and pushes them."""
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, sampler: Sampler, computation: Computation) -> None:
-        """Join every shard with a computation that is warm. Raises RunFailedError where one lets nobody in."""
+        """Join every shard with a warm computation. Raises RunFailedError if one refuses."""
         self._job, self._sampler, self._computation = job, sampler, computation
         self._scaled = computation.loss_scale is not None
         self.precision_used, self.device_used = computation.precision_used, computation.device_used
@@ -81,7 +116,6 @@ class Worker:
         self._chief.link.send(Kind.READY)
 
     def _connect(self, task: Task, model: ModelSpec) -> list[Remote]:
-        """Connect to every shard, the chief's first."""
         deadline = time.monotonic() + self._job.start_timeout
         holders: list[TaskSpec] = [*task.cluster.of_role("chief"), *task.cluster.of_role("ps")]
         values, gradient = bytes_of(self._computation.values), bytes_of(self._computation.gradient)
@@ -93,10 +127,7 @@ class Worker:
         return remotes
 
     def serve(self, stop: threading.Event) -> None:
-        """Work until the chief has no more tickets or `stop` is set.
-
-        Raises RunFailedError where a parameter server is lost. The work is done in a thread, so that signals reach this one.
-        """
+        """Work, in a thread for the sake of signals, until the end or `stop`. Raises RunFailedError for a lost server."""
         thread = threading.Thread(target=self._work, name="work", daemon=True)
         thread.start()
         while not self._done.wait(0.1) and not stop.is_set():
@@ -125,7 +156,6 @@ class Worker:
             self._done.set()
 
     def _answer(self) -> Frame:
-        """Wait for the chief's answer: parameters, and in fp16 what the loss is to be multiplied by from now on."""
         frame = self._chief.receive()
         if self._scaled:
             if not 0.0 < frame.loss < math.inf:
@@ -139,7 +169,7 @@ class Worker:
         return self._calibrate(ticket) if isinstance(ticket, CalibrationOrder) else self._evaluate(ticket)
 
     def _next(self, frame: Frame) -> Ticket | None:
-        """Read the ticket that came with the parameters; after a wait, fetch the other shards' newest parameters too."""
+        """Read the ticket that came with the parameters; after a wait, also fetch the other shards' newest parameters."""
         ticket = decode(self._chief.link.receive_trailer(frame))
         if ticket is not None and frame.flags & REFRESH_SHARDS:
             for remote in self._others:
@@ -147,56 +177,46 @@ class Worker:
         return ticket
 
     def _train(self, ticket: TrainTicket) -> Frame:
-        """Compute and push every update of a ticket; return the reply to the last."""
         batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip, ticket.arranged)
         clock, exchange, step, last = time.perf_counter, self._exchange, ticket.first_step, ticket.first_step + ticket.count - 1
         began = clock()
         for (loss, overflowed), lr in zip(self._computation.gradients(batches, step), ticket.learning_rates.tolist(), strict=True):
-            frame = exchange(step, lr, loss, clock() - began, OVERFLOWED if overflowed else 0, step == last)
+            frame = exchange(step, Figures(lr, loss, clock() - began), OVERFLOWED if overflowed else 0, last=step == last)
             began = clock()
             step += 1
         return frame
 
-    def _exchange(self, step: int, lr: float, loss: float, seconds: float, flags: int, last: bool) -> Frame:
-        """Push the gradient to every shard and take in the new parameters.
-
-        The chief counts an update as applied when its own shard has it. So at the end of a ticket, after which it may read the state,
-        the other shards come first.
-        """
+    def _exchange(self, step: int, figures: Figures, flags: int, *, last: bool) -> Frame:
+        """Exchange gradient and parameters with every shard, the chief's last at a ticket's end: then it may read the state."""
         for remote in self._others:
-            remote.push(step, lr, loss, seconds, flags)
+            remote.push(step, figures, flags)
         if last:
             for remote in self._others:
                 remote.receive()
-        self._chief.push(step, lr, loss, seconds, flags)
+        self._chief.push(step, figures, flags)
         if not last:
             for remote in self._others:
                 remote.receive()
         return self._answer()
 
     def _evaluate(self, ticket: EvalTicket) -> Frame:
-        """Compute the sums of an evaluation's piece and return the reply."""
         sums = self._computation.sums(ticket.split, ticket.start, ticket.stop)
         self._chief.link.send(Kind.SUMS, trailer=np.array(sums, "<f8").tobytes())
         return self._answer()
 
     def _calibrate(self, order: CalibrationOrder) -> Frame:
-        """Repeat a part of a step, tell how long it took and return the reply."""
         if self._calibrator is None:
             self._calibrator = self._computation.calibrator(calibration_batches(self._sampler), self)
         count, seconds = self._calibrator.run(order)
-        self._chief.link.send(Kind.CALIBRATED, examples=count, seconds=seconds)
+        self._chief.link.send(Kind.CALIBRATED, examples=count, figures=Figures(seconds=seconds))
         return self._answer()
 
     def whole(self) -> None:
-        """To calibrate: exchange the last gradient for parameters, with a learning rate of 0.
-
-        Not zeros: slots would decay to numbers so small that they are slow to compute with.
-        """
-        self._exchange(NO_STEP, 0.0, 0.0, 0.0, 0, False)
+        """Calibration: exchange the last gradient at a learning rate of 0; zeros would make slots slow to compute with."""
+        self._exchange(NO_STEP, NO_FIGURES, 0, last=False)
 
     def small(self) -> None:
-        """To calibrate: exchange headers alone with every shard, in the order of an update."""
+        """Calibration: exchange only headers with every shard, in the order of an update."""
         for remote in (*self._others, self._chief):
             remote.link.send(Kind.ECHO)
         for remote in (*self._others, self._chief):

@@ -1,11 +1,9 @@
-"""How does TensorFlow carry out a job? MultiWorkerMirroredStrategy in sync mode, ParameterServerStrategy in async mode, no Keras.
-
-TensorFlow is imported inside `probe`, `preload` and `open` only, so that the driver can ask for the placement without it.
-"""
+"""TensorFlow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...core.cluster import Task, TaskSpec
@@ -13,14 +11,9 @@ from ...core.job import Job
 from ...core.plugins import find
 from ...data.base import Dataset
 from ...models.base import ModelSpec
-from ..base import Availability, Server, Session
-from ..capabilities import Capabilities, ExportFormat
+from ..base import Availability, Server, Session, TensorFunctions, parameter_server_placement, ranks_placement
+from ..capabilities import COMPLETE, ExportFormat
 from ..export import Export
-from ..placement import parameter_server_placement, ranks_placement
-from ..tensor_functions import TensorFunctions
-
-__all__ = ["BACKEND", "EXPORT_FORMATS", "TfBackend"]
-
 
 EXPORT_FORMATS: Mapping[str, ExportFormat] = {
     "savedmodel": ExportFormat(
@@ -47,7 +40,6 @@ EXPORT_FORMATS: Mapping[str, ExportFormat] = {
     ),
 }
 
-
 _ROW = find("backend", "tf")
 
 
@@ -55,26 +47,14 @@ class TfBackend:
     """Implements `Backend`."""
 
     name: str = "tf"
-    capabilities = Capabilities(
-        modes=frozenset({"sync", "async"}),
-        precisions=frozenset({"fp32", "bf16", "fp16"}),
-        devices=frozenset({"cpu", "gpu"}),
-        exchanges=frozenset({"native", "direct"}),
-        compiling=True,
-        augmentation=True,
-        deterministic=True,
-        profiling=True,
-        accumulation=True,
-        clipping=True,
-        weight_averaging=True,
-        forks=True,
+    capabilities = replace(
+        COMPLETE,
         packages={_ROW.requires: _ROW.distributions},
         install=_ROW.install,
         gpu_install="pip install 'tensorflow[and-cuda]'",
         host_network_warning=(
             "TensorFlow's servers listen on every interface of this machine without authentication: run this on a trusted network only"
         ),
-        rejoins=frozenset({"worker"}),
         export_formats=EXPORT_FORMATS,
     )
 
@@ -100,14 +80,14 @@ class TfBackend:
         return parameter_server_placement(job, chief_is_first_ps=False)
 
     def preload(self, job: Job) -> None:
-        """Import TensorFlow in the environment that it reads at import, and the part of this package that the job's workers need."""
+        """Import TensorFlow with its environment set, and the modules that the job's workers need."""
         from .runtime import import_tensorflow
 
         import_tensorflow(deterministic=job.deterministic)
         if job.mode == "sync":
             from .sync import session  # noqa: F401
         else:
-            from .asynchronous import server  # noqa: F401
+            from .asynchronous import shards  # noqa: F401
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
         """Join the cluster and warm up; see `Backend.open`."""
@@ -122,16 +102,16 @@ class TfBackend:
             from .asynchronous.session import open_chief
 
             return open_chief(task, job, model, data)
-        from .asynchronous.server import open_server
+        from .asynchronous.worker import open_server
 
         return open_server(task, job, model, data, device)
 
     def tensor_functions(self) -> TensorFunctions:
-        """Import TensorFlow, and return what makes tensors of arrays and arrays of tensors; see `HasTensors`."""
+        """Import TensorFlow and return the conversions; see `HasTensors`."""
         from .runtime import import_tensorflow
 
         import_tensorflow(deterministic=True)
-        from .forward_context import TENSORS
+        from .model import TENSORS
 
         return TENSORS
 

@@ -1,10 +1,8 @@
-"""Repeats a component of a step in ops, and times it, when training is over; see `Session.calibrate`.
-
-As in training one call carries out many repetitions, in ops. Each begins when the one before is complete, on its device too.
-"""
+"""Repetition of a step's components in ops, timed, each complete before the next, and traces of steps."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,15 +12,10 @@ from numpy.typing import NDArray
 from ..base import CalibrationOrder
 from .data import Batch
 
-__all__ = ["SMALL_ELEMENTS", "State", "Step", "a_number", "after", "first_of", "limits_of", "limits_spec", "repeated"]
-
 State = Sequence[tf.Tensor]
-Step = Callable[[tf.Tensor, State], State]
-"""A repetition in ops: from its number (int32) and what the one before left to what it leaves. No tensor among that may be empty."""
-
-
-SMALL_ELEMENTS = 16
-"""Of a small message, for each rank: as many as a ring of ranks needs to have something for everybody."""
+Step = Callable[[tf.Tensor, State], State]  # (number int32, state) -> next state, without empty tensors
+LIMITS = tf.TensorSpec([2], tf.float64)
+SMALL_ELEMENTS = 16  # per rank: each rank of a ring has something
 
 
 def limits_of(order: CalibrationOrder) -> NDArray[np.float64]:
@@ -30,16 +23,8 @@ def limits_of(order: CalibrationOrder) -> NDArray[np.float64]:
     return np.array([order.count, order.seconds])
 
 
-def limits_spec() -> tf.TensorSpec:
-    """Return the type of what `limits_of` gives."""
-    return tf.TensorSpec([2], tf.float64)
-
-
 def repeated(step: Step, state: State, limits: tf.Tensor, *, by_count: bool = False) -> tf.Tensor:
-    """In ops: repeat a step as `limits` say; return how often it was done, and the seconds that all of it took, float64 [2].
-
-    `by_count`: only as often as the count says, and without a clock.
-    """
+    """In ops: repeat a step within `limits`; return number and seconds, float64 [2]. `by_count`: without a clock."""
     if by_count:
         return _repeated_by_count(step, state, tf.cast(limits[0], tf.int32))
     count = tf.cast(limits[0], tf.int32)
@@ -67,7 +52,7 @@ def _repeated_by_count(step: Step, state: State, count: tf.Tensor) -> tf.Tensor:
 
 
 def _now(state: State) -> tf.Tensor:
-    """In ops: return the time at which the state is complete. A number of it is brought to the host, which waits for the device."""
+    """In ops: return the time when the state is complete: a number of it comes to the host, which waits for the device."""
     with tf.control_dependencies(state):
         number = tf.reshape(state[-1], [-1])[0]
         with tf.device("CPU:0"), tf.control_dependencies([tf.identity(number)]):
@@ -75,7 +60,7 @@ def _now(state: State) -> tf.Tensor:
 
 
 def after(tensors: State) -> State:
-    """In ops: return a state of one number, 0, that is there when all tensors are: what a component needs, before its clock starts."""
+    """In ops: return a state of one 0 that is ready when all tensors are: a component's inputs, before its clock starts."""
     with tf.control_dependencies(tensors):
         return [tf.identity(tf.constant([0.0]))]
 
@@ -87,5 +72,43 @@ def first_of(batch: Batch, size: tf.Tensor | int) -> Batch:
 
 
 def a_number(batch: Batch) -> tf.Tensor:
-    """In ops: return a number, float32 [1], that is there when all of a batch is."""
+    """In ops: return a number, float32 [1], that is ready when all of a batch is."""
     return tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32), keepdims=True) for tensor in tf.nest.flatten(batch)])
+
+
+FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
+
+
+def make_tracer(updates: int, *, first: bool) -> StepProfiler | None:
+    """Return the tracer of the first updates on the `first` sync rank, or the chief: async workers are TensorFlow's servers."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return StepProfiler(folder, updates) if updates and folder and first else None
+
+
+class StepProfiler:
+    """Traces from the first `begin` until as many updates are done."""
+
+    def __init__(self, folder: str, updates: int) -> None:
+        self._folder = folder
+        self._left = updates
+        self._running = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the trace is written."""
+        return self._left <= 0
+
+    def begin(self) -> None:
+        """Start the trace before its first update; does nothing later."""
+        if self._left > 0 and not self._running:
+            tf.profiler.experimental.start(self._folder)
+            self._running = True
+
+    def done(self, updates: int) -> None:
+        """Count updates; after the last write the trace below ``plugins/profile``."""
+        if not self._running:
+            return
+        self._left -= updates
+        if self._left <= 0:
+            tf.profiler.experimental.stop()
+            self._running = False

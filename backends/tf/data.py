@@ -1,8 +1,4 @@
-"""The dataset where the ops are: resident tensors, so that a batch is a gather by index and no input pipeline is waited for.
-
-What a model is given of its columns is described in models/base.py; of images with a class it is x_bchw [batch, channels, height,
-width] float32 and y_b [batch] int32.
-"""
+"""The dataset as resident tensors: a batch is a gather by index, without an input pipeline; see models/base.py."""
 
 from __future__ import annotations
 
@@ -19,52 +15,81 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.base import IMAGE, DataInfo, Dataset, Split
 from ...data.columns import LENGTHS, ColumnSpec
+from ...data.preprocessing import normal_line, normal_table
 from ...models.base import ModelSpec
-from .preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 
-__all__ = [
-    "RESIDENT_FLOAT_BYTES",
-    "SMALL_ELEMENTS",
-    "SPLITS",
-    "Batch",
-    "ColumnTensors",
-    "Layout",
-    "MappedFile",
-    "Resident",
-    "file_contents",
-    "layout_for",
-    "mapped_file",
-    "resident",
-    "resident_from_arrays",
-    "with_mapped_files",
-]
+# Normalisation equals `Dataset.inputs` to the bit; images_bhwc are uint8 [batch, height, width, channels].
 
-RESIDENT_FLOAT_BYTES = 1 << 30
-"""Up to this size a split is held as float32; beyond it as stored (uint8), and each batch is normalised when it is taken."""
-
-SMALL_ELEMENTS = 1 << 15
-"""Images of more pixels than this (three channels of 104 × 104) stay uint8 in any case: their normalisation is half a percent of a step
-of AlexNet, and they would take four times the memory."""
+BLOCK_ELEMENTS = 1 << 22  # intermediate results take twice the memory of the result
 
 
-MAPPED_BYTES = 64 << 20
-"""Sequences of this size are read from their file: TensorFlow would hold them as int32, twice as large, in each task."""
+def normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
+    """Return (pixel / 255 − mean) / std, float32, of [n, h, w, c] or [n, c, h, w]: as a float64 line if exact, else by a table."""
+    shape = tf.shape(pixels)
+    channels, height, width = info.input_shape
+    rows = tf.reshape(pixels, [-1, width * channels] if channels_last else [shape[0], channels, height * width])
+    if line := normal_line(info.mean, info.std):
+        factor, summand = (_spread(values_c, width, channels_last) for values_c in line)
+        result = tf.cast(tf.cast(rows, tf.float64) * factor + summand, tf.float32)
+    else:
+        begin = _spread(256 * np.arange(channels, dtype=np.int32), width, channels_last)
+        result = tf.gather(tf.constant(normal_table(info.mean, info.std).ravel()), tf.cast(rows, tf.int32) + begin)
+    return tf.ensure_shape(tf.reshape(result, shape), pixels.shape)
 
+
+def compiled_normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
+    """Return the same by XLA, compiled in 0.2 s per size: 64 images of 224 × 224 × 3 take 2 ms on two cores, not 11 ms."""
+    compiled = tf.function(lambda batch: normalised(batch, info, channels_last=channels_last), jit_compile=True, autograph=False)
+    return tf.ensure_shape(compiled(pixels), pixels.shape)
+
+
+def normalised_in_blocks(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
+    """Return the same of a whole split, with little memory apart from pieces and result."""
+    size, elements = int(pixels.shape[0]), int(np.prod(info.input_shape))
+    step = max(1, BLOCK_ELEMENTS // elements)
+    pieces = tf.TensorArray(tf.float32, size=-(-size // step), element_shape=[None, *pixels.shape[1:]], infer_shape=False)
+
+    def body(number: tf.Tensor, pieces: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        block = pixels[number * step : (number + 1) * step]
+        return number + 1, pieces.write(number, normalised(block, info, channels_last=channels_last))
+
+    _, pieces = tf.while_loop(lambda number, _: number * step < size, body, (tf.constant(0), pieces), parallel_iterations=1)
+    return tf.ensure_shape(pieces.concat(), pixels.shape)
+
+
+def changed(images_bhwc: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
+    """In ops: apply `changes` int32 [b, 3] as `apply_changes` defines it."""
+    _, height, width, channels = images_bhwc.shape
+    dy, dx, flip = (changes[:, column, None] for column in range(3))
+    rows_bh = tf.range(height) - dy
+    columns = tf.range(width)
+    columns_bw = tf.where(flip > 0, width - 1 - columns, columns) - dx
+    inside_bhw = _within(rows_bh, height)[:, :, None] & _within(columns_bw, width)[:, None, :]
+    places_bhw = tf.clip_by_value(rows_bh, 0, height - 1)[:, :, None] * width + tf.clip_by_value(columns_bw, 0, width - 1)[:, None, :]
+    taken = tf.gather(tf.reshape(images_bhwc, [-1, height * width, channels]), places_bhw, batch_dims=1)
+    return tf.where(inside_bhw[..., None], taken, tf.zeros([], tf.uint8))
+
+
+def _within(positions: tf.Tensor, size: int) -> tf.Tensor:
+    return (positions >= 0) & (positions < size)
+
+
+def _spread(values_c: NDArray[Any], width: int, channels_last: bool) -> NDArray[Any]:
+    return np.tile(values_c, width) if channels_last else values_c[:, None]
+
+
+RESIDENT_FLOAT_BYTES = 1 << 30  # larger splits stay uint8, normalised by batch
+SMALL_ELEMENTS = 1 << 15  # larger images stay uint8: normalising takes half a percent of an AlexNet step
+MAPPED_BYTES = 64 << 20  # larger sequences are mapped: TensorFlow holds int32, twice as large, per task
 SPLITS: tuple[Split, ...] = ("train", "test")
-
-ColumnTensors: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
-"""One column of a fixed shape, or tensors by name; see models/base.py."""
-
-Batch: TypeAlias = tuple[ColumnTensors, ColumnTensors]
-"""Examples: inputs and target; of images x_bchw, y_b."""
-
-VALUES, OFFSETS = ".values", ".offsets"
-"""Behind the name of a column whose length varies: its two arrays."""
+ColumnTensors: TypeAlias = tf.Tensor | dict[str, tf.Tensor]  # one column of a fixed shape, or tensors by name
+Batch: TypeAlias = tuple[ColumnTensors, ColumnTensors]  # inputs, target; of images x_bchw, y_b
+VALUES, OFFSETS = ".values", ".offsets"  # arrays of a column of varying length
 
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A column's values in their file, as TensorFlow maps it: `elements` of type `dtype`, the first `header` of which are no values."""
+    """A column's file as TensorFlow maps it: `elements` of `dtype`, the first `header` of which are no values."""
 
     filename: str
     dtype: np.dtype[Any]
@@ -78,7 +103,7 @@ class MappedFile:
 
 
 def mapped_file(values: NDArray[Any]) -> MappedFile | None:
-    """Return the file of a large column of sequences, None where `values` are not all of one, or small enough to be held."""
+    """Return the file of a large column of sequences, None if `values` are small or not all of one file."""
     if not isinstance(values, np.memmap) or values.filename is None or values.ndim != 1 or values.offset % values.itemsize:
         return None
     if values.nbytes < MAPPED_BYTES:
@@ -89,11 +114,10 @@ def mapped_file(values: NDArray[Any]) -> MappedFile | None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How what a model reads of the data lies in memory: its columns `inputs` and `target`.
+    """How the columns `inputs` and `target` lie in memory.
 
-    `channels_last`: images are [n, h, w, c] instead of [n, c, h, w]. `changing`: training images are augmented. `compiled`: XLA compiles
-    how a batch of stored pixels is normalised. `mapped` are the columns of each split that stay in their files, by split and name; their
-    offsets count from the file's beginning.
+    `channels_last`: images are [n, h, w, c], not [n, c, h, w]. `changing`: training images are augmented. `compiled`: by XLA. `mapped`:
+    columns that stay in their files, by split and name; their offsets count from the file's beginning.
     """
 
     info: DataInfo
@@ -106,35 +130,32 @@ class Layout:
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """The columns that are held, each once."""
+        """The columns held, each once."""
         return tuple(self.info.column(name) for name in dict.fromkeys((*self.inputs, self.target)))
 
     def normalised(self, split: Split) -> bool:
-        """Return whether a split's images are held as float32, normalised."""
+        """Return whether a split's images are held as normalised float32."""
         elements = math.prod(self.info.input_shape)
         small = elements <= SMALL_ELEMENTS and self.info.sizes[split] * elements * 4 <= RESIDENT_FLOAT_BYTES
         return small and not (self.changing and split == "train")
 
     @property
     def has_small_ops(self) -> bool:
-        """Whether a step consists of small ops: images are neither convolved nor changed, and there are no products of whole sequences."""
+        """Whether a step has only small ops: no convolution, no augmentation, no whole sequences."""
         return not self.channels_last and not any(column.varies for column in self.columns)
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """The shape of an image as it lies in memory."""
+        """The shape of an image in memory."""
         channels, height, width = self.info.input_shape
         return (height, width, channels) if self.channels_last else self.info.input_shape
 
     def laid(self, images_nchw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return stored images as they are to lie in memory."""
+        """Return stored images as they lie in memory."""
         return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
 
     def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
-        """Return a split's arrays by name, before any op: pixels as uint8, whole numbers as int32, offsets as int64, others as float32.
-
-        Of a column that is mapped they are the offsets alone.
-        """
+        """Return arrays by name: pixels uint8, whole numbers int32, offsets int64, others float32; mapped columns: offsets."""
         found: dict[str, NDArray[Any]] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
@@ -152,10 +173,7 @@ class Layout:
         return found
 
     def array_specs(self, split: Split) -> dict[str, tf.TensorSpec]:
-        """Return shape and type of what `arrays` returns, in its order; the number of values of all examples together is not known.
-
-        Of a column that is mapped they are those of its file.
-        """
+        """Return the specs of `arrays` in order, of unknown total length for sequences, and those of mapped files."""
         size = self.info.sizes[split]
         found: dict[str, tf.TensorSpec] = {}
         for spec in self.columns:
@@ -171,7 +189,7 @@ class Layout:
         return found
 
     def tensor_specs(self, split: Split) -> list[tf.TensorSpec]:
-        """Return shape and type of a split's tensors as they are held, in the order of `arrays`."""
+        """Return the specs of a split's tensors as held, in the order of `arrays`."""
         specs = self.array_specs(split)
         if IMAGE in specs and self.normalised(split):
             specs[IMAGE] = tf.TensorSpec(specs[IMAGE].shape, tf.float32)
@@ -183,10 +201,7 @@ def _number_type(column: ColumnSpec) -> tf.DType:
 
 
 def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
-    """Return the layout that suits a model: TensorFlow's convolutions work channels last, and so does the change of images.
-
-    Large images are worth compiling for. Beside a GPU nothing is compiled: that has not been tried on one.
-    """
+    """Return a model's layout: convolutions and augmentation work channels last. Compiling is untried with a GPU."""
     changing = job.augment != "none"
     reads_images = IMAGE in spec.inputs
     convolves = reads_images and any(len(parameter.shape) == 4 for parameter in spec.parameters)
@@ -197,28 +212,18 @@ def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """One split on the device: tensors by name, in the order of `Layout.arrays`; images float32 (normalised) or uint8, as stored."""
+    """A split on the device: tensors by name, in the order of `Layout.arrays`; images normalised float32 or stored uint8."""
 
     layout: Layout
     tensors: Mapping[str, tf.Tensor]
 
     @classmethod
     def of(cls, layout: Layout, split: Split, tensors: Sequence[tf.Tensor]) -> Resident:
-        """Return a split that is held as these tensors, which are as `Layout.tensor_specs` says."""
+        """Return a split of tensors as `Layout.tensor_specs` says."""
         return cls(layout, dict(zip(layout.array_specs(split), tensors, strict=True)))
 
-    @property
-    def labels(self) -> tf.Tensor:
-        """The labels of images, int32 [n]."""
-        return self.tensors[self.layout.target]
-
-    @property
-    def inputs(self) -> tf.Tensor:
-        """Images as they are held."""
-        return self.tensors[IMAGE]
-
     def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Batch:
-        """Return inputs and target of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3] where there are any."""
+        """Return inputs and target of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3]."""
         laid, target = self.laid_batch(indices, changes)
         return self.as_read(laid), target
 
@@ -234,7 +239,7 @@ class Resident:
         return named, self._gathered(self.layout.target, indices)
 
     def longest(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-        """In ops: return how long the longest of the examples start … stop − 1 is, int64, in any column whose length varies."""
+        """In ops: return the longest length, int64, of the examples start … stop − 1 in any varying column."""
         offsets = [tensor for name, tensor in self.tensors.items() if name.endswith(OFFSETS)]
         return tf.reduce_max([tf.reduce_max(each[start + 1 : stop + 1] - each[start:stop]) for each in offsets])
 
@@ -248,7 +253,6 @@ class Resident:
         return images
 
     def _gathered(self, name: str, indices: tf.Tensor) -> ColumnTensors:
-        """Return a column's examples: where their length varies, padded with zeros, and their lengths."""
         if name in self.tensors:
             return tf.gather(self.tensors[name], indices)
         offsets = self.tensors[name + OFFSETS]
@@ -264,11 +268,7 @@ class Resident:
         return {name: tf.where(inside, values, tf.zeros([], values.dtype)), name + LENGTHS: tf.cast(lengths, tf.int32)}
 
     def micro_batches(self, laid: ColumnTensors, target: ColumnTensors, count: int) -> list[Batch]:
-        """Cut what `laid_batch` gave into micro-batches (inputs, target); some are empty where there are fewer examples.
-
-        They depend on nothing of each other, so that they can be computed at the same time. Raises ValueError for several of
-        anything but images with a class.
-        """
+        """Cut a `laid_batch` into micro-batches (inputs, target), maybe empty. Raises ValueError unless of images with a class."""
         if count == 1:
             return [(self.as_read(laid), target)]
         if isinstance(laid, dict) or isinstance(target, dict):
@@ -278,10 +278,7 @@ class Resident:
         return [(self.as_read(laid[begin:end]), target[begin:end]) for begin, end in itertools.pairwise(borders)]
 
     def as_read(self, laid: ColumnTensors) -> ColumnTensors:
-        """Return inputs whose images lie as in memory as a model reads them, x_bchw.
-
-        A model that works channels last begins with the inverse, and TensorFlow's optimiser leaves out both.
-        """
+        """Return inputs with images as x_bchw; the optimiser removes this and its inverse in a model that works channels last."""
         if not self.layout.channels_last:
             return laid
         if isinstance(laid, dict):
@@ -290,32 +287,32 @@ class Resident:
 
 
 def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
-    """Put a split on the current device; large columns of sequences stay in the store's files, which all tasks of a node share."""
+    """Put a split on the current device; large columns of sequences stay in the store's files, shared by a node's tasks."""
     layout = with_mapped_files(layout, data)
     arrays = layout.arrays(data, split)
     mapped: dict[str, tf.Tensor] = {}
     for name, file in ((name, file) for (of, name), file in layout.mapped.items() if of == split):
         mapped[name + VALUES] = file_contents(file, file.filename)
-        with tf.device("CPU"):  # from where a batch goes to the device
+        with tf.device("CPU"):  # batches go to the device
             mapped[name + OFFSETS] = tf.constant(arrays.pop(name + OFFSETS))
     return resident_from_arrays(layout, split, {**{name: tf.constant(array) for name, array in arrays.items()}, **mapped})
 
 
 def with_mapped_files(layout: Layout, data: Dataset) -> Layout:
-    """Return the layout of data whose large columns of sequences stay in their files, alike in every process that has the same data."""
+    """Return the layout with large columns of sequences left in their files, alike in every process with the same data."""
     columns = [(split, spec.name) for split in SPLITS for spec in layout.columns if spec.varies]
     found = {(split, name): mapped_file(data.column(split, name).values) for split, name in columns}
     return replace(layout, mapped={key: file for key, file in found.items() if file is not None})
 
 
 def file_contents(file: MappedFile, path: str) -> tf.Tensor:
-    """In ops: map a file that is at `path` where they run, header included. They fail where it is shorter than `file` says."""
+    """In ops: map the file at `path` where they run, header included. They fail if it is too short."""
     with tf.device("CPU"):
         return tf.raw_ops.ImmutableConst(dtype=file.spec.dtype, shape=file.spec.shape, memory_region_name=path)
 
 
 def resident_from_arrays(layout: Layout, split: Split, arrays: Mapping[str, tf.Tensor]) -> Resident:
-    """Make the same, in ops, from what `Layout.arrays` returns, also for a process that TensorFlow runs remotely."""
+    """Make the same, in ops, from `Layout.arrays`, also for remote processes."""
     tensors = dict(arrays)
     if IMAGE in tensors and layout.normalised(split):
         tensors[IMAGE] = normalised_in_blocks(tensors[IMAGE], layout.info, channels_last=layout.channels_last)

@@ -1,9 +1,4 @@
-"""Decodes with a model on TensorFlow, a piece at a time, with a cache of keys and values.
-
-Each function is traced once, for any number of rows, any lengths and any position.
-
-Shapes: padded_bs [batch, time]; logits_nv [rows, pieces].
-"""
+"""Decoding with a model on TensorFlow, piece by piece, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -18,23 +13,15 @@ from ...core.errors import UsageError
 from ...data.columns import LENGTHS
 from ..decoding_functions import DecodingChecks, DecodingFunctions
 
-__all__ = ["TfStepper", "decoding_checks"]
-
 NUMBERS = tf.TensorSpec([None], tf.int32)
-"""The type of pieces, lengths or rows."""
 
 
 class TfStepper:
-    """Implements `models.decoding.search.Stepper` with functions of a model that read its parameters, in ops, at each call.
-
-    `encode(inputs)` and `decode_step(tokens, position, memory, cache)`, of a model that has so many `pieces`. `device` is where to compute.
-    Traced when it is made. That and its methods raise UsageError where the functions return something else than they have to
-    (`DecodingChecks`).
-    """
+    """A `models.decoding.search.Stepper` of functions that read parameters at each call, traced once. Raises UsageError."""
 
     def __init__(self, functions: DecodingFunctions, source: str, pieces: int, device: str) -> None:
         self._device = device
-        self._checks = checks = decoding_checks(pieces)
+        self._checks = checks = DecodingChecks(shape_of, pieces)
 
         def begun(source_bs: tf.Tensor, lengths_b: tf.Tensor) -> tuple[Any, Any]:
             memory = checks.memory(functions.encode({source: source_bs, f"{source}{LENGTHS}": lengths_b}), None)
@@ -87,15 +74,11 @@ class TfStepper:
         found = self._step(tokens, position, self._memory, self._cache)
         log_probabilities_nv, self._cache = self._checks.step(found, len(tokens_n), self._cache)
         self._position += 1
-        return np.array(log_probabilities_nv)  # a copy, which may be written to
+        return np.array(log_probabilities_nv)  # a writable copy
 
 
-def decoding_checks(pieces: int) -> DecodingChecks:
-    """Return the checks of a model's decoding functions, which give so many logits."""
-    return DecodingChecks(_shape, pieces)
-
-
-def _shape(found: Any) -> Sequence[int | None] | None:
+def shape_of(found: Any) -> Sequence[int | None] | None:
+    """Return a tensor's shape, None for anything else; see `DecodingChecks`."""
     if not isinstance(found, tf.Tensor):
         return None
     sizes: list[int | None] = [] if found.shape.rank is None else found.shape.as_list()
@@ -103,7 +86,6 @@ def _shape(found: Any) -> Sequence[int | None] | None:
 
 
 def _check_growth(before: tf.Tensor, after: tf.Tensor) -> None:
-    """Raise UsageError where a tensor of the cache becomes one that the next step, which is traced already, cannot be given."""
     if after.dtype != before.dtype or not before.shape.is_compatible_with(after.shape):
         raise UsageError(
             f"model: the function 'decode_step' was given a cache with {before.dtype.name} {before.shape} in it and returned"
@@ -112,5 +94,4 @@ def _check_growth(before: tf.Tensor, after: tf.Tensor) -> None:
 
 
 def _growing(spec: tf.TensorSpec) -> tf.TensorSpec:
-    """Return the type of what a cache becomes: where it is empty at first it grows."""
     return tf.TensorSpec([size or None for size in spec.shape.as_list()], spec.dtype)

@@ -1,8 +1,8 @@
-"""A trained model as plain TensorFlow reads it: a SavedModel that serves, or a checkpoint of the weights."""
+"""Export for plain TensorFlow: a SavedModel that serves, or a checkpoint of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,38 +10,27 @@ import tensorflow as tf
 
 from ...core.plugins import forward_plugin, load
 from ...data.columns import LENGTHS
-from ...data.normalisation import normal_table
+from ...data.preprocessing import normal_table
 from ...data.text import BEGIN, END, PADDING
 from ...models.base import ForwardContext
-from ...models.decoding.settings import GREEDY
-from ..decoding_functions import DecodingFunctions
+from ...models.decoding import GREEDY
+from ..decoding_functions import DecodingChecks, DecodingFunctions
 from ..export import Export
-from .decoding import decoding_checks
-from .forward_context import Context
-
-__all__ = ["export"]
+from .decoding import shape_of
+from .model import Context
 
 
 def export(request: Export) -> None:
-    """Write the format that is asked for."""
-    _WRITERS[request.format](request)
-
-
-def _saved_model(request: Export) -> None:
-    if request.model.objective.translation is not None:
+    """Write the requested format."""
+    if request.format == "tf-checkpoint":
+        tf.train.Checkpoint(**_variables({**request.parameters, **request.buffers})).write(str(request.folder / "weights"))
+    elif request.model.objective.translation is not None:
         translating = _Translating(request)
         tf.saved_model.save(translating, str(request.folder), signatures={"serving_default": translating.signature()})
-        return
-    model = _Served(request)
-    signatures = {"serving_default": model.normalised_signature(), "pixels": model.pixels_signature()}
-    tf.saved_model.save(model, str(request.folder), signatures=signatures)
-
-
-def _checkpoint(request: Export) -> None:
-    tf.train.Checkpoint(**_variables({**request.parameters, **request.buffers})).write(str(request.folder / "weights"))
-
-
-_WRITERS: Mapping[str, Callable[[Export], None]] = {"savedmodel": _saved_model, "tf-checkpoint": _checkpoint}
+    else:
+        model = _Served(request)
+        signatures = {"serving_default": model.normalised_signature(), "pixels": model.pixels_signature()}
+        tf.saved_model.save(model, str(request.folder), signatures=signatures)
 
 
 def _variables(arrays: Mapping[str, np.ndarray]) -> dict[str, tf.Variable]:
@@ -49,8 +38,6 @@ def _variables(arrays: Mapping[str, np.ndarray]) -> dict[str, tf.Variable]:
 
 
 class _Served(tf.Module):  # type: ignore[misc]
-    """The model's forward pass over its trained values. Images are [batch, channels, height, width] of any batch size."""
-
     def __init__(self, request: Export) -> None:
         super().__init__(name=request.model.name)
         self._run = load(forward_plugin(request.model_name, "tf"), "forward").forward
@@ -61,11 +48,9 @@ class _Served(tf.Module):  # type: ignore[misc]
         self._tables = list(normal_table(request.mean, request.std))
 
     def normalised_signature(self) -> tf.types.experimental.GenericFunction:
-        """Return the function of normalised images, float32."""
         return tf.function(self._logits, input_signature=[tf.TensorSpec(self._shape, tf.float32, name="images")])
 
     def pixels_signature(self) -> tf.types.experimental.GenericFunction:
-        """Return the function of pixels, uint8, which normalises them to the bit as the trainer's datasets do."""
         return tf.function(self._logits_of_pixels, input_signature=[tf.TensorSpec(self._shape, tf.uint8, name="images")])
 
     def _logits(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -79,8 +64,6 @@ class _Served(tf.Module):  # type: ignore[misc]
 
 
 class _Translating(tf.Module):  # type: ignore[misc]
-    """A translation of each row of pieces, by greedy search with a cache of keys and values. Shapes: source_bs, pieces_bt [batch, time]."""
-
     def __init__(self, request: Export) -> None:
         super().__init__(name=request.model.name)
         self._functions = DecodingFunctions.of(load(forward_plugin(request.model_name, "tf"), "forward"))
@@ -89,7 +72,6 @@ class _Translating(tf.Module):  # type: ignore[misc]
         self.buffers = _variables(request.buffers)
 
     def signature(self) -> tf.types.experimental.GenericFunction:
-        """Return the function of pieces, int32, each row ending with END and padding behind it."""
         return tf.function(self._translated, input_signature=[tf.TensorSpec([None, None], tf.int32, name="pieces")], autograph=False)
 
     def _translated(self, pieces: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -101,7 +83,7 @@ class _Translating(tf.Module):  # type: ignore[misc]
             raise ValueError(f"{self._spec.name!r} translates nothing")
         lengths_b = tf.math.count_nonzero(pieces != PADDING, axis=1, dtype=tf.int32)
         total = tf.shape(pieces)[1] + extra
-        checks = decoding_checks(self._spec.logits_per_position)
+        checks = DecodingChecks(shape_of, self._spec.logits_per_position)
         given = {quality.source: pieces, quality.source + LENGTHS: lengths_b}
         memory = checks.memory(self._functions.encode(parameters, given, context), None)
 

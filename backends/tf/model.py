@@ -1,93 +1,140 @@
-"""A model on TensorFlow: its forward function, its loss and the gradient of that loss, written once for every mode.
-
-Shapes: x_bchw [batch, channels, height, width]; y_b [batch] int32; logits_bk [batch, classes].
-"""
+"""A model on TensorFlow, for every mode. Shapes: x_bchw float32, y_b int32, logits_bk [batch, classes]."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...data.base import IMAGE
 from ...data.columns import LENGTHS, TOKENS
-from ...models.base import ModelSpec
-from ...models.layers.storage_layouts import StorageLayout
-from ...models.layers.tf.image import HeldParameters
+from ...models.base import ForwardContext, ModelSpec
+from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
+from ...models.layers.formulas import StorageLayout
+from ...models.layers.tf import HeldParameters
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ..base import TensorFunctions
 from ..decoding_functions import DecodingFunctions
-from .data import Batch, ColumnTensors
+from ..vectors import EVALUATION_BATCH, EVALUATION_LOGITS_BYTES, evaluation_batch
+from .data import Batch, ColumnTensors, Resident
 from .decoding import TfStepper
-from .forward_context import Buffers, Context
-from .precision import watched
+from .optimizers import LOW_FORMATS, watched
 
-__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "examples_at_once", "flattened", "micro_batches_on"]
+Buffers = Mapping[str, tf.Tensor]
+Context = ForwardContext[tf.Tensor]
+TENSORS = TensorFunctions(
+    lambda array: tf.constant(array.astype(np.int32) if np.issubdtype(array.dtype, np.integer) else array),
+    lambda tensor: tensor.numpy(),
+)
 
-LEAST_MICRO_BATCH = 8
-"""Examples of a micro-batch, at least."""
+FIRST_STEP_OF_NO_RUN = 1 << 40  # separates the draws of micro-batches from those of updates
 
-MOST_IN_MICRO_BATCHES = 1 << 20
-"""Parameters of a model whose steps are computed in micro-batches, at most: each has gradients of its own, which have to be added up."""
 
-EVALUATION_BATCH = 1024
-"""Examples evaluated at once, at most."""
+class ForwardContexts:
+    """Makes a worker's contexts; draws depend on rank and step, not on earlier ones, so that a resumed run draws the same."""
 
-EVALUATION_LOGITS_BYTES = 1 << 27
-"""Bytes of logits evaluated at once of sequences, padding included; the softmax of them takes as much again."""
+    def __init__(self, job: Job, spec: ModelSpec, rank: int) -> None:
+        self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
+        self._low = LOW_FORMATS[job.precision]
+        self._name, self._settings = spec.name, spec.settings
+        self.dropout = spec.dropout
 
-EVALUATION_BYTES = 1 << 25
-"""Bytes of images evaluated at once. What a convolutional network computes from them takes some ten times as much: for AlexNet with
-images of 224 × 224 (55 at once) less than training on 64 needs."""
+    def evaluation(self, buffers: Buffers) -> Context:
+        """Return the context of a pass without training."""
+        return ForwardContext(training=False, buffers=buffers, compute=self._low, settings=self._settings)
 
-Forward = Callable[..., tf.Tensor]
-ExampleSums = Callable[[tf.Tensor, ColumnTensors, Context], Mapping[str, tf.Tensor]]
-Losses = Callable[[tf.Tensor, ColumnTensors, Context], tf.Tensor]
-"""From a forward function's result, the target and the context to what each example adds, [batch]."""
+    def training(self, buffers: Buffers, step: tf.Tensor | None, indices: tf.Tensor, micro_batch: tf.Tensor | None = None) -> Context:
+        """Return the context of update `step` (int64; None without dropout), and of its `micro_batch` (int32) if it has several."""
+        context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low, settings=self._settings)
+        context.dropout = self._dropout(step, indices, micro_batch) if self.dropout else refused_dropout(self._name)
+        return context
 
+    def _dropout(self, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> Dropout:
+        if micro_batch is not None and not self._shared_masks:
+            step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
+        return Dropout(partial(self._shared_mask if self._shared_masks else self._drawn_mask, step, indices))
+
+    def _drawn_mask(
+        self, step: tf.Tensor, indices: tf.Tensor, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int
+    ) -> tf.Tensor:
+        mixed = np.random.SeedSequence([self._seed, self._rank, layer]).generate_state(1, np.uint64).view(np.int64)
+        key = tf.stack([tf.constant(mixed[0]), step])
+        if static.rank == 2:
+            return tf.random.stateless_uniform(shape, key, alg="philox") >= rate
+        return _half_words(key, shape, rate)
+
+    def _shared_mask(
+        self, step: tf.Tensor, indices: tf.Tensor, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int
+    ) -> tf.Tensor:
+        def mask(step: np.int64, indices: NDArray[np.int32], shape: NDArray[np.int32]) -> NDArray[np.bool_]:
+            return keep_mask_of_shape(self._seed, int(step), layer, indices, shape.tolist(), rate)
+
+        return tf.ensure_shape(tf.numpy_function(mask, [step, indices, shape], tf.bool), static)
+
+
+class Dropout:
+    """Dropout of an update. `mask(static, dynamic shape, rate, layer)` returns the kept elements, in ops."""
+
+    def __init__(self, mask: Callable[[tf.TensorShape, tf.Tensor, float, int], tf.Tensor]) -> None:
+        self._mask = mask
+
+    def __call__(self, x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+        """Return x with elements zeroed and the others scaled."""
+        return dropped(x, self.kept(x.shape, tf.shape(x), rate, layer), rate)
+
+    def kept(self, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+        """Return the boolean mask of a shape."""
+        return self._mask(static, shape, drawn_rate(rate), layer)
+
+
+def dropped(x: tf.Tensor, kept: tf.Tensor, rate: float) -> tf.Tensor:
+    """Return x with dropped elements zeroed, and the rest divided by 1 − `rate`."""
+    return tf.where(kept, x * tf.cast(1.0 / (1.0 - drawn_rate(rate)), x.dtype), tf.zeros([], x.dtype))
+
+
+def _half_words(key: tf.Tensor, shape: tf.Tensor, rate: float) -> tf.Tensor:
+    """Return the boolean mask: a half word of Philox per element, exact to 1 in 2¹⁷; half the time of a number each."""
+    size = tf.reduce_prod(shape)
+    drawn = tf.random.stateless_uniform([(size + 3) // 4], key, minval=None, maxval=None, dtype=tf.uint64, alg="philox")
+    halves = tf.reshape(tf.bitcast(drawn, tf.uint16), [-1])[:size]
+    return tf.reshape(halves >= tf.constant(round(rate * 2**16), tf.uint16), shape)
+
+
+LEAST_MICRO_BATCH = 8  # examples
+MOST_IN_MICRO_BATCHES = 1 << 20  # parameters; each parallel micro-batch has its own gradients
+Losses = Callable[[tf.Tensor, ColumnTensors, Context], tf.Tensor]  # (forward's result, target, context) -> losses [batch]
 Computing = Callable[[HeldParameters, ColumnTensors, ColumnTensors, tf.Tensor, Context], tuple[tf.Tensor, list[tf.Tensor]]]
-"""From parameters, inputs, target, weight and context to Σ example losses and the gradients of `weight` times that."""
+"""(parameters, inputs, target, weight, context) -> Σ losses, the gradients of `weight` times that."""
 
 
 @dataclass(frozen=True, slots=True)
 class TfModel:
-    """A model's functions; `ForwardContexts` makes the contexts. `example_sums` is that of the model's module (`models.objectives`).
+    """A model's functions; `ForwardContexts` makes the contexts.
 
-    `own_losses` is the model's own loss, None for cross entropy.
-
-    `computing` computes the gradients of a micro-batch where it is not done op by op.
-
-    Parameters are held in the layouts of `layouts` where the model's module names one (its `storage_layouts(spec)`), else in the canonical
-    one.
-
-    `deterministic`: only ops that GPUs compute alike each time.
+    `layouts`: of parameters by `storage_layouts(spec)`. `own_losses`: None for cross entropy. `deterministic`: only repeatable GPU ops.
     """
 
     spec: ModelSpec
-    forward: Forward
+    forward: Callable[..., tf.Tensor]
     layouts: Mapping[str, StorageLayout]
-    example_sums: ExampleSums | None = None
+    example_sums: Callable[[tf.Tensor, ColumnTensors, Context], Mapping[str, tf.Tensor]] | None = None
     own_losses: Losses | None = None
     decoding: DecodingFunctions | None = None
     computing: Computing | None = None
     deterministic: bool = False
 
-    def computing_by(self, computing: Computing) -> TfModel:
-        """Return the same model, whose gradients of each micro-batch `computing` computes."""
-        return replace(self, computing=computing)
-
     def stepper(
         self, read: Callable[[], tuple[HeldParameters, Buffers]], evaluation: Callable[[Buffers], Context], device: str
     ) -> TfStepper:
-        """Return what decodes with the parameters and buffers that `read` gives, in ops, at each call; `evaluation` makes its contexts.
-
-        Raises RuntimeError for a model that does not translate.
-        """
+        """Return what decodes with the current values of `read`, in ops. Raises RuntimeError for a model that does not translate."""
         quality, functions = self.spec.objective.translation, self.decoding
         if quality is None or functions is None:
             raise RuntimeError(f"{self.spec.name!r} does not translate")
@@ -103,17 +150,15 @@ class TfModel:
         return TfStepper(own, quality.source, self.spec.logits_per_position, device)
 
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
-        """Return tensors by canonical name, as they are held, as what a forward function takes."""
+        """Return tensors as held as a forward function's parameters."""
         return HeldParameters(self.spec, self.layouts, held)
 
     def loss_and_gradients(
         self, parameters: HeldParameters, micro_batches: Sequence[Batch], weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return, over all micro-batches, Σ example losses, and the gradients of `weight` times that, in the spec's order, as held.
+        """Return Σ example losses of all micro-batches and the gradients of `weight` times that, in the spec's order, as held.
 
-        With a weight of 1 / (what the examples of all workers weigh) the gradients add up over workers to those of the mean, whatever the
-        slices (an empty one gives zeros). The sum is left as it is: a caller divides many of them at once. `context` takes new values of
-        buffers.
+        With 1 / (weight of all workers' examples) they sum to the mean's gradients. New buffers are in `context`.
         """
         compute = self._loss_and_gradients if self.computing is None else self.computing
         found = [compute(parameters, *batch, weight, context) for batch in micro_batches]
@@ -155,10 +200,7 @@ class TfModel:
         return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
 
     def _cross_entropy(self, logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return each example's −log softmax(logits)[label], [batch], and its gradient with respect to the logits, [batch, classes].
-
-        The raw op: the public function adds checks of shapes that are right here. GPUs refuse it where ops have to be deterministic.
-        """
+        """Return each example's loss, [batch], and its gradient by the logits, [batch, classes]; GPUs have no repeatable raw op."""
         if not self.deterministic:
             losses_b, slopes_bk = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits_bk, labels=y_b)
             return losses_b, slopes_bk
@@ -167,12 +209,12 @@ class TfModel:
         return losses_b, tf.nn.softmax(logits_bk) - tf.one_hot(y_b, classes)
 
     def logits(self, parameters: HeldParameters, micro_batches: Sequence[Batch], context: Context) -> tf.Tensor:
-        """Return what the forward function does of all micro-batches: of images logits_bk."""
+        """Return the forward function's results for all micro-batches: of images logits_bk."""
         found = [self.forward(parameters, x, context) for x, _ in micro_batches]
         return found[0] if len(found) == 1 else tf.concat(found, axis=0)
 
     def unflattened(self, flat: tf.Tensor) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
-        """Cut a flat vector [spec.size + spec.buffers_size] into parameters and buffers, in the spec's order."""
+        """Cut a flat vector [spec.size + spec.buffers_size] into parameters and buffers."""
         every = (*self.spec.parameters, *self.spec.buffers)
         shapes = [self.layouts[one.name].shape if one.name in self.layouts else one.shape for one in every]
         pieces = [tf.reshape(piece, shape) for piece, shape in zip(tf.split(flat, [one.size for one in every]), shapes, strict=True)]
@@ -181,30 +223,24 @@ class TfModel:
         return self.parameters(dict(zip(names[:count], pieces[:count], strict=True))), dict(zip(names[count:], pieces[count:], strict=True))
 
 
-def evaluation_batch(spec: ModelSpec) -> int:
-    """Return how many examples an evaluation takes at once, at most; of sequences `examples_at_once` may take fewer."""
-    return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
-
-
 def examples_at_once(spec: ModelSpec, longest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
-    """In ops: return how many of `most` examples, of which the longest has `longest` elements, an evaluation takes: at least one."""
+    """In ops: return how many of `most` examples, with lengths up to `longest`, an evaluation's pass takes: at least one."""
     bytes_each = 4 * spec.logits_per_position * tf.maximum(longest, tf.constant(1, tf.int64))
     fit = tf.minimum(EVALUATION_LOGITS_BYTES // bytes_each, EVALUATION_BATCH)
     return tf.maximum(1, tf.minimum(most, tf.cast(fit, tf.int32)))
 
 
 def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the elements of all tensors, one after another, as one vector."""
+    """Return the elements of all tensors as one vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
 def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
-    """Return in how many micro-batches a sync worker with so many compute threads computes its steps: one a thread, or 1.
+    """Return the number of parallel micro-batches of a sync worker's steps: one per compute thread, or 1.
 
-    A small convolution on two threads is hardly faster than on one, as they wait for each other in every op; with a thread for each
-    they do so once a step: the small CNN makes 1.5 times as many steps of 16 examples, 1.2 times as many of 256. Large
-    models have large ops. Statistics of the batch must see all of it, and micro-batches would draw the same dropout. Functions of async
-    workers are traced by the chief, which does not know their threads.
+    Threads then wait for each other once a step, not in every op: the small CNN makes 1.5 times as many steps of 16 examples, 1.2 times
+    as many of 256. Not for large models, batch statistics or shared dropout masks, nor async, as the chief does not know workers'
+    threads.
     """
     convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
     suitable = (
@@ -220,10 +256,7 @@ def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> in
 
 
 def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> TfModel:
-    """Find the functions of the model called `name`; `deterministic` is that of `TfModel`.
-
-    Raises UsageError where it has no forward function, or not the loss that it names.
-    """
+    """Find the functions of a model. Raises UsageError without a forward function or the named loss."""
     module = plugins.load(plugins.forward_plugin(name, "tf"), "forward")
     loss = spec.objective.loss
     if loss != CROSS_ENTROPY and not hasattr(module, loss):
@@ -242,8 +275,6 @@ def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> T
 
 
 def _checked(name: str, function: Losses) -> Losses:
-    """Return a model's loss, whose tracing raises UsageError where it is not a vector."""
-
     def checked(outputs: tf.Tensor, target: ColumnTensors, context: Context) -> tf.Tensor:
         losses_b = function(outputs, target, context)
         if not tf.is_tensor(losses_b) or losses_b.shape.rank != 1:
@@ -255,5 +286,29 @@ def _checked(name: str, function: Losses) -> Losses:
 
 
 def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
-    """Return gradients of which none is sparse (that of a gathered table is): all are summed and applied alike, as on torch."""
+    """Convert sparse gradients (of a gathered table), so that all are summed and applied alike, as on torch."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def summed(
+    model: TfModel,
+    data: Resident,
+    parameters: HeldParameters,
+    context: Context,
+    start: tf.Tensor | int,
+    stop: tf.Tensor | int,
+    micro_batches: int = 1,
+) -> tf.Tensor:
+    """Return `TfModel.sums`, float64 [sums], of the examples start … stop − 1, in so many parallel micro-batches."""
+    size = evaluation_batch(model.spec)
+
+    def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        end = tf.minimum(begin + size, stop)
+        if model.spec.logits_per_position:
+            end = begin + examples_at_once(model.spec, data.longest(begin, end), end - begin)
+        batch = data.micro_batches(*data.laid_batch(tf.range(begin, end)), micro_batches)
+        return end, sums + model.sums(parameters, batch, context)
+
+    first = tf.convert_to_tensor(start, tf.int32), tf.zeros([len(model.spec.objective.sums)], tf.float64)
+    _, sums = tf.while_loop(lambda begin, _: begin < stop, body, first, parallel_iterations=1)
+    return sums

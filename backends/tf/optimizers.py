@@ -1,60 +1,51 @@
-"""The update rules, by torch's formulas, over one variable and its slots.
+"""The update rules, by torch's formulas, over one variable and its slots; gradient clipping and loss scaling.
 
-SGD:    g ← g + d·w;  b ← μ·b + g;  w ← w − η·b  (Nesterov: w − η·(g + μ·b))
-Adam:   g ← g + d·w (AdamW: w ← w − η·d·w);  m ← β₁m + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  w ← w − η/(1−β₁ᵗ)·m / (√v/√(1−β₂ᵗ) + ε)
-
-TensorFlow's Adam op computes w − α·m/(√v + ε'). With α = η·√(1−β₂ᵗ)/(1−β₁ᵗ) and ε' = ε·√(1−β₂ᵗ) that is the formula above. Both are
-computed in float64, from the float32 values of β that the op works with: 1 − 0.999 in float32 is off by 1.3e-5, and so the first
-update would be.
+SGD: g ← g + d·w; b ← μ·b + g; w ← w − η·b (Nesterov: w − η·(g + μ·b))
+Adam: g ← g + d·w (AdamW: w ← w − η·d·w); m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²; w ← w − η/(1−β₁ᵗ)·m / (√v/√(1−β₂ᵗ) + ε)
+TensorFlow's op computes w − α·m/(√v + ε'): the same with α = η·√(1−β₂ᵗ)/(1−β₁ᵗ) and ε' = ε·√(1−β₂ᵗ), computed in float64 from the op's
+float32 values of β: 1 − 0.999 in float32 is off by 1.3e-5, and so would be the first update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
-
-__all__ = ["Adam", "Averaging", "Optimizer", "Sgd", "build_optimizer", "clipped"]
+from ...models.base import ForwardContext
+from ..capabilities import unused_precision
+from ..vectors import FIRST_SCALE, next_scale, refuse_exhausted
 
 Scalars = Sequence[tf.Tensor]
 Slots = Mapping[str, tf.Variable]
 
 
 class Optimizer(Protocol):
-    """An update rule. `slots` names the vectors it keeps beside each parameter, which start at zero (`EMA` as the parameter).
-
-    What differs from update to update are a few scalars: `host_scalars` computes them before the loop, `scalars` where the number of
-    the update is known only when it is applied. `needs_count` says whether they depend on that number at all.
-    """
+    """An update rule with slots from zero; `host_scalars` come before the loop, `scalars` in it where `needs_count`."""
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the slots."""
-        ...
 
     @property
     def needs_count(self) -> bool:
         """Whether the scalars depend on the number of the update."""
-        ...
 
     def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
         """Return the scalars of consecutive updates, float32 [count, scalars]; `first_update` counts from 1."""
-        ...
 
     def scalars(self, learning_rate: tf.Tensor, update: tf.Tensor | None) -> Scalars:
-        """Return the same of one update, as float32 scalars, in ops. `learning_rate` float32, `update` int64 from 1."""
-        ...
+        """Return those of one update, float32, in ops; `learning_rate` float32, `update` int64 from 1."""
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
-        """Apply one update under the variables' locks and return the op after which it is complete."""
-        ...
+        """Apply one update under the variables' locks; return the op that completes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +56,7 @@ class Sgd:
     momentum: float
     nesterov: bool
     weight_decay: float
-
-    @property
-    def needs_count(self) -> bool:
-        """The rule does not depend on the number of the update."""
-        return False
+    needs_count = False
 
     def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
         """Return η, float32 [count, 1]."""
@@ -106,11 +93,7 @@ class Adam:
     epsilon: float
     weight_decay: float
     decoupled: bool
-
-    @property
-    def needs_count(self) -> bool:
-        """The bias corrections depend on the number of the update."""
-        return True
+    needs_count = True
 
     def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
         """Return (α, ε', η·d), float32 [count, 3]."""
@@ -153,20 +136,12 @@ class Adam:
 
 @dataclass(frozen=True, slots=True)
 class Averaging:
-    """A rule that also keeps a moving average of its parameters (`core.update_rules`). Scalars: those of `rule`, then 1 − dₜ."""
+    """A rule with a moving average of its parameters (`core.update_rules`). Scalars: those of `rule`, then 1 − dₜ."""
 
+    slots: tuple[str, ...]
     rule: Optimizer
     decay: float
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Those of the rule, which has been told of the average."""
-        return self.rule.slots
-
-    @property
-    def needs_count(self) -> bool:
-        """The decay depends on the number of the update."""
-        return True
+    needs_count = True
 
     def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
         """Return the scalars, float32 [count, scalars]."""
@@ -194,18 +169,126 @@ def build_optimizer(job: Job) -> Optimizer:
         rule: Optimizer = Sgd(slot_names(job), job.momentum, job.nesterov, job.weight_decay)
     else:
         rule = Adam(slot_names(job), job.beta1, job.beta2, job.epsilon, job.weight_decay, decoupled=job.optimizer == "adamw")
-    return Averaging(rule, job.ema_decay) if job.ema_decay else rule
+    return Averaging(rule.slots, rule, job.ema_decay) if job.ema_decay else rule
 
 
 def clipped(gradients: Sequence[tf.Tensor], limit: float) -> list[tf.Tensor]:
-    """In ops: return gradients scaled down to a norm of all together of about `limit` where it is larger.
-
-    g · min(1, limit / (‖g‖ + 1e-6)): the formula of torch.nn.utils.clip_grad_norm_.
-    """
+    """In ops: scale gradients down to a norm of about `limit` together: g · min(1, limit / (‖g‖ + 1e-6)), as clip_grad_norm_."""
     factor = tf.minimum(1.0, limit / (tf.linalg.global_norm(gradients) + 1e-6))
     return [gradient * factor for gradient in gradients]
 
 
 def _float32(value: float) -> float:
-    """Return the value that a float32 op sees, as float64."""
     return float(np.float32(value))
+
+
+Compute = Callable[..., Sequence[tf.Tensor]]  # (begin, end, number int32, sums so far) -> summands
+
+
+def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the sums of `compute`, with the shapes of `zeros`, over the micro-batches ⌊size·j / k⌋ with k = min(most, size) ≥ 1."""
+    count = tf.minimum(most, tf.maximum(size, 1))
+
+    def border(number: tf.Tensor) -> tf.Tensor:
+        whole = tf.cast(size, tf.int64) * tf.cast(number, tf.int64)
+        return tf.cast(whole // tf.cast(count, tf.int64), tf.int32)
+
+    def body(number: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        found = compute(border(number), border(number + 1), number, *sums)
+        return number + 1, *(total + one for total, one in zip(sums, found, strict=True))
+
+    _, *sums = tf.while_loop(lambda number, *_: number < count, body, (tf.constant(0), *zeros), parallel_iterations=1)
+    return list(sums)
+
+
+# Formats of convolutions and matrix products, and fp16's loss scaling; all else stays float32. fp16 and TF32 are untested on a GPU.
+
+TENSOR_FLOAT_CAPABILITY = (8, 0)  # the first GPUs with TF32
+LOW_FORMATS: Mapping[str, tf.DType | None] = {"fp32": None, "bf16": tf.bfloat16, "fp16": tf.float16}
+
+
+def check_precision(job: Job, device: str) -> None:
+    """Raise UsageError for fp16 without a GPU."""
+    if job.precision == "fp16" and not device.startswith("GPU"):
+        raise UsageError("precision: got 'fp16', which needs a GPU, and this run computes on the CPU; allowed here: fp32, bf16. Use bf16.")
+
+
+def precision_used(precision: str, device: str) -> str:
+    """Return the precision for the summary; fp32 notes TF32 on GPUs that use it."""
+    if precision == "fp32" and device.startswith("GPU") and tf.config.experimental.tensor_float_32_execution_enabled():
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+        if any(detail.get("compute_capability", (0, 0)) >= TENSOR_FLOAT_CAPABILITY for detail in details):
+            return "fp32 (TF32)"
+    return precision
+
+
+def watched(forward: Callable[..., tf.Tensor], model: str) -> Callable[..., tf.Tensor]:
+    """Return a forward function whose tracing raises UsageError if it computes nothing in the low format."""
+
+    def watching(parameters: Any, x: Any, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
+        if context.compute is None or tf.executing_eagerly():
+            return forward(parameters, x, context)
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        result = forward(parameters, x, context)
+        if not any(_computed_in(graph, before, context.compute)):
+            raise unused_precision(next(name for name, low in LOW_FORMATS.items() if low == context.compute), model, "tf")
+        return result
+
+    return watching
+
+
+def _computed_in(graph: tf.Graph, first: int, low: tf.DType) -> Iterator[bool]:
+    for operation in graph.get_operations()[first:]:
+        yield operation.type != "Cast" and any(output.dtype.base_dtype == low for output in operation.outputs)
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            yield node.op != "Cast" and node.attr["T"].type == low.as_datatype_enum
+
+
+def unscaled(gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """In ops: return the gradients divided by the scale, and whether all are finite."""
+    return [gradient / scale for gradient in gradients], tf.reduce_all(
+        [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
+    )
+
+
+class LossScale:
+    """Dynamic loss scaling, in ops; see `backends.vectors`."""
+
+    @staticmethod
+    def initial() -> dict[str, float]:
+        """Return the scalars at the start of a run."""
+        return {"loss_scale": FIRST_SCALE, "clean_steps": 0.0}
+
+    def __init__(self) -> None:
+        self.scale = tf.Variable(FIRST_SCALE, name="loss_scale")
+        self._clean = tf.Variable(0.0, name="clean_steps")
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"loss_scale": float(self.scale.numpy()), "clean_steps": float(self._clean.numpy())}
+
+    def restore(self, scalars: Mapping[str, float]) -> None:
+        """Restore what a checkpoint kept, or the initial values."""
+        values = {**self.initial(), **scalars}
+        self.scale.assign(values["loss_scale"])
+        self._clean.assign(values["clean_steps"])
+
+    def check(self) -> None:
+        """Raise RunFailedError if the scale is exhausted."""
+        refuse_exhausted(float(self.scale.numpy()))
+
+    def guarded(self, gradients: Sequence[tf.Tensor], apply: Callable[[Sequence[tf.Tensor]], object]) -> None:
+        """In ops: `apply` the divided gradients if all are finite, and adapt the scale; ranks with summed gradients agree."""
+        divided, finite = unscaled(gradients, self.scale)
+
+        def take() -> tf.Tensor:
+            apply(divided)
+            return tf.constant(True)
+
+        tf.cond(finite, take, lambda: tf.constant(False))
+        scale, clean = next_scale(self.scale.read_value(), self._clean.read_value(), finite, where=tf.where, smaller=tf.minimum)
+        self.scale.assign(scale)
+        self._clean.assign(clean)

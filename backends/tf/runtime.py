@@ -1,7 +1,4 @@
-"""Setting TensorFlow up in a task: environment, threads, devices, and errors said in the interface's words.
-
-Everything here has to happen before the first op, and the environment before the import; `prepare` is therefore called first.
-"""
+"""TensorFlow's configuration in a task: environment before its import, the rest before the first op."""
 
 from __future__ import annotations
 
@@ -12,55 +9,39 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...core.cluster import Cluster, Task
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
-from ...models.base import ModelSpec
+from ...core.update_rules import EMA
+from ...models.base import Array, ModelSpec, ParameterSpec
+from ..base import State
 from ..capabilities import Device
-
-__all__ = [
-    "SERVER_INTER_OP_THREADS",
-    "cluster_tasks",
-    "fits_single_threaded_executor",
-    "import_tensorflow",
-    "kind_of",
-    "prepare",
-    "set_tf_config",
-    "single_threaded_executor",
-    "translated_errors",
-    "within",
-]
+from ..vectors import check_shapes
 
 Result = TypeVar("Result")
-
 KERAS_CHOICE = "TF_USE_LEGACY_KERAS"
-
-SERVER_INTER_OP_THREADS = 2
-"""A server has to answer a second request while an op of the first waits for a message."""
-
-CALLED_IN_PLACE = frozenset(("While", "StatelessWhile"))
-"""Ops that call functions, and that the sequential executor carries out on its own thread (WhileOp::DoComputeSync)."""
-
-MOST_SIDE_BY_SIDE = 1 << 25
-"""Parameters of a model whose float32 ops are carried out side by side, at most. The ops of a larger one keep all threads busy by
-themselves, and side by side they take more memory, how much more being up to chance: up to 0.4 GB for AlexNet."""
+SERVER_INTER_OP_THREADS = 2  # one may wait for a message
+CALLED_IN_PLACE = frozenset(("While", "StatelessWhile"))  # run on the sequential executor's own thread (WhileOp::DoComputeSync)
+MOST_SIDE_BY_SIDE = 1 << 25  # parameters; parallel float32 ops of larger models take up to 0.4 GB more (AlexNet)
 
 
 def import_tensorflow(*, deterministic: bool) -> None:
-    """Import TensorFlow in the environment that it reads at import. Raises ImportError.
+    """Import TensorFlow with its environment set. Raises ImportError.
 
-    oneDNN changes the order of summation with the shape of a batch, so it is off with `deterministic`. TensorFlow's last act is to import
-    Keras, and with it scikit-learn and matplotlib where they are installed: two fifths of the import's time and a quarter of its memory for
-    what nothing here needs. So Keras is looked for under its old name meanwhile, which is rarely there, and TensorFlow does without it
-    (tensorflow/__init__.py passes over the ImportError). `tf.keras` still works: it is imported when it is first used.
+    oneDNN's order of summation depends on the batch, so `deterministic` switches it off. Importing Keras takes two fifths of the time
+    and a quarter of the memory, so TensorFlow looks for it under its old, rarely installed name; `tf.keras` is imported on first use.
     """
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2"}
     if not glob.glob("/dev/nvidia[0-9]*") and not os.path.exists("/dev/dxg"):
-        variables["CUDA_VISIBLE_DEVICES"] = "-1"  # without a GPU, looking for one ends in an error message in every log
+        variables["CUDA_VISIBLE_DEVICES"] = "-1"  # without a GPU, the search for one logs an error
     if deterministic:
         variables["TF_ENABLE_ONEDNN_OPTS"] = "0"
     os.environ.update(variables)
@@ -74,11 +55,7 @@ def import_tensorflow(*, deterministic: bool) -> None:
 
 
 def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
-    """Import and configure TensorFlow; return the device that computes, such as ``CPU:0``.
-
-    Raises UsageError where a GPU is asked for, or the precision needs one, and a worker finds none. With GPUs, it takes the one of its
-    local index, the only one where the agent shows it one alone, and lets memory grow (not tested on a real GPU).
-    """
+    """Import and configure TensorFlow; return the device, such as ``CPU:0``. Raises UsageError if a required GPU is missing."""
     import_tensorflow(deterministic=job.deterministic)
     import tensorflow as tf
 
@@ -90,19 +67,14 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
         tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(False)
     if task.placed.role == "worker":
-        from .precision import check_precision
+        from .optimizers import check_precision
 
         check_precision(job, device)
     return device
 
 
 def _op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int, int]:
-    """Return the threads that an op computes with, and those that carry out ops at the same time.
-
-    Steps in micro-batches have a thread for each. Else ops share the compute threads with those beside them: where one leaves a thread
-    waiting, another goes on (AlexNet in bf16 and ResNet-18 make a tenth more steps on two threads). Only where nothing is gained by that,
-    they are carried out one by one; a model without convolutions has the sequential executor for it (`SingleProcess`).
-    """
+    """Return the threads within an op and those for parallel ops: a tenth faster for AlexNet in bf16 and ResNet-18."""
     from .model import micro_batches_on
 
     if (micro_batches := micro_batches_on(device, job, spec, task.threads)) > 1:
@@ -129,7 +101,7 @@ def _choose_device(task: Task, job: Job) -> str:
 
 
 def kind_of(device: str) -> Device:
-    """Return what a device is called for people and in records."""
+    """Return a device's name in records."""
     return "gpu" if device.startswith("GPU") else "cpu"
 
 
@@ -142,25 +114,21 @@ def cluster_tasks(cluster: Cluster) -> dict[str, list[str]]:
     return roles
 
 
-def set_tf_config(task: Task) -> Mapping[str, Any]:
-    """Tell TensorFlow's own cluster resolver, by TF_CONFIG in this process, who takes part and who this task is."""
+def set_tf_config(task: Task) -> None:
+    """Set TF_CONFIG in this process for TensorFlow's own cluster resolver."""
     config = {"cluster": cluster_tasks(task.cluster), "task": {"type": task.placed.role, "index": task.placed.index}}
     os.environ["TF_CONFIG"] = json.dumps(config)
-    return config
 
 
 def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
-    """Return `call()`, or raise RunFailedError after `seconds`: TensorFlow itself waits an hour for a cluster to form.
-
-    The call goes on in a daemon thread then, so the process has to end.
-    """
+    """Return `call()`; RunFailedError after `seconds`, in which the process has to end: the call continues in a thread."""
     outcome: list[Result] = []
     failure: list[BaseException] = []
 
     def run() -> None:
         try:
             outcome.append(call())
-        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread and raised there
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             failure.append(error)
 
     thread = threading.Thread(target=run, name=f"tf-{what}", daemon=True)
@@ -175,10 +143,7 @@ def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
 
 @contextmanager
 def translated_errors(task: Task) -> Iterator[None]:
-    """Raise OSError(EADDRINUSE) where TensorFlow's server could not listen on the task's reserved port.
-
-    TensorFlow says which port and why in its log only; its error is the same for every reason to fail to start a server.
-    """
+    """Raise OSError(EADDRINUSE) for a port that TensorFlow's server cannot use; its own error does not give the reason."""
     import tensorflow as tf
 
     try:
@@ -190,12 +155,7 @@ def translated_errors(task: Task) -> Iterator[None]:
 
 
 def fits_single_threaded_executor(graph: Any) -> bool:
-    """Return whether the sequential executor can carry out a traced function, a `tf.Graph`, without waiting for ever.
-
-    An op that calls a function (a condition, a case, a partitioned call) has it carried out by the pool of threads for ops, and the
-    sequential executor waits for it, itself on a thread of that pool: of a pool of one thread that is the last, and nested calls use up a
-    larger one. A loop alone is carried out in place.
-    """
+    """Return whether a `tf.Graph` runs on the sequential executor: functions called by ops other than loops may deadlock."""
     definition = graph.as_graph_def()
     nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
     return not any(
@@ -205,11 +165,7 @@ def fits_single_threaded_executor(graph: Any) -> bool:
 
 @contextmanager
 def single_threaded_executor() -> Iterator[None]:
-    """Trace and run functions on TensorFlow's sequential executor, which hands no op over to another thread.
-
-    Ops keep their compute threads. A loop of small ops runs a third faster (logistic regression, 784 features, batch 10).
-    TensorFlow has no public switch for it.
-    """
+    """Trace and run on TensorFlow's sequential executor: a third faster for logistic regression (784 features, batch 10)."""
     from tensorflow.python.eager import context
 
     running = context.context()
@@ -221,3 +177,45 @@ def single_threaded_executor() -> Iterator[None]:
         yield
     finally:
         running.function_call_options = before
+
+
+COPY_THREADS = 2  # one does not use the whole memory bandwidth
+PIECE_ELEMENTS = 1 << 22  # floats per copy, so that threads share a large parameter
+PERMUTED_ELEMENTS = 1 << 18  # the same in another element order, which is slower
+
+
+def copy_all(pairs: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> None:
+    """Copy each second array into the first, in threads. Targets are contiguous; sources may be in another order."""
+    pieces = [piece for target, source in pairs for piece in _pieces(target, source)]
+    with ThreadPoolExecutor(COPY_THREADS) as threads:
+        for _ in threads.map(lambda pair: np.copyto(*pair), pieces):
+            pass  # a failed copy raises here
+
+
+def _pieces(target: NDArray[np.float32], source: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Cut both alike, a source in another order along its first axis only, since its flat view is a copy."""
+    if source.flags.c_contiguous:
+        target, source, step = target.reshape(-1), source.reshape(-1), PIECE_ELEMENTS
+    else:
+        target = target.reshape(source.shape)
+        step = max(1, PERMUTED_ELEMENTS * len(source) // source.size)
+    for first in range(0, len(source), step):
+        yield target[first : first + step], source[first : first + step]
+
+
+def slot_values(state: State, slot: str, parameter: ParameterSpec) -> Array:
+    """Return a parameter's slot in a state; if absent, its value before the first update."""
+    if slot in state.slots:
+        return state.slots[slot][parameter.name]
+    return state.parameters[parameter.name] if slot == EMA else np.zeros(parameter.shape, np.float32)
+
+
+def check_fits(spec: ModelSpec, slots: Sequence[str], state: State) -> None:
+    """Raise ValueError, naming the value, if a state does not fit the model or optimiser. Slots may be absent."""
+    strangers = sorted(set(state.slots) - set(slots))
+    if strangers:
+        raise ValueError(f"the given state has slots {', '.join(strangers)}; this optimiser has {', '.join(slots) or 'none'}")
+    check_shapes(spec, spec.parameters, state.parameters, "parameter")
+    for slot, values in state.slots.items():
+        check_shapes(spec, spec.parameters, values, slot)
+    check_shapes(spec, spec.buffers, state.buffers, "buffer")

@@ -1,29 +1,21 @@
-"""How does torch carry out a job? DistributedDataParallel in sync mode, our own parameter server on plain TCP in async mode.
-
-Importing this package imports no torch: the driver asks it for `placement` and `capabilities` only.
-"""
+"""PyTorch: DistributedDataParallel, and our own parameter server."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
 from ...core.plugins import find
 from ...data.base import Dataset
 from ...models.base import ModelSpec
-from ..base import Availability, Server, Session, make_sampler
-from ..capabilities import Capabilities, ExportFormat
+from ..base import Availability, Server, Session, TensorFunctions, make_sampler, parameter_server_placement, ranks_placement
+from ..capabilities import COMPLETE, ExportFormat
 from ..export import Export
-from ..placement import parameter_server_placement, ranks_placement
-from ..tensor_functions import TensorFunctions
-
-__all__ = ["BACKEND", "EXPORT_FORMATS", "TorchBackend"]
 
 _ROW = find("backend", "torch")
-
-
 EXPORT_FORMATS: Mapping[str, ExportFormat] = {
     "torch": ExportFormat(
         "a state_dict and a program of torch.export that plain torch runs with any batch size",
@@ -46,23 +38,11 @@ class TorchBackend:
     """The backend called ``torch``."""
 
     name = "torch"
-    capabilities = Capabilities(
-        modes=frozenset({"sync", "async"}),
-        precisions=frozenset({"fp32", "bf16", "fp16"}),
-        devices=frozenset({"cpu", "gpu"}),
-        exchanges=frozenset({"native", "direct"}),
-        compiling=True,
-        augmentation=True,
-        deterministic=True,
-        profiling=True,
-        accumulation=True,
-        clipping=True,
-        weight_averaging=True,
-        forks=True,
+    capabilities = replace(
+        COMPLETE,
         packages={_ROW.requires: _ROW.distributions},
         install=_ROW.install,
         gpu_install="install a CUDA build of torch, as its own site tells for your driver",
-        rejoins=frozenset({"worker"}),
         export_formats=EXPORT_FORMATS,
     )
 
@@ -79,27 +59,27 @@ class TorchBackend:
         return ranks_placement(job) if job.mode == "sync" else parameter_server_placement(job, chief_is_first_ps=True)
 
     def preload(self, job: Job) -> None:
-        """Import torch, and the part of this package that every worker of the job needs."""
+        """Import torch, and the modules that every worker of the job needs."""
         if job.mode == "sync":
-            from .sync import session  # noqa: F401
+            from . import sync_session  # noqa: F401
         else:
             from ..parameter_server import worker  # noqa: F401
-            from .asynchronous import computation  # noqa: F401
+            from . import asynchronous  # noqa: F401
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
-        """Join the cluster and warm up; the task's role decides what comes back."""
+        """Join the cluster and warm up; see `Backend.open`."""
         from .runtime import prepare
 
         device = prepare(task, job)
         if job.mode == "sync":
-            from .sync.session import SyncSession
+            from .sync_session import SyncSession
 
             return SyncSession(task, job, model, data, device)
-        from .asynchronous.flat_rule import FlatRule
+        from .asynchronous import FlatRule
 
         if task.placed.role == "chief":
             from ..parameter_server.session import AsyncSession
-            from .asynchronous.translating import ChiefTranslating
+            from .asynchronous import ChiefTranslating
 
             return AsyncSession(task, job, model, data, FlatRule, ChiefTranslating(job, model, data))
         if task.placed.role == "ps":
@@ -107,14 +87,14 @@ class TorchBackend:
 
             return ShardServer(task, job, model, FlatRule)
         from ..parameter_server.worker import Worker
-        from .asynchronous.computation import TorchComputation
+        from .asynchronous import TorchComputation
 
         sampler = make_sampler(job, data, model.objective.weight)
         return Worker(task, job, model, sampler, TorchComputation(task, job, model, data, sampler, device))
 
     def tensor_functions(self) -> TensorFunctions:
-        """Import torch, and return what makes tensors of arrays and arrays of tensors; see `HasTensors`."""
-        from .forward_context import TENSORS
+        """Import torch and return the conversions; see `HasTensors`."""
+        from .model import TENSORS
 
         return TENSORS
 

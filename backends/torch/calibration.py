@@ -1,23 +1,23 @@
-"""Components of a step, repeated by themselves when training is over: on a sync rank and on an async worker."""
+"""Repetition of a step's components after training, on a sync rank and an async worker, and traces of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
+from ...core.cluster import Task
+from ...core.job import Job
 from ...data.sampler import Batches
 from ..timing import Calibrator, Exchange
 from .data import ColumnTensors, ResidentSplit
 
-__all__ = ["SMALL_ELEMENTS", "make_calibrator"]
-
-SMALL_ELEMENTS = 16
-"""Of a small all-reduce, for each rank. gloo leaves messages out where a vector has too few elements to be cut for every rank: two
-ranks reduce one element in 0.3 ms, and eight or a thousand in 1.2 ms."""
-
-Compute = Callable[[ColumnTensors, ColumnTensors, Batches], object]
-"""Computes on a batch that has been gathered: inputs, target, and the same as the only one of some batches."""
+SMALL_ELEMENTS = 16  # gloo skips messages of vectors too short to cut: 1 element takes 0.3 ms, 8 or 1000 take 1.2 ms (two ranks)
+Compute = Callable[[ColumnTensors, ColumnTensors, Batches], object]  # (inputs, target, the same as a `Batches`)
 
 
 def make_calibrator(data: ResidentSplit, batches: Batches, compute: Compute, exchange: Exchange | None, device: torch.device) -> Calibrator:
@@ -34,3 +34,81 @@ def make_calibrator(data: ResidentSplit, batches: Batches, compute: Compute, exc
         exchange,
         settle,
     )
+
+
+class AllReduce:
+    """The exchange of a sync step: DDP's own buckets with the gradients, averaged over `world` ranks."""
+
+    def __init__(self, gradients: Sequence[torch.Tensor], world: int) -> None:
+        """Find the buckets: with ``gradient_as_bucket_view`` each gradient is a view of one, so that no memory is needed."""
+        storages = {gradient.untyped_storage().data_ptr(): gradient for gradient in gradients}
+        self._buckets = [torch.empty(0, device=one.device).set_(one.untyped_storage()) for one in storages.values()]
+        self._small = [torch.zeros(min(len(bucket), SMALL_ELEMENTS * world), device=bucket.device) for bucket in self._buckets]
+        self._world = world
+
+    def whole(self) -> None:
+        """Average every bucket, all at the same time as in DDP."""
+        self._reduce(self._buckets)
+
+    def small(self) -> None:
+        """Average as many buckets of a few bytes."""
+        self._reduce(self._small)
+
+    def _reduce(self, tensors: Sequence[torch.Tensor]) -> None:
+        started = []
+        for tensor in tensors:
+            tensor.div_(self._world)
+            started.append(dist.all_reduce(tensor, async_op=True))
+        for work in started:
+            work.wait()
+
+
+def reducer_figures(distributed: torch.nn.Module | None) -> Mapping[str, float]:
+    """Return DDP's own measurements of the steps that it sampled, in seconds, if there are any."""
+    if distributed is None:
+        return {}
+    logged = distributed._get_ddp_logging_data()
+    figures = {
+        "ddp_forward_seconds": "avg_forward_compute_time",
+        "ddp_backward_seconds": "avg_backward_compute_time",
+        "ddp_communicate_seconds": "avg_backward_comm_time",
+        "ddp_overlap_seconds": "avg_backward_compute_comm_overlap_time",
+    }
+    return {name: int(logged[key]) / 1e9 for name, key in figures.items() if int(logged.get(key, 0)) > 0}
+
+
+FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
+
+
+def make_tracer(task: Task, job: Job, device: torch.device) -> StepProfiler | None:
+    """Return the tracer of this task's first updates after warm-up, None without tracing here."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return StepProfiler(task.name, job.profile, Path(folder), device) if job.profile and folder and task.rank == 0 else None
+
+
+class StepProfiler:
+    """Traces from the first `begin` until as many updates are done."""
+
+    def __init__(self, task: str, updates: int, folder: Path, device: torch.device) -> None:
+        self._path = folder / f"{task}.{time.time_ns() // 10**6}.pt.trace.json"
+        self._left = updates
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities)
+        self._running = False
+
+    def begin(self) -> None:
+        """Start the trace before its first update; does nothing later."""
+        if self._left > 0 and not self._running:
+            self._profiler.start()
+            self._running = True
+
+    def done(self, updates: int = 1) -> None:
+        """Count updates; write the trace after the last."""
+        self._left -= updates
+        if self._running and self._left <= 0:
+            self._profiler.stop()
+            self._running = False
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._profiler.export_chrome_trace(str(self._path))

@@ -1,8 +1,4 @@
-"""The dataset as tensors on the device, handed out batch by batch.
-
-What a model is given of its columns (`ColumnTensors`) is described in models/base.py; of images with a class it is x_bchw [batch, channels,
-height, width] and y_b [batch].
-"""
+"""The dataset as tensors on the device, batch by batch; models/base.py describes what a model gets (`ColumnTensors`)."""
 
 from __future__ import annotations
 
@@ -18,45 +14,97 @@ import torch
 from numpy.typing import NDArray
 
 from ...core.job import Job
-from ...data.augment import Changes
-from ...data.base import IMAGE, LABEL, Dataset, Split
+from ...data.base import IMAGE, LABEL, DataInfo, Dataset, Split
 from ...data.columns import LENGTHS, Column
+from ...data.preprocessing import Changes, apply_changes, normal_line
 from ...data.sampler import Batches
 from ...models.base import ModelSpec
-from .preprocessing import Normaliser, change
 
-__all__ = ["Batch", "ColumnTensors", "ResidentSplit", "part_of", "resident_splits", "share"]
+# Normalisation equals `Dataset.inputs` to the bit; images_bchw are uint8 [batch, channels, height, width], in any order in memory.
 
-FLOAT_LIMIT_BYTES = 2**30
-"""A split is kept normalised, as float32, up to this size; beyond it as uint8 (a quarter) and normalised batch by batch."""
+CHUNK_ELEMENTS = 2**18  # a second-level cache holds their float64 values: 64 × 224 × 224 × 3 take 4 ms on two cores, in one piece 30 ms
 
-SMALL_ELEMENTS = 2**15
-"""Images of more pixels than this (three channels of 104 × 104) stay uint8 in any case: what a step computes on each is so much that
-normalising it costs nothing that could be measured, and they would take four times the memory."""
 
-BLOCK_BYTES = 2**20
-"""Batches are gathered several at once, about this much: it fits a second-level cache, and one gather for 32 batches of 10 × 784
-costs less than 32 (21,500 instead of 17,200 updates per second with logistic regression on one core)."""
+class Normaliser:
+    """Computes (pixel / 255 − mean) / std in float64, rounded to float32: as a line if that gives the same bits."""
 
-ColumnTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
-"""One column of a fixed shape, or tensors by name."""
+    def __init__(self, info: DataInfo, device: torch.device, *, channels_last: bool) -> None:
+        self._shape = info.input_shape
+        self._device, self._channels_last = device, channels_last
+        line = normal_line(info.mean, info.std)
+        self._line = None if line is None else tuple(self._spread(values_c) for values_c in line)
+        self._mean, self._std = (self._spread(np.array(values)) for values in (info.mean, info.std))
 
-Batch = tuple[ColumnTensors, ColumnTensors]
-"""Inputs and target."""
+    def _spread(self, values_c: NDArray[np.float64]) -> torch.Tensor:
+        spread = np.tile(values_c, self._shape[2]) if self._channels_last else values_c[:, None]
+        return torch.from_numpy(np.ascontiguousarray(spread)).to(self._device)
+
+    def empty(self, count: int) -> torch.Tensor:
+        """Return memory for `count` normalised images: [n, h, w · c] channels last, else [n, c, h · w]."""
+        channels, height, width = self._shape
+        rows = (height, width * channels) if self._channels_last else (channels, height * width)
+        return torch.empty(count, *rows, device=self._device)
+
+    def as_images(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return memory from `empty` as float32 [n, c, h, w]."""
+        channels, height, width = self._shape
+        if self._channels_last:
+            return rows.view(-1, height, width, channels).permute(0, 3, 1, 2)
+        return rows.view(-1, channels, height, width)
+
+    def convert(self, images_bchw: torch.Tensor, out: torch.Tensor) -> None:
+        """Normalise images into memory from `empty`; fastest if they lie in the same order."""
+        images = images_bchw.permute(0, 2, 3, 1) if self._channels_last else images_bchw
+        step = len(out) if self._device.type != "cpu" else max(1, CHUNK_ELEMENTS // math.prod(self._shape))
+        for first in range(0, len(out), step):
+            rows = out[first : first + step]
+            values = images[first : first + step].reshape(rows.shape).to(torch.float64)
+            rows.copy_(self._normal(values))
+
+    def _normal(self, values: torch.Tensor) -> torch.Tensor:
+        if self._line is None:
+            return values.div_(255.0).sub_(self._mean).div_(self._std)
+        factor, summand = self._line
+        return torch.addcmul(summand, values, factor, out=values)
+
+
+def change(images_bchw: torch.Tensor, changes: Changes) -> torch.Tensor:
+    """Return changed copies of images on their device; see `apply_changes`."""
+    if images_bchw.device.type == "cpu":
+        return torch.from_numpy(apply_changes(images_bchw.numpy(), changes))
+    return gather_changed(images_bchw, torch.from_numpy(changes).to(images_bchw.device, torch.int64))
+
+
+def gather_changed(images_bchw: torch.Tensor, changes: torch.Tensor) -> torch.Tensor:
+    """Apply `changes` int64 [b, 3] to all images in one operation, which suits a GPU."""
+    batch, channels, height, width = images_bchw.shape
+    dy, dx, flip = (changes[:, column, None] for column in range(3))
+    columns = torch.arange(width, device=images_bchw.device)
+    rows_bh = torch.arange(height, device=images_bchw.device) - dy
+    columns_bw = torch.where(flip.bool(), width - 1 - columns, columns) - dx
+    inside = ((rows_bh >= 0) & (rows_bh < height))[:, :, None] & ((columns_bw >= 0) & (columns_bw < width))[:, None, :]
+    places = rows_bh.clamp(0, height - 1)[:, :, None] * width + columns_bw.clamp(0, width - 1)[:, None, :]
+    chosen = places.view(batch, 1, -1).expand(batch, channels, -1)
+    return images_bchw.reshape(batch, channels, -1).gather(2, chosen).view_as(images_bchw) * inside[:, None]
+
+
+FLOAT_LIMIT_BYTES = 2**30  # larger splits stay uint8, normalised by batch
+SMALL_ELEMENTS = 2**15  # larger images stay uint8: normalising them costs nothing measurable
+BLOCK_BYTES = 2**20  # fits a second-level cache: logistic regression makes 21,500 instead of 17,200 updates/s on one core
+ColumnTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # one column of a fixed shape, or tensors by name
+Batch = tuple[ColumnTensors, ColumnTensors]  # inputs, target
 
 
 class ResidentColumn(Protocol):
-    """One column of a split in the device's memory."""
+    """A column of a split in the device's memory."""
 
     example_bytes: int
 
     def span(self, start: int, stop: int) -> ColumnTensors:
-        """Return the examples start … stop − 1 in stored order, unchanged; they are valid until the next are asked for."""
-        ...
+        """Return the examples start … stop − 1 as stored, valid until the next call."""
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        """Return the examples at `chosen`, int64, in batches of the given sizes; images are changed where there are `changes`."""
-        ...
+        """Return the examples at `chosen`, int64, in batches of the given sizes, with `changes` of images."""
 
 
 class ResidentImages:
@@ -76,7 +124,7 @@ class ResidentImages:
         self._room = self._normaliser.empty(0)
 
     def _normalise(self, images_bchw: torch.Tensor) -> torch.Tensor:
-        """Normalise stored images into memory that the next call overwrites: fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch."""
+        """Normalise into memory that the next call overwrites: fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch."""
         if len(self._room) < len(images_bchw):
             self._room = self._normaliser.empty(len(images_bchw))
         rows = self._room[: len(images_bchw)]
@@ -84,7 +132,6 @@ class ResidentImages:
         return self._normaliser.as_images(rows)
 
     def _as_read(self, rows: torch.Tensor, changes: Changes | None) -> torch.Tensor:
-        """Return examples as they are held, changed where there are `changes`, as the model reads them: float32 [n, c, h, w]."""
         if self.normalised:
             return self._normaliser.as_images(rows)
         images_bchw = rows.permute(0, 3, 1, 2)
@@ -118,7 +165,7 @@ class ResidentNumbers:
 
 
 class ResidentSequences:
-    """A column whose length varies: the values of all examples as they are stored, and where each example begins."""
+    """A column of varying length: the stored values of all examples, and their offsets."""
 
     def __init__(self, name: str, column: Column, device: torch.device) -> None:
         self._name, self._device = name, device
@@ -128,7 +175,7 @@ class ResidentSequences:
         self.example_bytes = 8 * longest * math.prod(column.values.shape[1:])
 
     def longest(self, start: int, stop: int) -> int:
-        """Return how long the longest of the examples start … stop − 1 is."""
+        """Return the longest length of the examples start … stop − 1."""
         return int(np.diff(self._offsets[start : stop + 1]).max(initial=0))
 
     def _given(self, indices: NDArray[np.int64]) -> ColumnTensors:
@@ -141,14 +188,14 @@ class ResidentSequences:
         return self._given(np.arange(start, stop))
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        """See `ResidentColumn.batches`; each batch is as long as its own longest example."""
+        """See `ResidentColumn.batches`; each batch is as long as its longest example."""
         indices = chosen.cpu().numpy()
         ends = np.cumsum(sizes)
         return [self._given(indices[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
 
 
 class ResidentSplit:
-    """One split in the device's memory: the columns that a model reads."""
+    """The columns of a split that a model reads, in the device's memory."""
 
     def __init__(
         self,
@@ -161,8 +208,6 @@ class ResidentSplit:
         channels_last: bool = False,
         changing: bool = False,
     ) -> None:
-        """Load the split. `channels_last`: how its images lie in memory. `changing`: batches carry changes of the stored pixels."""
-
         def resident(name: str) -> ResidentColumn:
             if name == IMAGE:
                 return ResidentImages(data, split, device, channels_last=channels_last, changing=changing)
@@ -170,7 +215,6 @@ class ResidentSplit:
             return ResidentNumbers(column, device) if column.offsets is None else ResidentSequences(name, column, device)
 
         self._inputs, self._target = {name: resident(name) for name in inputs}, resident(target)
-        self._size, self._target_name = data.info.sizes[split], target
         self._device = device
         self.wait_seconds = 0.0
 
@@ -179,24 +223,18 @@ class ResidentSplit:
         """Whether images are held normalised."""
         return any(isinstance(held, ResidentImages) and held.normalised for held in self._inputs.values())
 
-    def __len__(self) -> int:
-        return self._size
-
     def longest(self, start: int, stop: int) -> int:
-        """Return how long the longest of the examples start … stop − 1 is, in any column whose length varies; 0 where none does."""
+        """Return the longest length of the examples start … stop − 1 in any varying column; 0 without one."""
         columns = [held for held in (*self._inputs.values(), self._target) if isinstance(held, ResidentSequences)]
         return max((held.longest(start, stop) for held in columns), default=0)
 
     def span(self, start: int, stop: int) -> Batch:
-        """Return the examples start … stop − 1 in stored order, unchanged; they are valid until the next are asked for."""
+        """Return the examples start … stop − 1 as stored, valid until the next call."""
         inputs = {name: held.span(start, stop) for name, held in self._inputs.items()}
         return _together(inputs), self._target.span(start, stop)
 
     def blocks(self, batches: Batches) -> Iterator[list[Batch]]:
-        """Yield the batches in order, several at a time; a batch may be empty. A block is valid until the next is asked for.
-
-        `wait_seconds` grows by the time that gathering took, as the host sees it.
-        """
+        """Yield the batches, several together, in a list valid until the next one; `wait_seconds` grows by the host's time."""
         start, stop = batches.offsets[0], batches.offsets[-1]
         indices = torch.from_numpy(batches.indices[start:stop].astype(np.int64)).to(self._device)
         changes = None if batches.changes is None else batches.changes[start:stop]
@@ -215,7 +253,6 @@ class ResidentSplit:
             yield list(zip(x, y, strict=True))
 
     def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        """Return the inputs of each batch."""
         found = [held.batches(chosen, sizes, changes) for held in self._inputs.values()]
         if len(found) == 1:
             return found[0]
@@ -223,7 +260,6 @@ class ResidentSplit:
 
 
 def _together(inputs: Mapping[str, ColumnTensors]) -> ColumnTensors:
-    """Return the inputs as a forward function takes them."""
     if len(inputs) == 1:
         return next(iter(inputs.values()))
     named: dict[str, torch.Tensor] = {}
@@ -233,16 +269,11 @@ def _together(inputs: Mapping[str, ColumnTensors]) -> ColumnTensors:
 
 
 def _numbers(values: NDArray[Any]) -> torch.Tensor:
-    """Return whole numbers as int64 and others as float32."""
     return torch.from_numpy(np.array(values, dtype=np.float32 if values.dtype.kind == "f" else np.int64))
 
 
 def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> dict[Split, ResidentSplit]:
-    """Load both splits, as the job and the model want them.
-
-    A model with convolutions reads images channels last: on two cores AlexNet's step takes 750 ms instead of 1050 with images of
-    224 × 224. Its weights may stay in canonical layout: they are rearranged for each product in any case, and it makes no difference.
-    """
+    """Load both splits; channels last for convolutions, as AlexNet's step on two cores takes 750 ms, not 1050 (224 × 224)."""
     channels_last = any(len(parameter.shape) == 4 for parameter in model.parameters)
     changing = job.augment != "none"
 
@@ -258,7 +289,7 @@ def part_of(given: ColumnTensors, begin: int, end: int) -> ColumnTensors:
 
 
 def share(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor on the array's own memory: a read-only map stays shared by the node's tasks, and is never written to."""
+    """Return a tensor on the array's memory: a read-only map stays shared by the node's tasks, and is never written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,7 +1,4 @@
-"""Decodes with a model on torch, a piece at a time, with a cache of keys and values.
-
-Shapes: padded_bs [batch, time]; logits_nv [rows, pieces].
-"""
+"""Decoding with a model on torch. Shapes: padded_bs, source_bs, pieces_bt [batch, time]; logits_nv [rows, pieces]."""
 
 from __future__ import annotations
 
@@ -11,19 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch._higher_order_ops.while_loop import while_loop
 
 from ...data.columns import LENGTHS
+from ...data.text import BEGIN, END, PADDING
 from ..decoding_functions import DecodingChecks, DecodingFunctions
-
-__all__ = ["TorchStepper"]
 
 
 class TorchStepper:
-    """Implements `models.decoding.search.Stepper` with functions of a model that are bound to its parameters.
-
-    `encode(inputs)` and `decode_step(tokens, position, memory, cache)` compute in the number format of the model, which has so many
-    `pieces`. Its methods raise UsageError where the functions return something else than they have to (`DecodingChecks`).
-    """
+    """A `models.decoding.search.Stepper` of a model's functions. Wrong results raise UsageError (`DecodingChecks`)."""
 
     def __init__(self, functions: DecodingFunctions, source: str, pieces: int, device: torch.device) -> None:
         self._functions, self._source, self._device = functions, source, device
@@ -41,7 +34,6 @@ class TorchStepper:
             row[: len(source)] = torch.from_numpy(np.array(source, np.int64))
         inputs = {self._source: padded_bs.to(self._device), f"{self._source}{LENGTHS}": torch.tensor(lengths, device=self._device)}
         with torch.inference_mode():
-            # It is read at every step, which takes less time of memory that lies in order.
             memory = self._checks.memory(self._functions.encode(inputs), len(sources))
             self._memory = _mapped(lambda tensor: tensor.contiguous(), memory)
             self._cache = self._checks.cache(self._functions.empty_cache(self._memory), len(sources))
@@ -70,8 +62,34 @@ def _shape(found: Any) -> Sequence[int] | None:
 
 
 def _mapped(function: Callable[[torch.Tensor], torch.Tensor], structure: Any) -> Any:
-    """Return nested tuples with the function's result in place of each tensor."""
     if isinstance(structure, torch.Tensor):
         return function(structure)
     parts = [_mapped(function, part) for part in structure]
     return type(structure)(*parts) if hasattr(structure, "_fields") else tuple(parts)
+
+
+# Greedy search without numpy or Python at run time; a program's loop keeps its tensors' shapes, so there is no growing cache.
+
+Logits = Callable[[torch.Tensor], torch.Tensor]  # pieces_bt -> logits_btv, which depend only on earlier positions
+
+
+def greedy(logits: Logits, source_bs: torch.Tensor, lengths_b: torch.Tensor, extra: int) -> torch.Tensor:
+    """Return translations, int64 pieces_bt, `extra` longer than the source: each padded after END, or cut off at its maximum."""
+    batch, time = source_bs.shape
+    total = time + extra
+
+    def unfinished(place: torch.Tensor, pieces_bt: torch.Tensor, done_b: torch.Tensor) -> torch.Tensor:
+        return (place < total) & ~done_b.all()
+
+    def step(place: torch.Tensor, pieces_bt: torch.Tensor, done_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        here_t = torch.arange(total, device=source_bs.device) == place
+        scores_bv = (logits(pieces_bt) * here_t[None, :, None]).sum(1)
+        numbers_v = torch.arange(scores_bv.shape[1], device=source_bs.device)
+        piece_b = scores_bv.masked_fill((numbers_v == PADDING) | (numbers_v == BEGIN), float("-inf")).argmax(1)
+        piece_b = torch.where(done_b | (place >= lengths_b + extra), PADDING, piece_b)
+        return place + 1, torch.where(here_t[None, :], piece_b[:, None], pieces_bt), (piece_b == END) | (piece_b == PADDING)
+
+    pieces_bt = torch.zeros(batch, total, dtype=torch.int64, device=source_bs.device)
+    done_b = torch.zeros(batch, dtype=torch.bool, device=source_bs.device)
+    found: torch.Tensor = while_loop(unfinished, step, (torch.tensor(0), pieces_bt, done_b))[1]
+    return found

@@ -1,7 +1,4 @@
-"""A trained model as plain torch reads it: a state_dict, and the forward pass as a program.
-
-The names of the state_dict are the canonical ones, which for the models that torchvision has are torchvision's.
-"""
+"""Export for plain torch: a state_dict by canonical names (torchvision's, for its models), and the forward pass as a program."""
 
 from __future__ import annotations
 
@@ -16,34 +13,33 @@ from ...core.plugins import forward_plugin, load
 from ...data.columns import LENGTHS
 from ...data.text import END, PADDING
 from ...models.base import ForwardContext
-from ...models.decoding.settings import GREEDY
+from ...models.decoding import GREEDY
 from ..export import LOGITS, Export
 from .data import ColumnTensors
-from .greedy_program import greedy
+from .decoding import greedy
 
-__all__ = ["export"]
-
-EXAMPLE_BATCH, EXAMPLE_LENGTH = 2, 7
-"""Batch size of the example that the program is traced with; torch.export would take 0 and 1 for fixed sizes."""
+EXAMPLE_BATCH, EXAMPLE_LENGTH = 2, 7  # torch.export would take 0 and 1 as fixed
 
 
 def export(request: Export) -> None:
-    """Write ``state_dict.pt`` and ``program.pt2``; the program of a model that translates holds a greedy search."""
+    """Write ``state_dict.pt`` and ``program.pt2``; a translating model's program holds a greedy search."""
     translates = request.model.objective.translation is not None
     module = _Translating(request) if translates else _Trained(request)
     canonical = {place: name for name, place in module.places.items()}
     torch.save({canonical.get(place, place): value for place, value in module.state_dict().items()}, request.folder / "state_dict.pt")
-    if translates:
-        _save_translating(module, request)
-        return
-    example = torch.zeros(EXAMPLE_BATCH, *request.model.input_shape)
-    program = _traced(module, request, example, {0: torch.export.Dim("batch")})
-    _name_result(program)
+    if translates:  # any number of sentences of any length
+        example = torch.full((EXAMPLE_BATCH, EXAMPLE_LENGTH), END)
+        sizes = {0: torch.export.Dim("batch", min=1, max=1 << 16), 1: torch.export.Dim("time", min=1, max=1 << 12)}
+    else:
+        example, sizes = torch.zeros(EXAMPLE_BATCH, *request.model.input_shape), {0: torch.export.Dim("batch")}
+    program = _traced(module, request, example, sizes)
+    if not translates:
+        _name_result(program)
     torch.export.save(program, request.folder / "program.pt2")
 
 
 def _traced(module: _Trained, request: Export, example: torch.Tensor, sizes: dict[int, Any]) -> torch.export.ExportedProgram:
-    """Trace the program. Raises UsageError where the forward function only works for the example's sizes."""
+    """Trace the program. Raises UsageError if the forward function only works for the example's sizes."""
     try:
         return torch.export.export(module, (example,), dynamic_shapes=(sizes,))
     except UserError as error:
@@ -55,22 +51,11 @@ def _traced(module: _Trained, request: Export, example: torch.Tensor, sizes: dic
 
 
 def _name_result(program: torch.export.ExportedProgram) -> None:
-    """Name what the program returns as other formats do; torch names it after its last operation."""
     (result,) = next(node for node in program.graph.nodes if node.op == "output").args[0]
     result.name = program.graph_signature.output_specs[0].arg.name = LOGITS
 
 
-def _save_translating(module: torch.nn.Module, request: Export) -> None:
-    """Trace for any number of sentences of any length."""
-    example = torch.full((EXAMPLE_BATCH, EXAMPLE_LENGTH), END)
-    sizes = {0: torch.export.Dim("batch", min=1, max=1 << 16), 1: torch.export.Dim("time", min=1, max=1 << 12)}
-    program = _traced(module, request, example, sizes)
-    torch.export.save(program, request.folder / "program.pt2")
-
-
 class _Trained(torch.nn.Module):  # type: ignore[misc]
-    """The model's forward pass over its trained values, each under its canonical name in the tree of modules."""
-
     def __init__(self, request: Export) -> None:
         super().__init__()
         self.run = load(forward_plugin(request.model_name, "torch"), "forward").forward
@@ -83,14 +68,11 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
         for name, value in request.buffers.items():
             parent, leaf = self._place(name)
             parent.register_buffer(leaf, torch.tensor(value))
-            if leaf == "running_mean":  # torch's own layers of batch normalisation count their batches beside it
+            if leaf == "running_mean":  # torch's own layers of batch normalisation also count their batches
                 parent.register_buffer("num_batches_tracked", torch.tensor(request.updates))
 
     def _place(self, name: str) -> tuple[torch.nn.Module, str]:
-        """Return the module that holds what is called `name`, made where it is missing, and the last part of the name.
-
-        Parts that a module has an attribute of (``type``) get "_" behind them; `places` has the names in the tree.
-        """
+        """Return the module for `name`, created if missing, and its last part; names that collide with attributes get an ``_``."""
         *path, leaf = name.split(".")
         module: torch.nn.Module = self
         parts = []
@@ -105,7 +87,7 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
         return module, leaf
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits_bk of normalised images, [batch, channels, height, width]. The argument's name is that of the program's input."""
+        """Return logits_bk of normalised images, [batch, channels, height, width]; the argument names the program's input."""
         return self._outputs(images)
 
     def _outputs(self, inputs: ColumnTensors) -> torch.Tensor:
@@ -115,8 +97,6 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
 
 
 class _Translating(_Trained):
-    """A translation of each row of pieces, which end with END and have padding behind it."""
-
     def __init__(self, request: Export) -> None:
         super().__init__(request)
         quality = request.model.objective.translation
@@ -125,7 +105,6 @@ class _Translating(_Trained):
         self._source, self._target = quality.source, quality.target
 
     def forward(self, pieces: torch.Tensor) -> torch.Tensor:
-        """Return pieces of the target; see `greedy`. The argument's name is that of the program's input."""
         source_bs = pieces
         lengths_b = (source_bs != PADDING).sum(1)
 

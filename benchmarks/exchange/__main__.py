@@ -22,8 +22,6 @@ from .bounds import Line, sizes
 from .group import ADDERS, run_ranks
 from .table import Series, markdown, write_page
 
-__all__ = ["main", "network_of", "parse"]
-
 LEAST_BYTES, MOST_BYTES, FACTOR = 1 << 10, 256 << 20, 4
 SOCKETS = "sockets"
 

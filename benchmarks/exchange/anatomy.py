@@ -24,8 +24,6 @@ from .group import ADDERS, run_ranks
 from .table import DOCS, machine_text, time_text
 from .traces import AllReduce, Call, cut, per_thread, read
 
-__all__ = ["counted_text", "main", "parse", "timeline_text", "traced_text"]
-
 PAGE = DOCS / "synchronous-steps.md"
 
 LOGREG_BYTES = 31_400

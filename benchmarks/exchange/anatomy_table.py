@@ -8,8 +8,6 @@ from typing import Any
 from .table import time_text
 from .traces import RECEIVING, SENDING, WAITING, AllReduce
 
-__all__ = ["column", "markdown"]
-
 BUSY_SECONDS = 1e-6
 """On a core during an all-reduce: a thread with less does something else."""
 

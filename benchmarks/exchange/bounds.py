@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-__all__ = ["Line", "all_reduce_bound", "fit", "sizes"]
-
 
 @dataclass(frozen=True)
 class Line:

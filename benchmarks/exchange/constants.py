@@ -19,8 +19,6 @@ from ..processes import MeasurementError
 from .group import run_ranks
 from .table import size_text, time_text
 
-__all__ = ["main", "parse", "render"]
-
 KIB, MIB = 1 << 10, 1 << 20
 VALUES = {
     "PIECE_BYTES": [64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 4 * MIB],

@@ -14,8 +14,6 @@ from typing import Any
 from ..nodes import nodes
 from ..processes import Group, MeasurementError, environment
 
-__all__ = ["ADDERS", "RANKS", "run_ranks"]
-
 RANKS = Path(__file__).parent / "ranks"
 
 ADDERS = {"direct": "mesh.py", "gloo": "gloo.py", "TensorFlow": "tf_ring.py"}

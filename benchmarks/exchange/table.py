@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from crosstrain.core.units import bandwidth_text
-from crosstrain.report.plots.figure import COLOURS, INK
+from crosstrain.report.pages.figure import COLOURS, INK
 
 from ..experiments.page import fill
 from .bounds import Line, all_reduce_bound, fit
-
-__all__ = ["DOCS", "Series", "draw", "machine_text", "markdown", "size_text", "time_text", "write_page"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MARKERS = "osD^v"

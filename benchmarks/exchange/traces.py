@@ -10,8 +10,6 @@ from itertools import pairwise
 
 from .ranks.counters import MARK
 
-__all__ = ["AllReduce", "Call", "cut", "per_thread", "read"]
-
 _LINE = re.compile(r"^(?P<thread>\d+) +(?P<time>\d+\.\d+) (?:<\.\.\. (?P<resumed>\w+) resumed>|(?P<name>\w+)\()(?P<rest>.*)$")
 _END = re.compile(r"= (?P<result>-?\d+|0x[0-9a-f]+|\?)(?P<error> E[A-Z]+)?[^=]*?(?:<(?P<seconds>\d+\.\d+)>)?$")
 

@@ -22,8 +22,6 @@ from .catalog import EXPERIMENTS, Experiment
 from .page import fill, machine_text, measured_text
 from .results import Results, read_results
 
-__all__ = ["main", "parse", "sweep_arguments", "write_page"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/experiments.md"
 MOST_PICTURE_BYTES = 200_000

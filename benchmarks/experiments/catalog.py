@@ -9,8 +9,6 @@ from typing import Any
 
 from .results import Settings, Value, above_the_others, ratio, share_of_the_others
 
-__all__ = ["EXPERIMENTS", "Compared", "Experiment"]
-
 SPEED = ("examples/s", "steps/s")
 LEARNT = ("test loss", "test accuracy")
 NODES = ("CPU cores", "peak memory", "sent", "received")

@@ -12,12 +12,10 @@ from typing import Any
 
 from crosstrain.core.settings.sources import resolve
 from crosstrain.core.settings.sweeps import value_text
-from crosstrain.records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text
+from crosstrain.records.text import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text
 
 from .catalog import Experiment
 from .results import Point, Results, figure
-
-__all__ = ["COLUMNS", "fill", "machine_text", "measured_text", "places"]
 
 NOT_RUN = "*Not measured yet.*"
 ALIKE = math.log(1.05)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Point", "Results", "Value", "above_the_others", "figure", "ratio", "read_results", "share_of_the_others"]
-
 Settings = Mapping[str, Any]
 Value = Callable[["Results"], "float | None"]
 

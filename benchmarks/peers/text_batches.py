@@ -8,13 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from workload import Workload
 
-from crosstrain.data.batching import BucketedTokens
-from crosstrain.data.bucketing import example_lengths
+from crosstrain.data.batching import BucketedTokens, example_lengths
 from crosstrain.data.columns import Column
 from crosstrain.data.sampler import Batches, Sampler
-from crosstrain.models.layers.position_codes import position_codes
-
-__all__ = ["BEGIN", "PADDING", "TextBatch", "indices_of", "positions", "text_batches"]
+from crosstrain.models.layers.formulas import position_codes
 
 PADDING, BEGIN = 0, 1
 

@@ -24,8 +24,6 @@ from crosstrain.data.store.stored_dataset import StoredDataset, open_dataset
 from crosstrain.models.base import ModelSpec
 from crosstrain.models.build import build_model
 
-__all__ = ["Timer", "Workload", "read_workload"]
-
 LOSSES_SHOWN = 500
 
 

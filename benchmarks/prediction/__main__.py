@@ -22,8 +22,6 @@ from crosstrain.core.units import parse_bandwidth
 from ..processes import Group, MeasurementError, environment
 from .table import write_documents
 
-__all__ = ["FITTED", "SCENES", "Scene", "Wanted", "main", "wanted_runs"]
-
 WORKLOAD = ("--model", "cnn", "--data", "synthetic-images:size=96,classes=10")
 """With a batch of 48 it computes for as long as its 2.2 MB take on a link of some 150 Mbit/s, so that either can hold it back.
 

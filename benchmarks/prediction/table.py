@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from crosstrain.monitor.host import describe_host
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.prediction.cost_model import Link
-from crosstrain.report.prediction.error_band import VALIDATION_FILE, Point, Validation, ValidationGroup
-from crosstrain.report.prediction.extrapolation import Question, predict
-from crosstrain.report.prediction.fit import Fitted, fit
-from crosstrain.report.prediction.observations import Observed, observe
-
-__all__ = ["judge", "toml_text", "write_documents"]
+from crosstrain.report.analysis.cost_model import Link
+from crosstrain.report.analysis.extrapolation import VALIDATION_FILE, Point, Question, Validation, ValidationGroup, predict
+from crosstrain.report.analysis.fit import Fitted, fit
+from crosstrain.report.analysis.observations import Observed, observe
+from crosstrain.report.runs.run import Run
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "scaling.md"
 BEGIN, END = "<!-- written by benchmarks.prediction -->", "<!-- end -->"

@@ -28,8 +28,6 @@ from crosstrain.launch.virtual.network import VirtualNetwork
 
 from ..processes import Group, MeasurementError, environment
 
-__all__ = ["main"]
-
 NODES = 3
 CHECKPOINT_EVERY = 200
 KILL_AFTER_STEPS = 500

@@ -20,8 +20,6 @@ from torch.nn.functional import cross_entropy
 
 from .elastic_script import prepared
 
-__all__ = ["main"]
-
 STATE = "checkpoint.pt"
 
 

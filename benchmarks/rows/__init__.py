@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from ..contestants import Contestant, Row
 from . import exchange, gpu, images, logreg, translation
 
-__all__ = ["CONTESTANTS", "GROUPS", "ROWS"]
-
 CONTESTANTS: Mapping[str, Contestant] = {
     **logreg.CONTESTANTS,
     **images.CONTESTANTS,

@@ -12,8 +12,6 @@ from . import images, logreg
 from .images import ALEXNET, BACKENDS, WITHOUT_STATE, Backend
 from .translation import LINK, LINK_BYTES_PER_SECOND, NODES
 
-__all__ = ["ALEXNET_PARAMETERS", "CONTESTANTS", "ROWS"]
-
 DIRECT = ("--exchange", "direct")
 
 LOGREG_STEPS = 12_000

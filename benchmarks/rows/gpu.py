@@ -8,8 +8,6 @@ from ..contestants import Contestant, Ours, Peer, Row
 from ..workload import Work
 from .translation import BASE
 
-__all__ = ["CONTESTANTS", "ROWS"]
-
 DATA = "synthetic-images:size=224,classes=1000,train=4096,test=256"
 
 ALEXNET = Work("alexnet", DATA, 512, 0.01, warmup=40, momentum=0.9, precision="bf16", fewest_steps=40)

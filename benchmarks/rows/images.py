@@ -8,8 +8,6 @@ from typing import Literal
 from ..contestants import Contestant, Ours, Peer, Reference, Row
 from ..workload import Work
 
-__all__ = ["ALEXNET", "CNN", "CONTESTANTS", "REFERENCE", "ROWS"]
-
 Backend = Literal["tf", "torch"]
 
 BACKENDS: tuple[Backend, ...] = ("tf", "torch")

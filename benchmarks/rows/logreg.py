@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..contestants import Contestant, Ours, Peer, Row
 
-__all__ = ["CONTESTANTS", "ROWS"]
-
 FASTEST_ALONE: tuple[str, ...] = ("--compile", "on")
 """Options with which one process of TensorFlow takes most steps: what is held against a loop that XLA compiles."""
 

@@ -9,8 +9,6 @@ from ..generated_text import DATA
 from ..workload import Work
 from .images import BACKENDS, WITHOUT_STATE, Backend
 
-__all__ = ["BASE", "CONTESTANTS", "ROWS", "TINY"]
-
 PRECISIONS = ("fp32", "bf16")
 
 TINY = Work(

@@ -12,8 +12,6 @@ from pathlib import Path
 from .measured_run import Measured, measure
 from .reading import read_an_hour
 
-__all__ = ["main", "table"]
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure each number of nodes, print the table, and return the exit code: 0, or 1 where a run failed."""

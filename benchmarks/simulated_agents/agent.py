@@ -12,15 +12,12 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from crosstrain.backends.packages import recorded_packages
-from crosstrain.engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
-from crosstrain.engine.protocol.messages import PROTOCOL, Message, RawArray
+from crosstrain.backends.loading import recorded_packages
+from crosstrain.engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, Message, RawArray
 from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
 
 from .backend import EVALUATION_SECONDS, step_seconds
-
-__all__ = ["SimulatedAgent", "Timers", "described_host", "sample_of_this_process"]
 
 START_SECONDS = 1.0
 """A task is ready so long after its start; what a framework takes to load is its own affair."""

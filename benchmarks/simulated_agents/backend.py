@@ -17,15 +17,13 @@ from crosstrain.backends.base import (
     State,
     StepResult,
     make_sampler,
+    ranks_placement,
 )
 from crosstrain.backends.capabilities import Capabilities
-from crosstrain.backends.placement import ranks_placement
 from crosstrain.core.cluster import Task, TaskSpec
 from crosstrain.core.job import Job
 from crosstrain.data.base import Dataset, Split
 from crosstrain.models.base import Array, ModelSpec
-
-__all__ = ["BACKEND", "STEP_VARIABLE", "step_seconds"]
 
 STEP_VARIABLE = "SIMULATED_STEP_SECONDS"
 """The environment variable that says how long an update takes, in seconds, on every node alike."""

@@ -26,8 +26,6 @@ from ..processes import environment
 from .backend import STEP_VARIABLE
 from .process import LOADED
 
-__all__ = ["Measured", "measure", "plugin_folder"]
-
 STEP_SECONDS = 0.025
 """Forty updates a second: twenty in each of the two plans that the driver sends in a second."""
 

@@ -17,16 +17,13 @@ from typing import Any
 from crosstrain.core.errors import TrainerError
 from crosstrain.core.settings.sources import resolve
 from crosstrain.engine.protocol.messages import PROTOCOL, Message
-from crosstrain.engine.protocol.nonblocking import Incoming, Outgoing
-from crosstrain.engine.protocol.transport import read_secret
-from crosstrain.launch.environments.detect import detect
+from crosstrain.engine.protocol.transport import Incoming, Outgoing, read_secret
+from crosstrain.launch.launchers.environments import detect
 from crosstrain.launch.launchers.joining import job_request, welcomed
+from crosstrain.launch.launchers.machine_checks import allow_files_of_nodes
 from crosstrain.launch.launchers.rendezvous import apply_membership
-from crosstrain.launch.open_files import allow_files_of_nodes
 
 from .agent import SimulatedAgent, Timers, described_host, sample_of_this_process
-
-__all__ = ["LOADED", "main"]
 
 LOADED = "loaded"
 """What a process prints when it is about to join: loading Python many times over on one machine is no part of a cluster's start."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from crosstrain.core.process import python
 
-__all__ = ["Reading", "extend", "read_an_hour"]
-
 HOUR_SECONDS = 3600.0
 
 

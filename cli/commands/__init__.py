@@ -1,1 +1,1 @@
-"""What does each subcommand of ``trainer`` do? One file each."""
+"""One file per subcommand."""

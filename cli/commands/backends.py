@@ -1,4 +1,4 @@
-"""``trainer backends``: which frameworks can train here, and how to get those that cannot."""
+"""``trainer backends``: the frameworks, and how to install missing ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import asdict
 import click
 
 from ...backends.base import Availability
-from ...core.untrusted.console import json_text
-from ...launch.preflight.kept_probes import probe_kept
-
-__all__ = ["backends", "describe"]
+from ...core.console import json_text
+from ...launch.preflight.interview import probe_kept
 
 
 @click.command("backends", short_help="List frameworks with versions and devices.")
@@ -27,7 +25,7 @@ def backends(as_json: bool, fresh: bool) -> None:
 
 
 def describe(found: Availability) -> str:
-    """Write one backend in a line, with a second one for what to do where it is missing."""
+    """Return a line about a backend, with the remedy below if it is unusable."""
     if found.problem is None:
         return f"{found.name:<8}{found.version}  on {', '.join(found.devices)}"
     return f"{found.name:<8}unusable: {found.problem}" + (f"\n        {found.hint}" if found.hint else "")

@@ -1,4 +1,4 @@
-"""What the commands have in common that hand a run to others to start: its settings, checked here rather than hours later over there."""
+"""Checks of the settings of a run that a batch system or cluster starts later."""
 
 from __future__ import annotations
 
@@ -13,30 +13,12 @@ from ...core.settings.sources import Resolved, resolve
 from ..options import given_options
 from .run import run
 
-__all__ = ["CHECKPOINTS", "checked"]
-
-CHECKPOINTS = "600s"
-"""Where the job says nothing of checkpoints: what a lost node costs at most."""
-
-DECIDED = frozenset(
-    {
-        "--name",
-        "--nodes",
-        "--launcher",
-        "--resume",
-        "--like",
-        "--hosts",
-        "--hostfile",
-        "--rendezvous",
-        "--node-rank",
-        "--repeats",
-        "--config",
-    }
-    | {"--secret-file", "--print-config"}
-)
-"""Options of ``trainer run`` that whoever starts the nodes decides; with the last it would train nothing."""
-
-ELSEWHERE = {
+CHECKPOINTS = "600s"  # default interval: the most that a lost node costs
+DECIDED = {  # options of ``trainer run`` that what starts the nodes sets, or that rule out training
+    *("--name", "--nodes", "--launcher", "--resume", "--like", "--hosts", "--hostfile"),
+    *("--rendezvous", "--node-rank", "--repeats", "--config", "--secret-file", "--print-config"),
+}
+ELSEWHERE = {  # alternatives to options that these commands do not have
     "--config": "CONFIG, its first argument, says that",
     "--print-config": "`trainer run --config CONFIG --print-config` shows the settings",
     "--hosts": "the nodes are where it starts them, so leave it out",
@@ -44,14 +26,10 @@ ELSEWHERE = {
     "--like": "write what the run is to have into CONFIG",
     "--resume": "it resumes the run of its --name by itself; remove this option",
 }
-"""What to do in place of an option that neither of these commands has."""
-
-SECRET = ("--notify", "--on-failure")
-"""Options whose values may hold a password."""
+SECRET = ("--notify", "--on-failure")  # options whose values may contain a password
 
 
 def _instead(option: str) -> str:
-    """Return what to do in place of an option that is decided by the command that runs now."""
     own = {name for parameter in click.get_current_context().command.params for name in parameter.opts}
     if option == "--repeats" and "--array" in own:
         return "--array 0-4 is a run for each of five seeds"
@@ -61,10 +39,7 @@ def _instead(option: str) -> str:
 def checked(
     where: str, config: str, more: Sequence[str], nodes: int, name: str, environ: Mapping[str, str], decided: Collection[str] = ()
 ) -> Resolved:
-    """Return the job that will be trained. `where` names what starts it, and is its own command; `decided` are further options of its.
-
-    Raises UsageError for what is wrong with the job, and for options that are decided there.
-    """
+    """Return the checked job; `where` starts it and sets `decided`. Raises UsageError."""
     for word in more:
         option = word.split("=", 1)[0]
         if option in DECIDED or option in decided:

@@ -1,4 +1,4 @@
-"""``trainer compare``: finished runs held against each other."""
+"""``trainer compare``: a comparison of finished runs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from pathlib import Path
 
 import click
 
+from ...core.console import json_text
 from ...core.errors import UsageError
-from ...core.untrusted.console import json_text
-from ...report.catalog.run import Run
-from ...report.comparison.comparison import compare_runs, setting_rule
-from ...report.comparison.factors import LEARNT, SPEED, STEPS, TARGET, TIME
-from ...report.conclusion.conclusion import conclude
-from ...report.conclusion.sentences import told
-from ...report.conclusion.set_ups import FIGURES, SPEED_FIGURE, TARGET_FIGURE
-from ...report.conclusion.text import as_lines, closing_text
-from ...report.conclusion.text import as_text as conclusion_as_text
-from ...report.paper.table import as_latex
-from ...report.tables.columns import column, metric_columns
-from ...report.tables.formats import as_csv, as_markdown, as_text
-from ..options import GivenPath, IntegerRange, NumberRange
-from ..run_arguments import finished_runs
-
-__all__ = ["compare"]
+from ...core.setting import LEARNT, SPEED, STEPS, TARGET, TIME
+from ...report.analysis.conclusion import conclude
+from ...report.analysis.sentences import as_lines, closing_text, told
+from ...report.analysis.sentences import as_text as conclusion_as_text
+from ...report.analysis.set_ups import FIGURES, SPEED_FIGURE, TARGET_FIGURE
+from ...report.compare.columns import column, metric_columns
+from ...report.compare.comparison import compare_runs, setting_rule
+from ...report.compare.formats import as_csv, as_markdown, as_text
+from ...report.pages.paper_table import as_latex
+from ...report.runs.run import Run
+from ..options import GivenPath, IntegerRange, NumberRange, check_choice
+from ..run_request import finished_runs
 
 _LAYOUTS = ("auto", "columns", "rows")
-_RANKED_FOR = {SPEED_FIGURE: {SPEED, STEPS, TIME}, TARGET_FIGURE: {TARGET}}
-"""The kinds of figures for which, where --metric asks for some alone, the conclusion ranks by a figure."""
+_RANKED_FOR = {SPEED_FIGURE: {SPEED, STEPS, TIME}, TARGET_FIGURE: {TARGET}}  # figures of --metric to kinds ranked by
 
 
 @click.command()
@@ -86,8 +82,7 @@ def compare(
     forms = [name for name, given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if given]
     if len(forms) > 1:
         raise UsageError(f"{forms[1]} cannot be combined with {forms[0]}; choose one of --json, --csv, --markdown and --latex.")
-    if layout not in _LAYOUTS:
-        raise UsageError.of("--layout", layout, ", ".join(_LAYOUTS), _LAYOUTS)
+    check_choice("--layout", layout, _LAYOUTS)
     found = finished_runs(runs, out)
     if curves is not None:
         if by is not None or metric is not None or markdown or latex:
@@ -99,7 +94,7 @@ def compare(
     rules = [setting_rule(text) for text in _listed("--by", by, "settings, such as nodes or batch_size")]
     comparison = compare_runs(found, fold=fold, by=rules)
     columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
-    if csv_too:  # figures alone, so that nothing is concluded from them
+    if csv_too:
         click.echo(as_csv(comparison, columns), nl=False)
         return
     groups = {one.group for one in columns}
@@ -130,13 +125,12 @@ def _listed(option: str, text: str | None, allowed: str) -> list[str]:
 
 
 def _print_curves(runs: Sequence[Run], quantity: str, over: str, smooth: float | None, points: int | None, as_json: bool) -> None:
-    from ...report.export.curves import AXES, POINTS, quantities
-    from ...report.export.curves import curves as curves_of
+    from ...report.pages.export import AXES, POINTS, quantities
+    from ...report.pages.export import curves as curves_of
 
     known = quantities(runs)
     quantity = quantity.strip().lower().replace("-", "_")
-    if quantity not in known:
-        raise UsageError.of("--curves", quantity, ", ".join(known), known)
+    check_choice("--curves", quantity, known)
     if over not in AXES:
         raise UsageError.of("--over", over, ", ".join(AXES), AXES)
     found = curves_of(runs, quantity, over, smooth=smooth, points=points or POINTS)

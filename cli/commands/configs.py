@@ -1,4 +1,4 @@
-"""``trainer configs``: the experiments that are shipped, one line each, and one of them as it is written."""
+"""``trainer configs``: a list of the shipped experiments, and the text of one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from ...core.bounded_json import parse_toml
+from ...core.console import json_text
 from ...core.errors import UsageError
-from ...core.settings.config_files import SWEEP, parse_toml, shipped
-from ...core.untrusted.console import json_text
-
-__all__ = ["ShippedConfig", "configs", "describe_configs"]
+from ...core.settings.sources import SWEEP, shipped
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedConfig:
-    """A shipped configuration: its name, what it is in a sentence, and the command that runs it."""
+    """A shipped configuration: its name, a sentence about it, and the command that runs it."""
 
     name: str
     description: str
@@ -23,7 +22,7 @@ class ShippedConfig:
 
 
 def describe_configs() -> list[ShippedConfig]:
-    """Return the shipped configurations by name. Each file begins with a comment, of which the first line says what it is."""
+    """Return the shipped configurations; a file's first line is its description."""
     found = []
     for name, source in shipped().items():
         text = source.read_text(encoding="utf-8")

@@ -8,22 +8,17 @@ from pathlib import Path
 
 import click
 
+from ...core.console import json_text, one_line
 from ...core.errors import DamagedStoreError
-from ...core.untrusted.console import json_text, one_line
 from ...data.base import DataInfo, TextFeatures
 from ...data.store import dataset_list, stored_dataset
-from ...data.store.description import described, distinct_test_pairs
-from ...data.store.location import cache_root
-from ...data.store.removal import find_stores, remove_store
-from ...data.store.resolve import full_name, whole_path
-from ...report.tables.alignment import holds_figures, plain_lines
+from ...data.store.dataset_list import described, distinct_test_pairs, find_stores, remove_store
+from ...data.store.location import cache_root, full_name, whole_path
+from ...report.compare.columns import holds_figures, plain_lines
 from ..options import GivenPath, IntegerRange, name_settings
 from ..streams import output_is_a_copy
 
-__all__ = ["data"]
-
-MAX_SHOWN = 10
-"""Names of classes, or other texts of a list, that `trainer data info` shows; all are in its JSON."""
+MAX_SHOWN = 10  # elements of a list that `trainer data info` shows; its JSON has all
 
 
 @click.group()
@@ -31,6 +26,7 @@ def data() -> None:
     """List, prepare, verify and remove datasets."""
 
 
+_data_dir_option = click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files.")
 _vocabulary_option = click.option(
     "--vocabulary", type=IntegerRange(2, 65_535), help="Text: vocabulary size; it becomes part of the dataset's name."
 )
@@ -55,7 +51,7 @@ def list_command(as_json: bool) -> None:
 
 @data.command("prepare")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files.")
+@_data_dir_option
 @_vocabulary_option
 @click.option("--again", is_flag=True, help="Rebuild the dataset even if it is already prepared.")
 def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int | None, again: bool) -> None:
@@ -77,7 +73,7 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int
 
 @data.command("info")
 @click.argument("name", metavar="NAME")
-@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files.")
+@_data_dir_option
 @_vocabulary_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def info_command(name: str, data_dir: Path | None, vocabulary: int | None, as_json: bool) -> None:
@@ -164,7 +160,6 @@ def _shown(value: object) -> str:
 
 
 def _examples(info: DataInfo) -> str:
-    """Return what a dataset's examples are called, with what is particular to text."""
     if not isinstance(info.features, TextFeatures) or not info.features.languages:
         return "examples"
     return f"pairs ({'-'.join(info.features.languages)}, {max(info.features.vocabulary_sizes.values()):,} pieces)"

@@ -1,4 +1,4 @@
-"""``trainer doctor``: what this machine has, what it lacks, and what to do about each lack."""
+"""``trainer doctor``: checks of this machine or of hosts, with fixes for problems."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
+from ...core.console import json_text, note
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.job_fields import flag_name
 from ...core.settings.personal import GivenOption
-from ...core.untrusted.console import json_text, note
+from ...launch.launchers.machine_checks import Check, check_machine
 from ...launch.launchers.registry import LaunchRequest, allocated, choose_launcher, launcher_plugin, name_of_launcher, takes_option
-from ...launch.machine_checks import Check, check_machine
 from ..options import (
     FURTHER_PLACES,
     NAMING_NODES,
@@ -28,8 +28,6 @@ from ..options import (
     name_settings,
     personal_options,
 )
-
-__all__ = ["doctor"]
 
 
 @click.command("doctor", short_help="Check this machine and suggest fixes for problems.")
@@ -65,10 +63,6 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
 
 
 def _counts(given: GivenOption, launcher: str | None) -> bool:
-    """Return whether an option is about what is checked.
-
-    What is typed is. What a variable or the user's own file says of nodes is for launchers that take it; with none named, the variable's.
-    """
     name = given.option.name
     if given.typed or name not in NAMING_NODES:
         return True
@@ -76,7 +70,6 @@ def _counts(given: GivenOption, launcher: str | None) -> bool:
 
 
 def _tell_others(personal: Mapping[str, GivenOption]) -> None:
-    """Say that this is about this machine, where runs would be on others."""
     if personal.keys() & {*NAMING_NODES}:
         note("your own file names hosts for runs; this is about this machine, and --hosts, --hostfile or --launcher about them")
         return
@@ -87,8 +80,8 @@ def _tell_others(personal: Mapping[str, GivenOption]) -> None:
 
 
 def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout_seconds: float, *, as_json: bool) -> int:
-    from ...launch.launchers.host_checks import LooksAtHosts
-    from ...launch.launchers.remote import shape_of_hosts
+    from ...launch.launchers.host_list import LooksAtHosts
+    from ...launch.launchers.ssh import shape_of_hosts
     from ...launch.preflight.findings import table
 
     hosts, batch = given_hosts(given), allocated(launcher or "auto", os.environ)[0]

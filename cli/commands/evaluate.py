@@ -1,4 +1,4 @@
-"""``trainer evaluate``: loss and metrics of a trained model, on any backend, whichever one trained it."""
+"""``trainer evaluate``: loss and metrics of a trained model, on any backend."""
 
 from __future__ import annotations
 
@@ -11,26 +11,23 @@ import click
 import numpy as np
 
 from ...backends.base import State
-from ...checkpoint.compatibility import rebuilt_model
+from ...checkpoint.reader import rebuilt_model
 from ...checkpoint.selection import ChosenWeights, Selection
+from ...core.console import json_text, note
 from ...core.drafts import replacing
 from ...core.errors import UsageError, writing
 from ...core.job import Job
-from ...core.untrusted.console import json_text, note
 from ...data.base import Split
 from ...data.store.stored_dataset import StoredDataset
-from ...launch.standalone.evaluation import Evaluated, Evaluator
+from ...launch.standalone_evaluation import Evaluated, Evaluator
 from ...metrics import MetricInfo
-from ...models.decoding.translation import refuse_unscorable
-from ...models.metric_trials import refuse_uncomputable
+from ...models.decoding import refuse_unscorable
+from ...models.objectives import refuse_uncomputable
 from ...records.store.jsonl import finite_json
-from ...records.text.numbers import count_text, figure_text
-from ...report.catalog.translations import Searched
-from ..checkpoint_options import checkpoint_options
-from ..options import GivenPath, decoding_options, model_option, trust_option
-from ..trained_job import fitting_data, trained_job, trained_weights
-
-__all__ = ["evaluate"]
+from ...records.text import count_text, figure_text
+from ...report.runs.summary_rows import Searched
+from ..options import GivenPath, check_choice, decoding_options, model_option, trust_option
+from ..trained_job import TaskSettings, checkpoint_options, fitting_data, trained_job, trained_weights
 
 SPLITS = ("test", "train")
 
@@ -52,36 +49,30 @@ SPLITS = ("test", "train")
 def evaluate(
     source: Path,
     selection: Selection,
-    model: str | None,
-    data: str | None,
-    data_dir: Path | None,
-    backend: str | None,
-    precision: str | None,
-    device: str | None,
-    beam: int | None,
-    length_penalty: float | None,
     split: str,
     predictions: Path | None,
     as_json: bool,
     trust_run: bool,
+    **settings: Any,
 ) -> None:
     """Evaluate a trained model on every example of a dataset's split.
 
     RUN is a run directory, with its newest valid checkpoint by default; CHECKPOINT is one of its checkpoints.
     """
-    if split not in SPLITS:
-        raise UsageError.of("--split", split, ", ".join(SPLITS), SPLITS)
+    check_choice("--split", split, SPLITS)
     if predictions is not None:
         _check_new(predictions)
-    options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
-    chosen = trained_weights(source, selection, options, trusted=trust_run)
+    asked = TaskSettings(**settings)
+    chosen = trained_weights(source, selection, settings, trusted=trust_run)
     meta = chosen.meta
-    job = trained_job(meta, data, data_dir, backend, precision, device, beam, length_penalty)
+    job = trained_job(meta, asked)
     dataset = fitting_data(meta, job)
     spec = rebuilt_model(meta)
     state = State(chosen.parameters(), {}, meta.step, chosen.buffers())
-    if spec.objective.translation is None and (beam, length_penalty) != (None, None):
-        raise UsageError(f"--{'beam' if beam is not None else 'length-penalty'}: does nothing here, as {job.model!r} translates nothing.")
+    if spec.objective.translation is None and (asked.beam, asked.length_penalty) != (None, None):
+        raise UsageError(
+            f"--{'beam' if asked.beam is not None else 'length-penalty'}: does nothing here, as {job.model!r} translates nothing."
+        )
     if predictions is not None and not spec.classes:
         raise UsageError(f"--predictions: {job.model!r} has no classes, so that there are no logits of examples to write.")
     refuse_uncomputable(spec.objective)
@@ -98,9 +89,6 @@ def evaluate(
         _write_predictions(predictions, evaluated.logits, dataset.labels(cast(Split, split)))
 
 
-# What comes out -------------------------------------------------------------------------------------------------------
-
-
 def _check_new(path: Path) -> None:
     if path.exists():
         raise UsageError(f"--predictions: {str(path)!r} exists, and nothing is overwritten. Remove it or give another file.")
@@ -109,7 +97,6 @@ def _check_new(path: Path) -> None:
 
 
 def _write_predictions(path: Path, logits_nk: Any, labels_n: Any) -> None:
-    """Write the file in one move, so that there is never half of it. Raises DiskError."""
     with writing(path), replacing(path) as draft, draft.open("wb") as file:
         np.savez(file, logits=logits_nk, labels=labels_n)
 
@@ -144,13 +131,8 @@ def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: 
         return
     synthetic = ", synthetic" if figures["synthetic"] else ""
     lines = [(info.label, figure_text(info.name, figures[info.name])) for info in infos]
-    lines.append(
-        (
-            "on",
-            f"{figures['examples']:,} examples of {figures['data']} ({figures['split']}{synthetic}), {figures['backend']},"
-            f" {figures['precision_used']}, {figures['seconds']:.2f} s",
-        )
-    )
+    examples = f"{figures['examples']:,} examples of {figures['data']} ({figures['split']}{synthetic})"
+    lines.append(("on", f"{examples}, {figures['backend']}, {figures['precision_used']}, {figures['seconds']:.2f} s"))
     if figures["translation_signature"] is not None:
         how = Searched.of([figures["translation_signature"]])
         lines.append(("decoded", f"{count_text(how.sentences)} sentences of these, {how.method or 'as its signature says'}"))
@@ -159,8 +141,7 @@ def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: 
     averaged = figures["averaged_checkpoints"]
     mean = f", mean of {len(averaged)} checkpoints" if averaged else ""
     ema = ", moving average of the weights" if figures["weights"] == "ema" else ""
-    click.echo(
-        f"{figures['model']} after {figures['step']:,} updates{mean}{ema}, trained by {figures['trained_by']} on {figures['trained_on']}"
-    )
+    trained = f"trained by {figures['trained_by']} on {figures['trained_on']}"
+    click.echo(f"{figures['model']} after {figures['step']:,} updates{mean}{ema}, {trained}")
     for label, text in lines:
         click.echo(f"{label:<{width}}  {text}")

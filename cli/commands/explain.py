@@ -1,4 +1,4 @@
-"""``trainer explain``: what holds a run back, in plain words."""
+"""``trainer explain``: the bottleneck of a run."""
 
 from __future__ import annotations
 
@@ -8,38 +8,27 @@ from pathlib import Path
 
 import click
 
+from ...core.console import json_text
 from ...core.errors import UsageError
 from ...core.units import MOST_AMOUNT
-from ...core.untrusted.console import json_text
 from ...records.store.jsonl import finite_json
-from ...report.catalog.locate import find_run, is_run, run_names
-from ...report.catalog.run import Run
-from ...report.catalog.unfinished import as_recorded
-from ...report.conclusion.several_explanations import explain_several
-from ...report.diagnosis.advice import advise
-from ...report.diagnosis.headline import headline
-from ...report.diagnosis.text import notes, page
-from ...report.diagnosis.verdict import explain as explain_run
-from ...report.questions.answers import answers, answers_json, answers_page
-from ...report.questions.duration import Wanted
-from ...report.tables.run_tables import to_text
-from ..options import GivenPath, IntegerRange
-from ..run_arguments import finished_runs, warn_of_lost_updates
+from ...report.analysis.advice import advise
+from ...report.analysis.answers import answers, answers_json, answers_page
+from ...report.analysis.diagnosis_text import headline, notes, page
+from ...report.analysis.duration import Wanted
+from ...report.analysis.several_explanations import explain_several
+from ...report.analysis.verdict import explain as explain_run
+from ...report.compare.run_tables import to_text
+from ...report.runs.locate import find_run, is_run, run_names
+from ...report.runs.run import Run, as_recorded
+from ..options import IntegerRange, out_option
+from ..run_request import finished_runs, warn_of_lost_updates
 from ..streams import echo_wrapped
-
-__all__ = ["explain"]
 
 
 @click.command(short_help="Explain a run's bottleneck.")
 @click.argument("run", metavar="RUN|SWEEP")
-@click.option(
-    "--out",
-    type=GivenPath(),
-    default=Path("runs"),
-    envvar="TRAINER_OUT",
-    show_default=True,
-    help="Folder for run directories.",
-)
+@out_option("Folder for run directories.")
 @click.option("--planned-steps", type=IntegerRange(1, MOST_AMOUNT), help="Estimate the duration for this many updates in total.")
 @click.option("--planned-epochs", type=IntegerRange(1, MOST_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -73,7 +62,6 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
 
 
 def _folder_of_runs(text: str, out: Path) -> Path | None:
-    """Return the folder of runs that `text` means, such as a sweep's; None where it means a run, or nothing."""
     for folder in (Path(text), out / text):
         if os.path.isdir(folder) and not is_run(folder) and next(run_names(folder), None) is not None:
             return folder

@@ -1,4 +1,4 @@
-"""``trainer export``: a trained model as a file that others load, and what the files of a run are."""
+"""``trainer export``: a trained model in an external format, and a list of a run's files."""
 
 from __future__ import annotations
 
@@ -18,28 +18,25 @@ from ...backends.export import PLAIN, PLAIN_FORMATS
 from ...backends.loading import declared_capabilities, load_backend
 from ...checkpoint import CHECKPOINTS, DamagedCheckpointError, is_checkpoint, list_checkpoints, read_checkpoint
 from ...checkpoint.selection import ChosenWeights, Selection, held
+from ...core.console import json_text, note
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
 from ...core.process import python, there_to_work_in
-from ...core.untrusted.console import json_text, note
+from ...launch.driver.resumption import LINK, refuse_foreign
 from ...launch.node.scratch import make_scratch, remove_scratch
-from ...launch.resume.trust import LINK, refuse_foreign
-from ...records.store.file_index import UNKNOWN, describe_folder
-from ..checkpoint_options import checkpoint_options
+from ...records.store.run_directory import UNKNOWN, describe_folder
 from ..interrupts import TerminationAsInterrupt
-from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
-from ..run_arguments import find_run_or_checkpoint
+from ..options import GivenPath, check_choice, check_typed_model, model_option, name_settings, trust_option
+from ..run_request import find_run_or_checkpoint
 from ..streams import echo_wrapped, output_is_a_copy
+from ..trained_job import checkpoint_options
 
-__all__ = ["export"]
-
-EXPORTS = "exports"
-"""Where exports of a run lie unless another place is asked for."""
+EXPORTS = "exports"  # default folder of a run's exports
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A format, and the backend that writes it (None: no framework is needed)."""
+    """A format, and the backend that writes it (None: no framework)."""
 
     format: ExportFormat
     backend: Plugin | None
@@ -93,11 +90,7 @@ def export(
     _print_result(chosen, format_name or "", target, as_json=as_json)
 
 
-# Formats --------------------------------------------------------------------------------------------------------------
-
-
 def _choices() -> dict[str, Choice]:
-    """Return every format that is known here: those of no framework, then those of each backend, installed or not."""
     found = {name: Choice(described, None) for name, described in PLAIN_FORMATS.items()}
     for plugin in available("backend").values():
         try:
@@ -111,25 +104,19 @@ def _choices() -> dict[str, Choice]:
 
 def _choice(name: str) -> Choice:
     choices = _choices()
-    if name not in choices:
-        raise UsageError.of("--format", name, ", ".join(choices), choices)
+    check_choice("--format", name, list(choices))
     choice = choices[name]
     if choice.backend is not None:
         load_backend(choice.backend.name)  # raises where its framework is not installed
     return choice
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
-
-
 def _beside(chosen: ChosenWeights, format_name: str) -> Path:
-    """Return where an export goes by default: with the run's exports, or beside a checkpoint that lies elsewhere."""
     name, checkpoint = f"{chosen.label}-{format_name}", chosen.path
     return checkpoint.parent.parent / EXPORTS / name if checkpoint.parent.name == CHECKPOINTS else checkpoint.with_name(name)
 
 
 def _export(chosen: ChosenWeights, format_name: str, choice: Choice, target: Path) -> None:
-    """Write into a folder beside, which gets its name when it is whole. What exists is never overwritten."""
     if target.exists() or target.is_symlink():
         raise UsageError(f"--output: {str(target)!r} exists, and nothing is overwritten. Remove it or give another folder.")
     missing = [folder for folder in target.parents if not folder.exists()]
@@ -162,10 +149,7 @@ def _umask() -> int:
 
 
 def _run_exporter(backend: str, format_name: str, chosen: ChosenWeights, folder: Path) -> None:
-    """Have a process of its own write the files; what it says is shown only where it fails.
-
-    Its temporary files end with it: frameworks leave some behind.
-    """
+    """Export in a separate process, whose output is shown only if it fails."""
     scratch = make_scratch()
     error = scratch / "error"
     paths = [str(checkpoint.path) for checkpoint in chosen.checkpoints]
@@ -196,9 +180,6 @@ def _print_result(chosen: ChosenWeights, format_name: str, target: Path, *, as_j
     click.echo(f"{target}  ({format_name}, {chosen.meta.step:,} updates, {_size(sum(sizes.values()))} in {len(sizes)} files)")
 
 
-# Describing -----------------------------------------------------------------------------------------------------------
-
-
 def _describe(source: Path, *, as_json: bool) -> None:
     source = source if source.is_dir() else find_run_or_checkpoint(source)
     rows = describe_folder(source)
@@ -218,7 +199,6 @@ def _describe(source: Path, *, as_json: bool) -> None:
 
 
 def _problems(source: Path) -> Mapping[str, str]:
-    """Return what is wrong with each checkpoint that is damaged, by its name."""
     found: dict[str, str] = {}
     for path in [source] if is_checkpoint(source) else list_checkpoints(source):
         try:
@@ -229,7 +209,6 @@ def _problems(source: Path) -> Mapping[str, str]:
 
 
 def _size(count: int) -> str:
-    """Write a number of bytes for people, in decimal units."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"

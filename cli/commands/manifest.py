@@ -1,4 +1,4 @@
-"""``trainer manifest``: prints what a cluster is to be given, so that it starts a run and takes it up again as often as it needs."""
+"""``trainer manifest``: cluster manifests that start a run and restart it after failures."""
 
 from __future__ import annotations
 
@@ -11,31 +11,22 @@ from typing import Any
 
 import click
 
+from ...core.console import note
 from ...core.errors import UsageError
 from ...core.job import Job, without_password
 from ...core.settings.job_fields import flag_name
 from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import Resolved
 from ...core.topics import Topic
-from ...core.untrusted.console import note
-from ...launch.batch.kubernetes_manifest import CONFIG_FILE, KINDS, NOTIFY_KEY, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
-from ..grouped_help import GroupedCommand, topic_option
+from ...launch.kubernetes_manifest import CONFIG_FILE, KINDS, NOTIFY_KEY, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
+from ..group import GroupedCommand, topic_option
 from ..options import IntegerRange
 from .batched_run import CHECKPOINTS, checked
 
-__all__ = ["manifest"]
-
-DECIDED = ("--out", "--bandwidth", "--cores-per-node", "--network", "--python", "--quiet")
-"""Options of ``trainer run`` that mean nothing in pods, or that the manifest decides."""
-
-RESTARTS = 3
-"""Unless another number is asked for, where a run can go on."""
-
-START_TIMEOUT = "600"
-"""Seconds for which pods wait for each other: Kubernetes takes up to six minutes before it starts one again, and pulls images besides."""
-
-LARGEST_CONFIG_BYTES = 1_000_000
-"""Kubernetes' limit of a ConfigMap is a MiB."""
+DECIDED = ("--out", "--bandwidth", "--cores-per-node", "--network", "--python", "--quiet")  # meaningless in pods, or set here
+RESTARTS = 3  # default for runs that can resume
+START_TIMEOUT = "600"  # seconds that pods wait for each other: Kubernetes takes up to six minutes to restart one, and pulls images
+LARGEST_CONFIG_BYTES = 1_000_000  # Kubernetes' limit of a ConfigMap is a MiB
 
 
 @click.group("manifest", short_help="Generate Kubernetes manifests.")
@@ -136,7 +127,6 @@ def manifest_kubernetes(
 
 
 def _check_gpus(resolved: Resolved, gpus: int) -> None:
-    """Raise UsageError where a pod has fewer GPUs than processes that are to have one each; tell of those that none would use."""
     job, processes = resolved.job, max(resolved.job.workers_by_node)
     if job.device == "gpu" and gpus == 0:
         raise UsageError(f"--device: got 'gpu', but the pods are given none; give --gpus {processes}")
@@ -155,7 +145,6 @@ def _check_gpus(resolved: Resolved, gpus: int) -> None:
 
 
 def _tell_notices(run: KubernetesRun) -> None:
-    """Say what becomes of those whom the user is told by."""
     found = resolve_personal(("notify", "on_failure"), {}, os.environ)
     if "notify" in found:
         note(
@@ -169,13 +158,12 @@ def _tell_notices(run: KubernetesRun) -> None:
 
 
 def _command(config: str, more: tuple[str, ...], resolved: Resolved, nodes: int, name: str, claim: str | None, gpus: int) -> list[str]:
-    """Return what a pod is to run."""
     file = CONFIG_FILE if Path(config).exists() else config
     command = ["trainer", "run", "--config", file, *more, "--nodes", str(nodes), "--name", name, "--out", RUNS_FOLDER]
     if resolved.sources["start_timeout"].startswith("default"):
         command += ["--start-timeout", START_TIMEOUT]
     if gpus > 0 and resolved.sources["device"].startswith("default"):
-        command += ["--device", "gpu"]  # where a pod does not find them the run fails, rather than compute on CPUs
+        command += ["--device", "gpu"]  # a pod without GPUs fails rather than compute on CPUs
     if claim is not None:
         command += [] if resolved.job.checkpoint_every is not None else ["--checkpoint-every", CHECKPOINTS]
         command += ["--resume", "auto"]
@@ -183,7 +171,6 @@ def _command(config: str, more: tuple[str, ...], resolved: Resolved, nodes: int,
 
 
 def _own_config(config: str) -> str | None:
-    """Return the text of a file of the user's own, None for a shipped one, which every image has."""
     path = Path(config)
     if not path.exists():
         return None
@@ -194,7 +181,6 @@ def _own_config(config: str) -> str | None:
 
 
 def _refuse_password(resolved: Resolved) -> None:
-    """Raise UsageError for a password that would be readable in the manifest."""
     uri = resolved.job.mlflow
     if uri is not None and without_password(uri) != uri:
         raise UsageError("mlflow: has a password, which would stand in the manifest; give MLflow's own variables to the pods by a Secret")

@@ -1,4 +1,4 @@
-"""``trainer models``: what can be trained, how large it is, and on which backends."""
+"""``trainer models``: the models with their sizes and backends."""
 
 from __future__ import annotations
 
@@ -7,44 +7,32 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from ...core.console import json_text
 from ...core.errors import UsageError
 from ...core.plugins import Plugin, available, load
 from ...core.settings.job_fields import schema
-from ...core.untrusted.console import json_text
 from ...data.base import DataInfo, TextFeatures
 from ...data.columns import ColumnSpec
 from ...data.store.stored_dataset import open_dataset
-from ...models.arguments import SIZE, Argument, arguments_of
-from ...models.build import build_model
+from ...models.build import SIZE, Argument, arguments_of, build_model
 
-__all__ = ["ModelRow", "describe_models", "models"]
-
-
-PIECES = 8000
-"""The vocabulary that models of sequences are sized for."""
-
+PIECES = 8000  # vocabulary for the sizes of sequence models
 TEXT = DataInfo(
     f"text of {PIECES:,} pieces",
     {"train": 1, "test": 1},
     tuple(ColumnSpec(name, "uint16", (None,)) for name in ("source", "target")),
     TextFeatures({"source": PIECES, "target": PIECES}),
 )
-"""Pairs in one vocabulary, as every dataset of text has them; no such dataset is prepared for a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model: one sentence, its arguments, its number of parameters, the backends it has a forward function for.
-
-    `arguments` has what may be given by name, with its default. `parameters_data` is what the size is for: the default dataset, or for a
-    model of sequences text of `PIECES` pieces. `parameters` is None, and `problem` says why, where the model does not load or fits
-    neither; `description` is empty where it does not load.
-    """
+    """A model with its size and backends."""
 
     name: str
-    description: str
-    parameters: int | None
-    parameters_data: str
+    description: str  # empty if the model does not load
+    parameters: int | None  # None: see `problem`
+    parameters_data: str  # dataset of that size; for sequence models text of `PIECES` pieces
     backends: tuple[str, ...]
     problem: str | None = None
     arguments: tuple[str, ...] = ()
@@ -59,7 +47,7 @@ def models(as_json: bool) -> None:
 
 
 def describe_models() -> list[ModelRow]:
-    """Describe every known model. A broken one is shown with its problem and hides no other."""
+    """Describe all models; a broken one has its problem."""
     data = open_dataset(schema("data")["default"]).info
     return [_row(plugin, data) for plugin in available("model").values()]
 
@@ -85,7 +73,6 @@ def _row(plugin: Plugin, data: DataInfo) -> ModelRow:
 
 
 def _described(argument: Argument, own: str) -> str:
-    """Return an argument, what it may be and what it is otherwise; `own` says whose a default is that the model chooses by itself."""
     default = own if argument.default is None else argument.write(argument.default)
     return f"{argument.name}: {argument.allowed} [default: {default}]"
 

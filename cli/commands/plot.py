@@ -1,4 +1,4 @@
-"""``trainer plot``: the report's pictures as files."""
+"""``trainer plot``: the report's plots as files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from pathlib import Path
 
 import click
 
-from ...core.errors import UsageError
-from ...report.catalog.run import started_runs
-from ...report.plots.matplotlib_renderer import FORMATS, NARROWEST_INCHES, Format, Look, write_figures
-from ...report.plots.pictures import pictures
-from ..options import GivenPath, NumberRange
-from ..run_arguments import readable_runs
+from ...report.pages.matplotlib_renderer import FORMATS, NARROWEST_INCHES, Format, Look, write_figures
+from ...report.pages.pictures import pictures
+from ...report.runs.run import started_runs
+from ..options import NumberRange, check_choice, out_option
+from ..run_request import readable_runs
 from ..streams import output_is_a_copy
-
-__all__ = ["plot"]
-
 
 INCHES = {"cm": 1 / 2.54, "mm": 1 / 25.4, "in": 1.0}
 WIDEST_INCHES = 200 / 2.54
 
 
 def _inches(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
-    """Return a width with its unit in inches; what is none, or outside of what can be drawn, ends the command."""
     match = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,4})?)(cm|mm|in)", value)
     inches = 0.0 if match is None else float(match[1]) * INCHES[match[2]]
     if not NARROWEST_INCHES <= inches <= WIDEST_INCHES:
@@ -47,14 +42,7 @@ def _inches(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     "--width", callback=_inches, metavar="LENGTH", default="9in", show_default=True, help="Width of the figures, as 8.5cm, 85mm or 3.3in."
 )
 @click.option("--font-size", type=NumberRange(4, 30), default=9.0, show_default=True, metavar="POINTS", help="Font size.")
-@click.option(
-    "--out",
-    type=GivenPath(),
-    default=Path("runs"),
-    envvar="TRAINER_OUT",
-    show_default=True,
-    help="Folder for run directories.",
-)
+@out_option("Folder for run directories.")
 def plot(runs: tuple[str, ...], output: Path, image: Format, picked: tuple[str, ...], width: float, font_size: float, out: Path) -> None:
     """Write plots of runs for papers and slides: loss, metrics, speed, resources, where the time went.
 
@@ -65,8 +53,7 @@ def plot(runs: tuple[str, ...], output: Path, image: Format, picked: tuple[str, 
     if picked:
         names = [picture.name for picture in drawn]
         for name in picked:
-            if name not in names:
-                raise UsageError.of("--pick", name, ", ".join(names), names)
+            check_choice("--pick", name, names)
         drawn = [picture for picture in drawn if picture.name in picked]
     for path in write_figures(drawn, output, image, Look(width, font_size)):
         click.echo(path)

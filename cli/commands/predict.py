@@ -1,4 +1,4 @@
-"""``trainer predict``: what a step would take on other nodes and links."""
+"""``trainer predict``: the time of a step on other nodes and links."""
 
 from __future__ import annotations
 
@@ -9,26 +9,21 @@ from typing import Any, cast
 
 import click
 
+from ...core.console import json_text, note
 from ...core.errors import UsageError
-from ...core.job import Job
 from ...core.units import parse_bandwidth
-from ...core.untrusted.console import json_text, note
 from ...records.store.jsonl import finite_json
-from ...report.catalog.divergence import diverged
-from ...report.catalog.locate import find_run
-from ...report.catalog.run import Run, labelled
-from ...report.prediction.cost_model import Exchange, Link, Topology
-from ...report.prediction.error_band import read_validation
-from ...report.prediction.extrapolation import Question, Scaling
-from ...report.prediction.extrapolation import predict as predicted
-from ...report.prediction.fit import fit
-from ...report.prediction.observations import Observed, observe_all
-from ...report.prediction.table import document, prediction_table
-from ...report.tables.run_tables import to_text
-from ..options import GivenPath, IntegerRange, name_settings
+from ...report.analysis.cost_model import Exchange, Link, Topology
+from ...report.analysis.extrapolation import Question, Scaling, read_validation
+from ...report.analysis.extrapolation import predict as predicted
+from ...report.analysis.fit import fit
+from ...report.analysis.observations import Observed, observe_all
+from ...report.analysis.prediction_table import document, prediction_table
+from ...report.compare.run_tables import to_text
+from ...report.runs.locate import find_run
+from ...report.runs.run import Run, diverged, labelled
+from ..options import IntegerRange, check_choice, name_settings, out_option
 from ..streams import echo_wrapped
-
-__all__ = ["predict"]
 
 DEFAULT_NODES = (1, 2, 4, 8, 64, 512)
 MOST_NODES = 65536
@@ -58,14 +53,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
     metavar="weak|strong|both",
     help="weak keeps each worker's batch, strong the global batch.",
 )
-@click.option(
-    "--out",
-    type=GivenPath(),
-    envvar="TRAINER_OUT",
-    default=Job.model_fields["out"].default,
-    show_default=True,
-    help="Folder in which to look for RUN by name.",
-)
+@out_option("Folder in which to look for RUN by name.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def predict(
     runs: tuple[str, ...],
@@ -109,7 +97,6 @@ def predict(
 
 
 def _that_trained(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs without those that lost their loss, which a note names; all of them where none is left, to be refused."""
     lost = {run.name: since for run in runs if (since := diverged(run.summary)) is not None}
     if not lost or len(lost) == len(runs):
         return runs
@@ -119,7 +106,6 @@ def _that_trained(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def _default_nodes(servers: int, observed: Sequence[Observed]) -> tuple[int, ...]:
-    """Return the usual numbers of nodes and those measured, on which so many parameter servers find room, and the largest in any case."""
     every = sorted({*DEFAULT_NODES, *(run.nodes for run in observed)})
     return tuple(nodes for nodes in every if nodes >= servers) or tuple(every[-1:])
 
@@ -150,14 +136,12 @@ def _seconds(text: str) -> float:
 def _topology(text: str | None, first: Observed) -> Topology:
     if text is None:
         return "ring" if first.mode == "sync" else "ps"
-    if text not in ("ring", "ps"):
-        raise UsageError.of("--topology", text, "ring, ps", ["ring", "ps"])
+    check_choice("--topology", text, ("ring", "ps"))
     return cast(Topology, text)
 
 
 def _exchange(text: str | None, topology: Topology) -> Exchange | None:
-    if text is not None and text not in ("native", "direct"):
-        raise UsageError.of("--exchange", text, "native, direct", ["native", "direct"])
+    check_choice("--exchange", text, ("native", "direct"))
     if text is not None and topology == "ps":
         raise UsageError("--exchange: workers of parameter servers do not add up their gradients; it belongs to --topology ring")
     return cast(Exchange | None, text)
@@ -174,6 +158,5 @@ def _servers(count: int | None, observed: list[Observed], topology: Topology) ->
 
 
 def _scalings(text: str) -> tuple[Scaling, ...]:
-    if text not in ("weak", "strong", "both"):
-        raise UsageError.of("--scaling", text, "weak, strong, both", ["weak", "strong", "both"])
+    check_choice("--scaling", text, ("weak", "strong", "both"))
     return ("weak", "strong") if text == "both" else (cast(Scaling, text),)

@@ -1,4 +1,4 @@
-"""``trainer report``: runs side by side as one page."""
+"""``trainer report``: one page about runs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from ...core.console import note
 from ...core.errors import UsageError
-from ...core.untrusted.console import note
-from ...report.catalog.locate import find_places
-from ...report.catalog.run import started_runs
-from ...report.page.page import write_page
+from ...report.pages.page import write_page
+from ...report.runs.locate import find_places
+from ...report.runs.run import started_runs
 from ..interrupts import INTERRUPTED, RememberedInterrupts
-from ..options import GivenPath
-from ..run_arguments import readable_runs
+from ..options import out_option
+from ..run_request import readable_runs
 from ..streams import output_is_a_copy
 
-__all__ = ["report"]
-
-NICENESS = 10
-"""Added to that of `--live`, so that runs at work on the same machine come first: about a tenth of a core where they want all of it."""
+NICENESS = 10  # of `--live`, which then gets a tenth of a core that runs keep busy
 
 
 @click.command()
@@ -42,14 +39,7 @@ NICENESS = 10
     is_flag=True,
     help="Serve a live page on this machine until Ctrl-C, instead of writing a file. The address is printed.",
 )
-@click.option(
-    "--out",
-    type=GivenPath(),
-    default=Path("runs"),
-    envvar="TRAINER_OUT",
-    show_default=True,
-    help="Folder for run directories.",
-)
+@out_option("Folder for run directories.")
 @click.pass_context
 def report(ctx: click.Context, /, runs: tuple[str, ...], output: Path, live: bool, out: Path) -> int:
     """Write one HTML page about runs that opens offline: tables, curves, resources, where the time went.
@@ -70,7 +60,7 @@ def report(ctx: click.Context, /, runs: tuple[str, ...], output: Path, live: boo
 
 
 def _serve(runs: Sequence[str], out: Path) -> int:
-    from ...report.live_page.serving import serve
+    from ...report.pages.live_server import serve
 
     places = find_places(runs, out)
     os.nice(NICENESS)
@@ -79,7 +69,7 @@ def _serve(runs: Sequence[str], out: Path) -> int:
             serve(places, _announce, note, interrupts.check)
     except KeyboardInterrupt:
         note("the page is no longer served; what a browser still shows of it stays as it is")
-        gc.freeze()  # an interpreter that ends goes through all that is in memory: 0.3 s of CPU, of which there may be little
+        gc.freeze()  # the collection at the end would take 0.3 s of CPU
         return INTERRUPTED
 
 

@@ -1,4 +1,4 @@
-"""``trainer run``: from the command line to a job, and the job to the driver."""
+"""``trainer run``: builds a job from the command line and executes it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...core.console import json_text, note
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.plugins import model_base
-from ...core.settings.personal_options import shown_command
+from ...core.settings.personal import shown_command
 from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.topics import Topic
-from ...core.untrusted.console import json_text, note
-from ...launch.environments.base import Membership
-from ...launch.environments.manual import BY_HAND
-from ...launch.launchers.registry import (
-    LaunchRequest,
-    choose_launcher,
-)
-from ...launch.notices.news import RunNews
-from ...launch.notices.notifier import Notifier
-from ...launch.resume.trust import TRUST_RUN
-from ..grouped_help import GroupedCommand, topic_option
-from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
+from ...launch.driver.notify import Notifier, RunNews
+from ...launch.driver.resumption import TRUST_RUN
+from ...launch.launchers.environments import BY_HAND, Membership
+from ...launch.launchers.registry import LaunchRequest, choose_launcher
+from ..group import GroupedCommand, topic_option
+from ..interrupts import TerminationAsInterrupt, deferred_interrupts
 from ..options import (
     FURTHER_PLACES,
     PLACES,
@@ -41,24 +36,29 @@ from ..options import (
     personal_options,
     trust_option,
 )
-from ..run_arguments import find_run_or_checkpoint, recorded_start_timeout
-from ..run_placement import check_place, launch_request, place_of, request_elsewhere, within_allocation
-from ..shown_settings import settings_as_json, settings_as_text
+from ..run_request import (
+    TypedRun,
+    check_place,
+    find_run_or_checkpoint,
+    launch_request,
+    place_of,
+    recorded_start_timeout,
+    request_elsewhere,
+    settings_as_json,
+    settings_as_text,
+    within_allocation,
+)
 from ..streams import echo_wrapped, output_is_a_copy
-from ..typed_run import TypedRun
 
 if TYPE_CHECKING:
-    from ...launch.resume.resumption import Resumption
+    from ...launch.driver.resumption import Resumption
 
-__all__ = ["run"]
-
-AUTO = Path("auto")
-"""With --resume: the run that the job names, whether it begins or goes on."""
+AUTO = Path("auto")  # with --resume: resume the run that the job names, or start it
 
 
 @click.command("run", cls=GroupedCommand, short_help="Train one job and write a comparable run directory.")
 @topic_option(Topic.COMMON, "--config", metavar="PATH|NAME", help="A TOML file with any of these settings, or the name of a shipped one.")
-@job_options
+@job_options()
 @topic_option(Topic.OUTPUT, "--print-config", is_flag=True, help="Show each setting and where it came from, and exit.")
 @topic_option(Topic.OUTPUT, "--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @topic_option(
@@ -138,30 +138,36 @@ def run(
     if resume == AUTO:
         typed, succeeded = _standing(typed)
         if succeeded is not None:
-            note(f"the run {succeeded.name} has succeeded already")
-            from ...records.store.run_directory import RunReader
-
-            _print_summary(str(succeeded), RunReader(succeeded).summary() or {}, as_json=as_json)
-            return 0
-        resume = typed.resume
-    if resume is not None and not print_config and (place := place_of(typed, typed.given_settings)) is not None and not place.is_driver:
-        return _join_resumed(typed, resume, place)
+            return _print_succeeded(succeeded, as_json=as_json)
+    if typed.resume is not None and not print_config:
+        place = place_of(typed, typed.given_settings)
+        if place is not None and not place.is_driver:
+            return _join_resumed(typed, typed.resume, place)
     resolved, resumption = _resolved_job(typed, force=force, trust_run=trust_run)
     resolved.refuse_idle_flags()
     if print_config:
         click.echo(settings_as_json(resolved, typed.personal) if as_json else settings_as_text(resolved, typed.personal))
         return 0
     _tell_notes(typed, resolved, resumption)
-    place = place_of(typed, resolved.job.model_dump() if resume is None else typed.given_settings)
-    check_place(typed, resolved.job, place)
-    if place is not None and place.contract == BY_HAND and resolved.sources["nodes"].startswith("default"):
-        raise UsageError(f"{BY_HAND}: this node would train alone, as nothing says how many there are; give --nodes on each of them")
+    place = _checked_place(typed, resolved, repeats)
     if repeats is not None:
-        if place is not None:
-            raise UsageError("--repeats: starts new runs on nodes of its own; it does not go with nodes started elsewhere")
         from .run_repeats import repeat
 
         return repeat(resolved.job, ctx.obj or (), repeats, as_json=as_json)
+    return _drive_or_join(typed, resolved, place, resumption, as_json=as_json)
+
+
+def _checked_place(typed: TypedRun, resolved: Resolved, repeats: int | None) -> Membership | None:
+    place = place_of(typed, resolved.job.model_dump() if typed.resume is None else typed.given_settings)
+    check_place(typed, resolved.job, place)
+    if place is not None and place.contract == BY_HAND and resolved.sources["nodes"].startswith("default"):
+        raise UsageError(f"{BY_HAND}: this node would train alone, as nothing says how many there are; give --nodes on each of them")
+    if place is not None and repeats is not None:
+        raise UsageError("--repeats: starts new runs on nodes of its own; it does not go with nodes started elsewhere")
+    return place
+
+
+def _drive_or_join(typed: TypedRun, resolved: Resolved, place: Membership | None, resumption: Resumption | None, *, as_json: bool) -> int:
     resolved, hosts = within_allocation(typed, resolved, place)
     sources: Mapping[str, str] = resolved.sources
     request = replace(launch_request(typed, resolved.job), allocated=hosts)
@@ -172,13 +178,13 @@ def run(
 
             with TerminationAsInterrupt():
                 return join_run(request.asked, place, request.secret, request.job.start_timeout)
-    command, notifier = shown_command(["trainer", *(ctx.obj or ())]), Notifier(typed.personal, note)
-    return _run_with_launcher(request, sources, command, resumption, notifier, quiet=quiet, as_json=as_json)
+    command, notifier = shown_command(["trainer", *(typed.ctx.obj or ())]), Notifier(typed.personal, note)
+    return _run_with_launcher(request, sources, command, resumption, notifier, quiet=typed.quiet, as_json=as_json)
 
 
 def _standing(typed: TypedRun) -> tuple[TypedRun, Path | None]:
-    """Return what was typed with the run to go on with in the place of ``auto``, none where it begins; and the run if it has succeeded."""
-    from ..automatic_resume import Standing, standing_run
+    """Replace ``--resume auto`` by the run to resume, if any; also return a run that succeeded."""
+    from ..run_request import Standing, standing_run
 
     new = replace(typed, resume=None)
     resolved = resolve(new.options, os.environ, new.config)
@@ -192,7 +198,6 @@ def _standing(typed: TypedRun) -> tuple[TypedRun, Path | None]:
 
 
 def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
-    """Raise UsageError for options that mean nothing without ``--resume``, or nothing with it."""
     if force and resume is None:
         raise UsageError("--force: belongs to --resume")
     if trust_run and resume is None and like is None:
@@ -204,7 +209,6 @@ def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool
 
 
 def _join_resumed(typed: TypedRun, resume: Path, place: Membership) -> int:
-    """Take part in a run that goes on elsewhere: this node need not have its files. Returns the run's exit code."""
     from ...engine.protocol.transport import read_secret
     from ...launch.launchers.joining import join_run, resume_request
 
@@ -214,12 +218,11 @@ def _join_resumed(typed: TypedRun, resume: Path, place: Membership) -> int:
 
 
 def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
-    """Return the job with the source of each setting, and what a run that goes on begins with."""
     if typed.resume is None:
         resolved = resolve(typed.options, os.environ, typed.config, _like(typed, trust_run=trust_run))
         name_settings(resolved.sources)
         return _with_lasting_names(resolved), None
-    from ...launch.resume.resumption import load_resumption
+    from ...launch.driver.resumption import load_resumption
 
     name_settings(dict.fromkeys(typed.options, "flag"))
     target = find_run_or_checkpoint(typed.resume)
@@ -229,11 +232,10 @@ def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Res
 
 
 def _like(typed: TypedRun, *, trust_run: bool) -> ResumedRun | None:
-    """Return the run whose settings stand below those that are given, None where there is none."""
     if typed.like is None:
         return None
-    from ...launch.resume.like import earlier_run
-    from ...report.catalog.locate import find_run
+    from ...launch.driver.resumption import earlier_run
+    from ...report.runs.locate import find_run
 
     name_settings(dict.fromkeys(typed.options, "flag"))
     out = typed.options.get("out") or os.environ.get("TRAINER_OUT") or "runs"
@@ -241,7 +243,6 @@ def _like(typed: TypedRun, *, trust_run: bool) -> ResumedRun | None:
 
 
 def _tell_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | None) -> None:
-    """Tell on standard error what a user may not expect of these settings."""
     for text in () if resumption is None else resumption.notes:
         note(text)
     if typed.quiet:
@@ -253,7 +254,6 @@ def _tell_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | No
 
 
 def _start_timeout(resume: Path, given: Mapping[str, Any]) -> float:
-    """Return how long a node waits for the driver of a run that goes on: as given, else as the run has it, where this node has the run."""
     if "start_timeout" in given:
         return float(given["start_timeout"])
     standing = recorded_start_timeout(resume)
@@ -261,7 +261,7 @@ def _start_timeout(resume: Path, given: Mapping[str, Any]) -> float:
 
 
 def _with_lasting_names(resolved: Resolved) -> Resolved:
-    """Name the data and the model so that the run means the same from any directory, and one text stands for one meaning."""
+    """Make data and model names independent of the working directory."""
     job = resolved.job
     if ":" not in job.data and job.data_dir is None and job.vocabulary is None and model_base(job.model) == job.model:
         return resolved  # nothing to name, and no import before the nodes start
@@ -280,7 +280,6 @@ def _run_with_launcher(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Start the nodes, load the driver while they load, run, and print the summary. From here on whatever ends the run is told."""
     job, launcher = request.job, choose_launcher(request)
     starts_again = request.membership is not None and request.membership.starts_again
     if job.mlflow is not None:
@@ -289,24 +288,23 @@ def _run_with_launcher(
         check_mlflow(job.mlflow)
     with TerminationAsInterrupt(notices=True):
         try:
-            with DeferredInterrupts():
+            with deferred_interrupts():
                 launcher.prestart()
-                from ...engine.progress.base import make_progress
+                from ...engine.progress import make_progress
                 from ...launch.driver import driver
 
             progress = make_progress(sys.stderr, quiet)
             path, summary = driver.run(
                 job,
-                sources=sources,
+                driver.Invocation(command, sources),
                 progress=progress,
-                command=command,
                 launcher=launcher,
                 resumption=resumption,
                 notifier=notifier,
                 starts_again=starts_again,
             )
         except BaseException as error:
-            notifier.ended(RunNews.before_start(job.name, error))  # unless the driver has told it
+            notifier.ended(RunNews.before_start(job.name, error))  # unless the driver has sent it
             if as_json and isinstance(error, RunFailedError | InterruptedRunError) and error.run is not None:
                 _print_what_there_is(error.run)
             raise
@@ -325,7 +323,7 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
         _print_json(path, summary)
         return
     from ...records.store.run_directory import RunReader
-    from ...report.tables.run_tables import one_run, to_text
+    from ...report.compare.run_tables import one_run, to_text
 
     echo_wrapped(to_text(one_run(summary, RunReader(path).job(), Path(path))) + "\n")
     click.echo(f"run directory: {path}")
@@ -334,8 +332,15 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
         click.echo(f"traces: {folder} (tensorboard --logdir {folder}; a .json also in chrome://tracing or https://ui.perfetto.dev)")
 
 
+def _print_succeeded(path: Path, *, as_json: bool) -> int:
+    note(f"the run {path.name} has succeeded already")
+    from ...records.store.run_directory import RunReader
+
+    _print_summary(str(path), RunReader(path).summary() or {}, as_json=as_json)
+    return 0
+
+
 def _print_what_there_is(path: Path) -> None:
-    """Print how a run ended that did not succeed, and its summary if it came so far; the error follows."""
     from ...records.store.run_directory import RunReader
 
     reader = RunReader(path)

@@ -1,4 +1,4 @@
-"""``trainer run --repeats N``: the same job with N seeds, each in a process and a run directory of its own."""
+"""``trainer run --repeats N``: one process and run directory for each of N seeds."""
 
 from __future__ import annotations
 
@@ -11,24 +11,19 @@ from typing import Any
 
 import click
 
+from ...core.console import json_text, note
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.settings.personal_options import shown_command
-from ...core.untrusted.console import json_text, note
-from ...launch.sweeps.child_run import SignalsToChild, run_child
+from ...core.settings.personal import shown_command
+from ...launch.sweep_runner import SignalsToChild, run_child
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import name_part
-from ...records.text.numbers import figure_text
-
-__all__ = ["repeat"]
+from ...records.text import figure_text
 
 
 def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -> int:
-    """Run the command line `arguments` once a seed, from the job's on; print what the runs say together.
-
-    Returns 0, or the exit code of the first run that did not succeed; no further ones are started then, and how to start them is told.
-    """
-    from ...report.comparison.seed_statistics import aggregate
+    """Run `arguments` once per seed, print mean and deviation, and return the exit code."""
+    from ...report.compare.ratios import aggregate
 
     name = job.name or f"{datetime.now():%Y%m%d-%H%M%S}-{name_part(job.model)}-{job.backend}-{job.mode}-{job.nodes}n-{secrets.token_hex(2)}"
     taken = [path for path in (job.out / f"{name}-r{number}" for number in range(1, repeats + 1)) if path.exists()]
@@ -56,7 +51,6 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
 
 
 def _not_started(job: Job, arguments: Sequence[str], name: str, begun: int, repeats: int) -> str:
-    """Say which runs were not started as run `begun` (from 1) did not succeed, and the command that starts them."""
     left, first_seed = repeats - begun, job.seed + begun
     last = "" if left == 1 else f" to {repeats}"
     seeds = f"seed {first_seed}" if left == 1 else f"seeds {first_seed} to {first_seed + left - 1}"
@@ -69,7 +63,6 @@ def _not_started(job: Job, arguments: Sequence[str], name: str, begun: int, repe
 
 
 def _without(arguments: Sequence[str], *options: str) -> list[str]:
-    """Return the command line as it was typed, without some options and their values; options that follow later win."""
     kept: list[str] = []
     left_out = False
     for argument in arguments:
@@ -98,14 +91,13 @@ def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> s
         void = "speeds and times are not their own" if every else "speeds and times are of the other runs"
         lines.append(f"CPU contention from other programs: {', '.join(together['contended'])}; {void}")
     if any(summary["synthetic"] for summary in summaries):
-        from ...report.tables.run_tables import SYNTHETIC
+        from ...report.compare.run_tables import SYNTHETIC
 
         lines.append(SYNTHETIC)
     return "\n".join([*lines, *(f"run directory: {summary['path']}" for summary in summaries)])
 
 
 def _decimals(mean: float | str) -> int:
-    """Return with how many decimals a figure and its spread are shown: a speed needs none, a loss four."""
     if isinstance(mean, str) or abs(mean) < 100:
         return 4
     return 1 if abs(mean) < 10_000 else 0

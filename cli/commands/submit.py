@@ -1,4 +1,4 @@
-"""``trainer submit``: hands a run to a batch system, which takes it up again as often as it needs."""
+"""``trainer submit``: submits a run to a batch system, which resumes it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from pathlib import Path
 
 import click
 
+from ...core.console import note
 from ...core.drafts import replacing
 from ...core.errors import RunFailedError, UsageError, writing
 from ...core.process import python as python_command
 from ...core.settings.sources import Resolved
 from ...core.topics import Topic
-from ...core.untrusted.console import note
-from ...launch.batch.slurm_script import SlurmJob, script_text
-from ...launch.launchers.remote import refuse_virtual_nodes
-from ..grouped_help import GroupedCommand, topic_option
+from ...launch.launchers.ssh import refuse_virtual_nodes
+from ...launch.slurm_script import SlurmJob, script_text
+from ..group import GroupedCommand, topic_option
 from ..options import GivenPath, IntegerRange
 from ..streams import output_is_a_copy
 from .batched_run import CHECKPOINTS, checked
-
-__all__ = ["submit"]
 
 
 @click.group("submit", short_help="Submit a run to a batch system.")
@@ -114,10 +112,6 @@ def submit_slurm(
 
 
 def _write(script: Path, text: str) -> None:
-    """Write a script whole or not at all, in place of an earlier one; it is never written through a link to some other file.
-
-    Raises UsageError where something else than a file is in its place, DiskError where the disk refuses it.
-    """
     with writing(script):
         script.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(script) and not stat.S_ISREG(os.lstat(script).st_mode):
@@ -127,7 +121,6 @@ def _write(script: Path, text: str) -> None:
 
 
 def _refuse_seed(resolved: Resolved) -> None:
-    """Raise UsageError for a seed that was typed where each run of an array has one of its own; one from elsewhere is only told of."""
     seed, source = resolved.job.seed, resolved.sources["seed"]
     why = "with --array each run has its task's number for a seed"
     if source == "flag":

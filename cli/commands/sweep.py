@@ -1,4 +1,4 @@
-"""``trainer sweep``: one job at many settings, a run for each, and their figures side by side."""
+"""``trainer sweep``: one run per point of a grid of settings, and their comparison."""
 
 from __future__ import annotations
 
@@ -14,31 +14,79 @@ from typing import Any
 
 import click
 
+from ...core.console import json_text, note
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
-from ...core.settings.config_files import shipped
-from ...core.settings.ineffective import Requirement, idle_settings
+from ...core.setting import NOTHING, Requirement
+from ...core.settings.job_fields import flags_of, idle_settings
 from ...core.settings.personal import resolve_personal
-from ...core.settings.sources import resolve
-from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid
+from ...core.settings.sources import resolve, shipped
+from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid, value_text
 from ...core.topics import Topic
-from ...core.untrusted.console import json_text, note
-from ...launch.environments.detect import detect
-from ...launch.environments.slurm_step import step_tasks
+from ...launch.driver.resumption import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
+from ...launch.launchers.environments import detect, step_tasks
 from ...launch.launchers.registry import takes_option
-from ...launch.resume.trust import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
-from ...launch.sweeps.folder import Entry, Request, SweepFolder, check_free, read_request
-from ...launch.sweeps.runner import point_arguments, run_points
+from ...launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
+from ...launch.sweep_runner import point_arguments, run_points
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader, name_part
-from ...report.catalog.locate import find_sweep
-from ...report.catalog.summary_rows import row
-from ..grouped_help import GroupedCommand, topic_option
-from ..options import IntegerRange, given_options, job_options_without, name_settings, trust_option
+from ...report.analysis.conclusion import conclude
+from ...report.analysis.sentences import as_text as conclusion_as_text
+from ...report.analysis.sentences import closing_text, told
+from ...report.compare.comparison import compare_runs, setting_name
+from ...report.compare.factors import BY_FIELD, Factor, natural
+from ...report.compare.formats import as_text
+from ...report.runs.locate import find_sweep
+from ...report.runs.run import Run, finished_run
+from ...report.runs.summary_rows import row
+from ..group import GroupedCommand, topic_option
+from ..options import IntegerRange, given_options, job_options, name_settings, trust_option
 from ..streams import output_is_a_copy
-from .sweep_table import points_conclusion, points_text
 
-__all__ = ["make_grid", "sweep"]
+
+def points_conclusion(points: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """Return the conclusion of some points' runs as JSON, None for fewer than two."""
+    settings = dict(points)
+    if not settings:
+        return None
+    found = conclude([finished_run(path) for path in settings], _axes(_swept_settings(settings)))
+    return found.to_json(told(found).sentences) if found.concludes else None
+
+
+def points_text(
+    points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bool, width: int | None, height: int = 0, tables: bool = True
+) -> str:
+    """Return a conclusion and, with `tables`, a row per point; with `repeats` seeds share a row."""
+    settings = dict(points)
+    by = [rule for rule in _swept_settings(settings) if not (repeats and rule.key == "seed")]
+    axes = _axes(by)
+    comparison = compare_runs([finished_run(path) for path in settings], fold=repeats, by=by, by_confounds=True)
+    found = conclude(comparison.runs, axes)
+    words = told(found) if found.concludes else None
+    text = "" if words is None else conclusion_as_text(words, width)
+    if tables or words is None or len(comparison.entries) == 1:
+        text += as_text(comparison, layout="rows", width=width)
+        confounding = [one.key for one in comparison.comparability.faults if one.confounds and one.key in {rule.key for rule in by}]
+        if confounding:
+            text += f"\n`trainer compare --by {','.join(confounding)}` takes that for what is compared, and marks nothing for it."
+    return text + ("" if words is None or text.count("\n") < height else closing_text(words, width))
+
+
+def _swept_settings(settings: Mapping[Path, Mapping[str, Any]]) -> list[Factor]:
+    return [_swept(name, settings) for name in dict.fromkeys(name for values in settings.values() for name in values)]
+
+
+def _axes(swept: Sequence[Factor]) -> list[Factor]:
+    return [rule for rule in swept if rule.key != "seed"]
+
+
+def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:
+
+    def value(run: Run) -> Any:
+        found = settings[run.path].get(field)
+        return tuple(found) if isinstance(found, list) else found
+
+    return Factor(setting_name(field), field, value, NOTHING, "", True, show=value_text, order=BY_FIELD.get(field, natural))
 
 
 @click.command("sweep", cls=GroupedCommand, short_help="Run a parameter sweep and compare the results.")
@@ -67,7 +115,7 @@ __all__ = ["make_grid", "sweep"]
 @topic_option(Topic.OUTPUT, "--tables", is_flag=True, help="Print the tables of all points at the end as well, not the conclusion alone.")
 @topic_option(Topic.OUTPUT, "--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @topic_option(Topic.OUTPUT, "--quiet", is_flag=True, help="Print no progress on standard error.")
-@job_options_without(("name",))
+@job_options(without=("name",))
 @click.pass_context
 def sweep(
     ctx: click.Context,
@@ -128,7 +176,6 @@ def sweep(
 
 
 def _sweep_folder(given: str) -> Path:
-    """Return the folder of a sweep: a path, or a name below the folder of runs (TRAINER_OUT, by default ``runs``)."""
     out = Path(os.environ.get("TRAINER_OUT") or "runs")
     found = find_sweep(given, out)
     if found is None:
@@ -139,14 +186,12 @@ def _sweep_folder(given: str) -> Path:
 
 
 def _lasting(config: str | None) -> str | None:
-    """Return a shipped configuration by name, any other by its full path, so that the sweep can go on from elsewhere."""
     return config if config is None or config in shipped() else os.path.realpath(config)
 
 
 def _lasting_names(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the model, the data and its folder so that the sweep can go on from elsewhere."""
-    from ...data.store.resolve import resolve as resolve_data
-    from ...data.store.resolve import whole_path
+    from ...data.store.location import resolve as resolve_data
+    from ...data.store.location import whole_path
     from ...models.build import canonical_model
 
     found = dict(flags)
@@ -160,7 +205,7 @@ def _lasting_names(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_grid(config: str | None, grids: Sequence[str], repeats: int | None) -> Grid:
-    """Lay the grid of the command line over that of the file."""
+    """Return the grid of the command line merged over that of the file."""
     axes: dict[str, Sequence[Any]] = {}
     for text in grids:
         name, values = read_axis(text)
@@ -175,27 +220,25 @@ def _folder_name(given: str | None, config: str | None, job: Job) -> str:
     if given is None:
         stem = Path(config).stem if config is not None else name_part(job.model)
         return f"{datetime.now():%Y%m%d-%H%M%S}-{stem}-sweep-{secrets.token_hex(2)}"
-    resolve({"name": given}, {})  # the rules for a folder's name are the job's
+    resolve({"name": given}, {})  # the job's rules for a folder name
     return given
 
 
 def _tell_idle(points: Sequence[Point], request: Request) -> None:
-    """Say which settings of the command line and the grid do nothing, and in how many points; those of a file are told by each run."""
     found: dict[str, list[Requirement]] = {}
     for point in points:
         for name, needed in idle_settings(point.job.model_dump()).items():
             if name in request.flags or name in point.settings:
                 found.setdefault(name, []).append(needed)
     for name, without in found.items():
-        note(f"{name}: does nothing in {len(without)} of {len(points)} points; it belongs to {without[0].flags()}")
+        note(f"{name}: does nothing in {len(without)} of {len(points)} points; it belongs to {flags_of(without[0])}")
 
 
 def _tell_unequal(points: Sequence[Point]) -> None:
-    """Say where so many updates are other amounts of work in either mode: of the global batch, or of one worker's."""
     found: dict[str, set[int]] = {}
     for job in (point.job for point in points if point.job.batch_tokens is None):
         if job.steps is not None:
-            found.setdefault(job.mode, set()).add(job.steps * (job.global_batch if job.mode == "sync" else job.per_worker_batch))
+            found.setdefault(job.mode, set()).add(job.steps * job.update_batch)
     every = set().union(*found.values())
     if len(found) > 1 and len(every) > 1:
         told = {mode: " or ".join(f"{amount:,}" for amount in sorted(amounts)) for mode, amounts in found.items()}
@@ -206,7 +249,6 @@ def _tell_unequal(points: Sequence[Point]) -> None:
 
 
 def _refuse_elsewhere(points: Sequence[Point]) -> None:
-    """A sweep starts its nodes itself; where torchrun, TF_CONFIG or a rendezvous decides about them, it cannot."""
     rendezvous, rank = os.environ.get("TRAINER_RENDEZVOUS"), os.environ.get("TRAINER_NODE_RANK")
     follows = any(point.job.launcher == "auto" for point in points)
     if rendezvous or rank or (follows and detect(os.environ, None, None, None)):
@@ -224,7 +266,6 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
 
 
 def _refuse_unknown(points: Sequence[Point]) -> None:
-    """Raise UsageError, which names the point, for a model or data that there is not, and a vocabulary that the data cannot have."""
     from ...models.build import written_out
 
     known: set[tuple[Any, ...]] = set()
@@ -248,9 +289,9 @@ def _print_plan(points: Sequence[Point], request: Request, folder: Path, *, as_j
 
 
 def _print_outcome(sweep: SweepFolder, *, tables: bool, as_json: bool) -> None:
-    summaries = [_summary(sweep, entry) for entry in sweep.entries]
+    summaries = [RunReader(sweep.run_path(entry)).summary() if entry.state == "succeeded" else None for entry in sweep.entries]
+    done = [(sweep.run_path(entry), entry.point.settings) for entry in sweep.entries if entry.state == "succeeded"]
     if not as_json:
-        done = [(sweep.run_path(entry), entry.point.settings) for entry in sweep.entries if entry.state == "succeeded"]
         width, height = shutil.get_terminal_size() if sys.stdout.isatty() else (None, 0)
         repeats = sweep.request.grid.repeats is not None
         text = points_text(done, repeats=repeats, width=width, height=height, tables=tables) if done else "no point succeeded"
@@ -270,18 +311,11 @@ def _print_outcome(sweep: SweepFolder, *, tables: bool, as_json: bool) -> None:
         }
         for entry, found in zip(sweep.entries, summaries, strict=True)
     ]
-    done = [(sweep.run_path(entry), entry.point.settings) for entry in sweep.entries if entry.state == "succeeded"]
     document = {"path": str(sweep.path), "conclusion": points_conclusion(done), "points": rows}
     click.echo(json_text(finite_json(document), indent=1))
 
 
-def _summary(sweep: SweepFolder, entry: Entry) -> dict[str, Any] | None:
-    """Return the summary of a point that succeeded."""
-    return RunReader(sweep.run_path(entry)).summary() if entry.state == "succeeded" else None
-
-
 def _verdict(sweep: SweepFolder, finished: bool) -> int:
-    """Return 0; raises what says that points are missing, and how to go on."""
     go_on = f"To go on: trainer sweep --resume {shlex.quote(str(sweep.path))}{trust_flag(*sweep.request.settings())}"
     missing = [entry for entry in sweep.entries if entry.state != "succeeded"]
     if not finished:

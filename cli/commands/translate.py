@@ -1,4 +1,4 @@
-"""``trainer translate``: lines of standard input to standard output with a trained model, on any backend, whichever one trained it."""
+"""``trainer translate``: translation of standard input on any backend."""
 
 from __future__ import annotations
 
@@ -6,41 +6,40 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ...backends.base import State
-from ...checkpoint.compatibility import rebuilt_model
+from ...checkpoint.meta import trained_vocabulary
+from ...checkpoint.reader import rebuilt_model
 from ...checkpoint.selection import Selection
-from ...checkpoint.trained_vocabulary import trained_vocabulary
+from ...core.console import json_text, note, raw_stream
 from ...core.errors import TrainerError, UsageError
-from ...core.untrusted.console import json_text, note, raw_stream
-from ...data.sources.translation.tokenizer import Vocabulary
+from ...data.sources.translation.tokenizer import VOCABULARY, Vocabulary
 from ...data.text import UNKNOWN
-from ...launch.standalone.task import StandaloneTask
-from ...launch.standalone.translation import translated
-from ...models.decoding.search import Hypothesis
-from ...models.decoding.settings import Decoding
-from ...models.decoding.translation import VOCABULARY
+from ...launch.standalone_evaluation import translated
+from ...launch.standalone_task import StandaloneTask
+from ...models.decoding import Decoding, Hypothesis
 from ...records.store.jsonl import finite_json
-from ...records.store.run_vocabulary import has_vocabulary
-from ..checkpoint_options import checkpoint_options
-from ..input_lines import LONGEST_LINE_BYTES, arriving_lines
+from ...records.store.vocabulary import has_vocabulary
 from ..options import GivenPath, IntegerRange, decoding_options, model_option, trust_option
-from ..trained_job import fitting_data, trained_job, trained_weights
+from ..trained_job import (
+    LONGEST_LINE_BYTES,
+    TaskSettings,
+    arriving_lines,
+    checkpoint_options,
+    fitting_data,
+    trained_job,
+    trained_weights,
+)
 
-__all__ = ["translate"]
-
-MOST_PIECES = 1024
-"""Of a sentence, END included: what attention takes grows with the square, and no model is trained on such sentences."""
-
+MOST_PIECES = 1024  # per sentence, with END: attention cost grows with the square, and no training set has such sentences
 NOT_FINITE = "the model's output is not finite"
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the input: its number, from 1, its text, the pieces to translate (none for an empty line), and what is wrong with it."""
-
     number: int
     text: str = ""
     pieces: tuple[int, ...] = ()
@@ -67,16 +66,10 @@ class _Line:
 def translate(
     source: Path,
     selection: Selection,
-    model: str | None,
-    data_dir: Path | None,
-    backend: str | None,
-    precision: str | None,
-    device: str | None,
-    beam: int | None,
-    length_penalty: float | None,
     n_best: int | None,
     as_json: bool,
     trust_run: bool,
+    **settings: Any,
 ) -> None:
     """Translate standard input line by line to standard output, as lines arrive.
 
@@ -84,18 +77,18 @@ def translate(
     input lines. A line is empty if its input is empty or cannot be translated (no UTF-8, too long, or non-finite logits); in the
     second case standard error has the reason, and the exit code is 1.
     """
-    options = {"model": model, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
+    asked = TaskSettings(**settings)
 
     def reads_data(checkpoint: Path) -> bool:
-        return data_dir is not None or not has_vocabulary(checkpoint.parent.parent)
+        return asked.data_dir is not None or not has_vocabulary(checkpoint.parent.parent)
 
-    chosen = trained_weights(source, selection, options, trusted=trust_run, reads_data=reads_data)
+    chosen = trained_weights(source, selection, settings, trusted=trust_run, reads_data=reads_data)
     meta = chosen.meta
     spec = rebuilt_model(meta)
     if spec.objective.translation is None:
         raise UsageError(f"translate: {meta.job['model']!r}, trained on {meta.data['name']!r}, translates nothing.")
     from_data = reads_data(chosen.path)
-    job = trained_job(meta, None, data_dir, backend, precision, device, beam, length_penalty, reads_data=from_data)
+    job = trained_job(meta, asked, reads_data=from_data)
     decoding = Decoding(job.beam, job.length_penalty)
     if n_best is not None and n_best > decoding.beam:
         raise UsageError(f"--n-best: got {n_best}; allowed: 1 to {decoding.beam}, the beam. Give a wider one with --beam.")
@@ -118,7 +111,6 @@ def translate(
 
 
 def _numbered(arriving: Iterator[list[bytes | None]], vocabulary: Vocabulary) -> Iterator[list[_Line]]:
-    """Yield the lines that have arrived, as they are to be translated."""
     number = 0
     for raw_lines in arriving:
         lines = []
@@ -132,7 +124,7 @@ def _line(number: int, raw: bytes | None, vocabulary: Vocabulary) -> _Line:
     if raw is None:
         return _Line(number, problem=f"longer than {LONGEST_LINE_BYTES:,} bytes")
     try:
-        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")  # as files of text are read: without a byte order mark
+        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")  # a file's byte order mark is no text
     except UnicodeDecodeError as error:
         return _Line(number, problem=f"not UTF-8 (byte {raw[error.start]:#04x} at {error.start})")
     if not text.strip():
@@ -144,18 +136,12 @@ def _line(number: int, raw: bytes | None, vocabulary: Vocabulary) -> _Line:
 
 
 class _Writer:
-    """Writes translations in the form that is asked for, and counts; who uses it flushes standard output.
-
-    To a file or a pipe every character of them goes as it is, to a terminal as it is shown.
-    """
-
     def __init__(self, vocabulary: Vocabulary, n_best: int | None, *, as_json: bool) -> None:
         self._vocabulary, self._n_best, self._as_json = vocabulary, n_best, as_json
         self._plain = sys.stdout if sys.stdout.isatty() else raw_stream(sys.stdout)
         self.lines = self.untranslated = 0
 
     def write(self, line: _Line, hypotheses: Sequence[Hypothesis]) -> None:
-        """Write what is to be printed of one line."""
         self.lines += 1
         problem = NOT_FINITE if line.pieces and not hypotheses else line.problem
         if problem is not None:
@@ -180,5 +166,5 @@ class _Writer:
                 self._plain.write(f"{line.number}\t{hypothesis.score:.6f}\t{text}\n")
 
     def _text(self, hypothesis: Hypothesis) -> str:
-        """Return a translation on one line; pieces of single bytes can spell a line end."""
+        """Return a translation on one line: pieces of single bytes can form a line end."""
         return self._vocabulary.decode(hypothesis.pieces).replace("\r", " ").replace("\n", " ")

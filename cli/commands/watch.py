@@ -1,57 +1,50 @@
-"""``trainer watch``: how a run stands, live, from any terminal that sees its directory."""
+"""``trainer watch``: live progress of a run, read from its directory."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ...core.console import json_text, note, one_line
 from ...core.errors import UsageError
-from ...core.job import Job
-from ...core.untrusted.console import json_text, note, one_line
-from ...core.untrusted.terminal_pictures import Drawing
-from ...engine.progress.base import terminal
-from ...records.schema import SCHEMA, EvalRecord
+from ...core.terminal_pictures import Drawing
+from ...engine.progress import terminal
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
-from ...report.catalog.locate import UnreadableFolderError, find_run
-from ...report.catalog.run import Run
-from ...report.live.text import figures_line, is_in_summary, last_evaluation, news_line, node_lines, picture, state_line, title
-from ...report.live.watched_run import News, WatchedRun
-from ...report.tables.run_tables import one_run, to_text
+from ...records.store.schema import SCHEMA, EvalRecord
+from ...report.compare.run_tables import one_run, to_text
+from ...report.pages.live_text import (
+    figures_line,
+    is_in_summary,
+    last_evaluation,
+    news_line,
+    node_lines,
+    picture,
+    state_line,
+    title,
+)
+from ...report.pages.watched_run import News, WatchedRun
+from ...report.runs.locate import UnreadableFolderError, find_run
+from ...report.runs.run import Run
 from ..interrupts import INTERRUPTED, RememberedInterrupts
-from ..options import GivenPath, NumberRange
-from ..run_arguments import warn_of_lost_updates
+from ..options import NumberRange, out_option
+from ..run_request import warn_of_lost_updates
 from ..streams import echo_wrapped
 
-__all__ = ["watch"]
-
-POLL_SECONDS = 0.25
-"""How often the files are looked at, at the least often: so late may the end of a run be seen."""
-
+POLL_SECONDS = 0.25  # longest time between two looks at the files
 DRAW_SECONDS = 0.5
-LINE_SECONDS = 2.0
-"""Time between two pictures on a terminal, and between two groups of lines elsewhere, unless --interval says otherwise."""
+LINE_SECONDS = 2.0  # default of --interval: time between two pictures, or between two groups of lines
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
-@click.option(
-    "--out",
-    type=GivenPath(),
-    envvar="TRAINER_OUT",
-    default=Job.model_fields["out"].default,
-    show_default=True,
-    help="Folder in which to look for RUN by name.",
-)
+@out_option("Folder in which to look for RUN by name.")
 @click.option(
     "--interval",
     type=NumberRange(min=0.05),
@@ -81,11 +74,11 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
     try:
         with RememberedInterrupts() as interrupts:
             if as_json:
-                _follow(watched, _JsonLines(), interval or LINE_SECONDS, interrupts.check)
+                _follow(watched, _json_lines(), interval or LINE_SECONDS, interrupts.check)
             elif terminal(sys.stderr):
                 _draw(watched, interval or DRAW_SECONDS, interrupts.check)
             else:
-                _follow(watched, _PlainLines(), interval or LINE_SECONDS, interrupts.check)
+                _follow(watched, _PlainLines().show, interval or LINE_SECONDS, interrupts.check)
     except KeyboardInterrupt:
         note(f"no longer watching {watched.reader.name}, which is {watched.state}")
         return INTERRUPTED
@@ -100,7 +93,6 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
 
 
 def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
-    """Return the directory of the run, which may be on its way. Raises UsageError where it does not come within the time."""
     deadline = time.monotonic() + wait_seconds
     told = False
     while True:
@@ -118,26 +110,24 @@ def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
 
 
 def _is_no_run(path: Path) -> bool:
-    """Whether something is there that will not become a run: its own folder is empty, or holds the records, before anything else."""
-    if not os.path.isdir(path):
-        return os.path.exists(path)
-    return not (path / "steps.jsonl").exists() and any(path.iterdir())
+    try:
+        return any(path.iterdir()) and not (path / "steps.jsonl").exists()  # in this order, as a run may begin in between
+    except NotADirectoryError:
+        return True
+    except (OSError, ValueError):  # not found, or an impossible name
+        return False
 
 
-class _View(Protocol):
-    """Shows a run with what is new of it; `due` says whether the interval is over."""
-
-    def show(self, run: WatchedRun, news: list[News], due: bool) -> None: ...
+Show = Callable[[WatchedRun, list[News], bool], None]  # the flag: the interval is over
 
 
-def _follow(watched: WatchedRun, view: _View, interval: float, check: Callable[[], None]) -> None:
-    """Look at the run until it has ended, or `check` raises."""
+def _follow(watched: WatchedRun, show: Show, interval: float, check: Callable[[], None]) -> None:
     next_due = time.monotonic()
     while True:
         check()
         news = watched.poll()
         due = watched.ended or time.monotonic() >= next_due
-        view.show(watched, news, due)
+        show(watched, news, due)
         if watched.ended:
             return
         if due:
@@ -146,8 +136,6 @@ def _follow(watched: WatchedRun, view: _View, interval: float, check: Callable[[
 
 
 class _PlainLines:
-    """Lines on standard error: news when they come, figures every interval; nothing twice."""
-
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
         self._state: str | None = None
@@ -177,37 +165,28 @@ class _PlainLines:
         return new
 
 
-class _JsonLines:
-    """A document a line on standard output, every interval; what was new in between is in it."""
+def _json_lines() -> Show:
+    waiting: list[News] = []
 
-    def __init__(self) -> None:
-        self._news: list[News] = []
-
-    def show(self, run: WatchedRun, news: list[News], due: bool) -> None:
-        self._news += news
-        if not due:
-            return
-        end = {"summary": run.reader.summary()} if run.ended else {}
-        click.echo(json_text(finite_json({"schema": SCHEMA, **run.snapshot(self._news), **end})))
-        sys.stdout.flush()
-        self._news = []
-
-
-class _Picture:
-    """Drawn in place, with the news above it."""
-
-    def __init__(self, console: Console, live: Live) -> None:
-        self._console = console
-        self._live = live
-
-    def show(self, run: WatchedRun, news: list[News], due: bool) -> None:
-        for record in news:
-            self._console.print(Text(news_line(record, run.metrics)))
+    def show(run: WatchedRun, news: list[News], due: bool) -> None:
+        waiting.extend(news)
         if due:
-            self._live.update(picture(run), refresh=True)
+            end = {"summary": run.reader.summary()} if run.ended else {}
+            click.echo(json_text(finite_json({"schema": SCHEMA, **run.snapshot(waiting), **end})))
+            sys.stdout.flush()
+            waiting.clear()
+
+    return show
 
 
 def _draw(watched: WatchedRun, interval: float, check: Callable[[], None]) -> None:
     console = Drawing(sys.stderr)
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-        _follow(watched, _Picture(console, live), interval, check)
+
+        def show(run: WatchedRun, news: list[News], due: bool) -> None:
+            for record in news:
+                console.print(Text(news_line(record, run.metrics)))
+            if due:
+                live.update(picture(run), refresh=True)
+
+        _follow(watched, show, interval, check)

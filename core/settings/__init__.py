@@ -1,1 +1,1 @@
-"""Where does each value of a job come from, and is it a sensible one? Flags, variables, files and grids, laid over each other."""
+"""Sources of a job's values: flags, variables, files, grids."""

@@ -1,16 +1,22 @@
-"""The job's fields in words: which names a field has, and what it allows. Help texts and error messages are made from this."""
+"""Names and allowed values of the job's fields, for help texts and error messages."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
+from ..errors import UsageError
 from ..job import Job
+from ..setting import Declaration, Requirement, Role
 from ..topics import Topic
 
-__all__ = ["ENVIRONMENT_PREFIX", "allowed", "choices", "environment_name", "flag_name", "is_boolean", "schema", "topic"]
-
 ENVIRONMENT_PREFIX = "TRAINER_"
+DECLARED: Mapping[str, Declaration] = {name: Declaration.of(field) for name, field in Job.model_fields.items()}
 
 
 def flag_name(field: str) -> str:
@@ -30,23 +36,22 @@ def _properties() -> dict[str, dict[str, Any]]:
 
 
 def schema(field: str) -> dict[str, Any]:
-    """Return the JSON schema of a field without the alternative ``null`` that optional fields have; the first one where it has several."""
+    """Return a field's JSON schema, the first of several, without the alternative ``null``."""
     return _alternatives(field)[0]
 
 
 def _alternatives(field: str) -> list[dict[str, Any]]:
-    """Return the schemas of which a value has to meet one; the form that most values have comes first."""
     described = _properties()[field]
     return [dict(each) for each in described.get("anyOf", (described,)) if each.get("type") != "null"]
 
 
 def topic(field: str) -> Topic:
-    """Return what a field is about. Raises KeyError for one that was declared without a topic (`core.job.setting`)."""
-    return Topic(_properties()[field]["topic"])
+    """Return a field's topic."""
+    return DECLARED[field].topic
 
 
 def choices(field: str) -> tuple[str, ...]:
-    """Return the values of a field that has a closed list of them, otherwise nothing."""
+    """Return the allowed values of a field with a closed list of them; otherwise none."""
     described = schema(field)
     if "const" in described:
         return (str(described["const"]),)
@@ -59,7 +64,7 @@ def is_boolean(field: str) -> bool:
 
 
 def allowed(field: str) -> str:
-    """Say in words what a field allows: ``a whole number of at least 1``, ``sync, async``."""
+    """Describe what a field allows: ``a whole number of at least 1``, ``sync, async``."""
     several = ", or several with commas between" if len(_alternatives(field)) > 1 else ""
     return ", ".join(choices(field)) or f"{_in_words(schema(field))}{several}"
 
@@ -93,3 +98,88 @@ def _bounds(described: dict[str, Any]) -> str:
 def _plain(bound: float) -> str:
     """Write a bound in full, so that 2**63 does not become 9.2e18."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+TAKES_EFFECT: Mapping[str, Requirement] = {name: declared.requires for name, declared in DECLARED.items() if declared.requires is not None}
+
+
+def fields_with_role(*roles: Role) -> tuple[str, ...]:
+    """Return the settings of these roles, in the order of the job's fields."""
+    return tuple(name for name, declared in DECLARED.items() if declared.role in roles)
+
+
+def flags_of(needed: Requirement) -> str:
+    """Return the option that meets a requirement: ``--scale-lr linear or sqrt``."""
+    if is_boolean(needed.field):
+        return flag_name(needed.field)
+    return f"{flag_name(needed.field)} {needed.shown or ' or '.join(map(str, needed.values))}".rstrip()
+
+
+def idle_settings(job: Mapping[str, Any]) -> dict[str, Requirement]:
+    """Return a job's settings without effect, and what each requires."""
+    return {field: needed for field, needed in TAKES_EFFECT.items() if not needed.holds(job)}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenValue:
+    """A given value with its source."""
+
+    value: Any
+    key: str  # ``--batch-size``, ``TRAINER_BATCH_SIZE`` or ``batch_size``
+    origin: str  # ``flag``, ``environment TRAINER_BATCH_SIZE`` or ``file PATH``
+    place: str | None = None  # text after the value in messages, for a file
+
+
+def as_usage_error(error: ValidationError, given: Mapping[str, GivenValue]) -> UsageError:
+    """Return the message for the first problem; `given` has the user's values by field."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if not first["loc"]:
+        return _between_fields(str(cause or first["msg"]), given)
+    field = str(first["loc"][0])
+    value = given.get(field, GivenValue(first["input"], flag_name(field), "default"))
+    return UsageError.of(value.key, _shown(value.value), str(cause or allowed(field)), choices(field), value.place)
+
+
+def _between_fields(message: str, given: Mapping[str, GivenValue]) -> UsageError:
+    head, _, rule = message.partition(": ")
+    values = [given[field] for field in head.split(" and ") if field in given]
+    if not values or not rule:
+        return UsageError(f"{message}.")
+    keys = " and ".join(value.key for value in values)
+    shown = " and ".join(f"{str(_shown(value.value))!r}{f' (from {value.place})' if value.place else ''}" for value in values)
+    return UsageError(f"{keys}: got {shown}; {rule}.")
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(str(part) for part in value)
+    return value
+
+
+# A webhook's path is as secret as a password, so only scheme, host and port of ``--notify`` are shown.
+MOST_CHARACTERS = 2000
+
+
+def check_url(text: str) -> None:
+    """Raise ValueError, without the text, for anything but a usable http or https URL."""
+    what = "allowed: an http:// or https:// URL (what was given is not shown, as such an address may hold a password)"
+    if len(text) > MOST_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError(f"is longer than {MOST_CHARACTERS:,} characters, or has some that a URL cannot have; {what}")
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(f"is no URL; {what}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"has another scheme than http and https, or none; {what}")
+    if not host:
+        raise ValueError(f"names no host; {what}")
+
+
+def shown_url(text: str) -> str:
+    """Return the public part of such a URL: ``https://host:port/...``."""
+    parts = urlsplit(text)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/..."

@@ -1,34 +1,137 @@
-"""From flag, variable and the user's own file to the personal options: flag > ``TRAINER_*`` > ``~/.config/crosstrain/trainer.toml``.
+"""Personal options: flag > ``TRAINER_*`` > ``~/.config/crosstrain/trainer.toml``.
 
-That file decides which programs are run and where to something is sent, so it counts only where nobody else can have written it.
+The file selects programs and addresses, so it counts only if no other user can write it.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..bounded_json import parse_toml
+from ..console import one_line
 from ..errors import UsageError
 from ..suggestions import nearest
-from ..untrusted.console import one_line
-from .config_files import parse_toml
-from .personal_options import ALTERNATIVES, PERSONAL_OPTIONS, PersonalOption
+from ..topics import Topic
+from .job_fields import check_url, environment_name, flag_name, shown_url
 
-__all__ = ["OWN_FILE", "GivenOption", "own_file", "resolve_personal"]
+# Shared configurations and runs cannot set these options, which select machines, programs and addresses.
+MOST_CHARACTERS = 65_536  # of a value: a list of thousands of hosts
 
-OWN_FILE = "file "
-"""What the source of a value from the user's own file begins with."""
 
+def _any_text(text: str) -> None:
+    if "\0" in text or len(text) > MOST_CHARACTERS:
+        raise ValueError(f"is longer than {MOST_CHARACTERS:,} characters, or has a zero byte")
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalOption:
+    """An option that gives its name to flag, variable and key in the user's own file."""
+
+    name: str
+    metavar: str
+    help: str
+    topic: Topic
+    is_path: bool = False  # names a local file
+    check: Callable[[str], None] = _any_text  # raises ValueError with the problem
+    shown: Callable[[str], str] = _as_it_is  # without secrets
+    recorded: Callable[[str], str] = _as_it_is  # for the files of a run
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line."""
+        return flag_name(self.name)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return environment_name(self.name)
+
+
+PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
+    option.name: option
+    for option in (
+        PersonalOption(
+            "hosts",
+            "HOST,HOST",
+            "The nodes' hosts, reached by ssh unless --launcher says otherwise, in this order; also node[01-03]. node0:2 for two processes "
+            "there; set ports in your ssh configuration.",
+            Topic.CLUSTER,
+        ),
+        PersonalOption(
+            "hostfile",
+            "PATH",
+            "The same from a file: one host per line, as in an MPI hostfile; a host listed n times runs n processes.",
+            Topic.CLUSTER,
+            is_path=True,
+        ),
+        PersonalOption(
+            "python",
+            "PATH",
+            "With hosts, Slurm, Ray or a package's launcher: the interpreter there. [default: the path of this one]",
+            Topic.CLUSTER,
+        ),
+        PersonalOption(
+            "ray_address",
+            "auto|HOST:PORT|ray://HOST:PORT",
+            "The Ray cluster that gives the nodes: auto (the one of which this machine is a node), its head, or its client server. "
+            "[default with --launcher ray, and in a Ray job: auto]",
+            Topic.CLUSTER,
+        ),
+        PersonalOption(
+            "notify",
+            "URL",
+            "Post a JSON document to this http(s) address when the run fails, restarts, finishes, or is interrupted.",
+            Topic.OUTPUT,
+            check=check_url,
+            shown=shown_url,
+            recorded=shown_url,
+        ),
+        PersonalOption(
+            "on_failure",
+            "COMMAND",
+            "Run this by the shell when the run has failed, with the same document on its standard input.",
+            Topic.OUTPUT,
+            recorded=lambda text: "...",
+        ),
+    )
+}
+ALTERNATIVES = (("hosts", "hostfile", "ray_address"),)  # a higher layer's replaces the others
+
+
+def shown_command(command: list[str]) -> list[str]:
+    """Return a command line for a run's files, without addresses and commands with passwords."""
+    kept: list[str] = []
+    recorded: Callable[[str], str] | None = None
+    by_flag = {option.flag: option.recorded for option in PERSONAL_OPTIONS.values()}
+    for word in command:
+        flag, equals, value = word.partition("=")
+        if recorded is not None:
+            kept.append(recorded(word))
+            recorded = None
+        elif equals and flag in by_flag:
+            kept.append(f"{flag}={by_flag[flag](value)}")
+        else:
+            recorded = by_flag.get(word)
+            kept.append(word)
+    return kept
+
+
+OWN_FILE = "file "  # prefix of sources
 MOST_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class GivenOption:
-    """The value of a personal option and its source: ``flag``, ``environment TRAINER_X`` or ``file PATH``."""
+    """A personal option's value, and its source: ``flag``, ``environment X`` or ``file PATH``."""
 
     option: PersonalOption
     value: str
@@ -36,33 +139,30 @@ class GivenOption:
 
     @property
     def key(self) -> str:
-        """What somebody has to look at to change it."""
+        """The option, variable or file key that sets it."""
         return {"flag": self.option.flag}.get(self.source, f"{self.option.name} (from {self.source})")
 
     @property
     def typed(self) -> bool:
-        """Whether it stands on the command line, and so for this run alone."""
+        """Whether it is on the command line, and so for this run only."""
         return self.source == "flag"
 
     @property
     def of_own_file(self) -> bool:
-        """Whether it stands in the user's own file, and so for every run."""
+        """Whether it is in the user's own file, and so for every run."""
         return self.source.startswith(OWN_FILE)
 
 
 def own_file(environ: Mapping[str, str]) -> Path:
-    """Return ``$XDG_CONFIG_HOME/crosstrain/trainer.toml`` or ``~/.config/crosstrain/trainer.toml``; it may not exist."""
+    """Return the user's own file below XDG_CONFIG_HOME or ``~/.config``; it may not exist."""
     base = Path(environ.get("XDG_CONFIG_HOME", ""))
-    if not base.is_absolute():  # the XDG base directory specification: a relative path is to be ignored
+    if not base.is_absolute():  # the XDG base directory specification ignores relative paths
         base = Path.home() / ".config"
     return base / "crosstrain" / "trainer.toml"
 
 
 def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, GivenOption]:
-    """Return those of the options `names` that were given, by name. `flags` has what was typed, None for what was not.
-
-    Raises UsageError for a value that cannot be, and for an own file that others can write, or that has anything else in it.
-    """
+    """Return the given options among `names`. Raises UsageError, also for an unsafe own file."""
     path = own_file(environ)
     found: dict[str, GivenOption] = {}
     for layer in (
@@ -78,7 +178,6 @@ def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: 
 
 
 def _set(environ: Mapping[str, str]) -> dict[str, PersonalOption]:
-    """Return the options whose variable is set. An empty variable counts as not set."""
     return {name: option for name, option in PERSONAL_OPTIONS.items() if environ.get(option.variable)}
 
 
@@ -97,7 +196,6 @@ def _checked(given: GivenOption) -> GivenOption:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the values of the user's own file, by name; none where there is no such file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would wait for a writer
             _refuse_of_others(path, os.fstat(file.fileno()))
@@ -124,7 +222,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _refuse_of_others(path: Path, status: os.stat_result) -> None:
-    """Raise UsageError where others than this user, or root, can have written the file, or can put another in its place."""
+    """Raise UsageError if others than this user or root can write or replace the file."""
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{path}: is no file; your own options are read from one.")
     folders = {path.parent, path.resolve().parent}

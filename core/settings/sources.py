@@ -1,7 +1,4 @@
-"""From flags, environment and file to a job: flags > ``TRAINER_*`` environment > ``--config`` TOML > defaults.
-
-Each value remembers where it came from, so that it can be shown, and named when it is wrong.
-"""
+"""From layers to a job: flags > ``TRAINER_*`` environment > ``--config`` TOML > defaults."""
 
 from __future__ import annotations
 
@@ -9,109 +6,162 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from ..bounded_json import parse_toml
+from ..console import one_line
 from ..errors import MissingPackageError, UsageError
 from ..job import Job
 from ..plugins import BUILT_IN, NO_MODULE, Kind, Plugin, available, find, forward_plugin, load, missing_packages, model_base, module_exists
 from ..suggestions import nearest
-from ..untrusted.console import one_line
-from .config_files import SWEEP, read_config
-from .given_names import named
-from .ineffective import idle_settings
-from .job_fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean, schema
-from .personal import own_file
-from .personal_options import PERSONAL_OPTIONS
-from .reserved_variables import RESERVED_VARIABLES
-from .validation_errors import GivenValue, as_usage_error
+from .job_fields import (
+    ENVIRONMENT_PREFIX,
+    GivenValue,
+    allowed,
+    as_usage_error,
+    environment_name,
+    flag_name,
+    flags_of,
+    idle_settings,
+    is_boolean,
+    schema,
+)
+from .personal import PERSONAL_OPTIONS, own_file
 
-__all__ = [
-    "BUDGETS",
-    "SWEEP_KEYS",
-    "Resolved",
-    "ResumedRun",
-    "given_settings",
-    "is_axis",
-    "refuse_misplaced",
-    "resolve",
-]
+MOST_CONFIG_BYTES = 1 << 20
+SWEEP = "sweep"  # a file's table for `trainer sweep`; no setting of a job
 
-_SWITCHES = ("TRAINER_PEER_MEMORY",)
-"""Those of them that are on or off."""
 
-SWEEP_KEYS: Mapping[str, str] = {
+def shipped() -> dict[str, Traversable]:
+    """Return the shipped configurations by name."""
+    found = {Path(entry.name).stem: entry for entry in files("crosstrain.configs").iterdir() if entry.name.endswith(".toml")}
+    return dict(sorted(found.items()))
+
+
+def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
+    """Return the label (``file PATH``) and keys of a file or shipped name. Raises UsageError."""
+    place, source = _locate(config)
+    try:
+        with source.open("rb") as file:  # may be a pipe
+            data = file.read(MOST_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"--config: {place} cannot be read: {error.strerror}.") from None
+    if len(data) > MOST_CONFIG_BYTES:
+        raise UsageError(f"--config: {place} is larger than {MOST_CONFIG_BYTES >> 20} MiB, the most that is read of one.")
+    return place, parse_toml(data, "--config", place)
+
+
+def _locate(config: Path | str) -> tuple[str, Traversable]:
+    known = shipped()
+    if str(config) in known:
+        return f"file {config}.toml (shipped)", known[str(config)]
+    path = Path(config)
+    if str(config) and path.exists():
+        return f"file {path}", path
+    raise UsageError.of("--config", config, f"the path of a TOML file, or a shipped one: {', '.join(known)}", known)
+
+
+# Errors name fields (``data_dir: …``); where the sources are known, that becomes ``--data-dir: …``.
+
+
+def key_of(field: str, origin: str) -> str:
+    """Return the option, variable or file key of a field from `origin` (`sources.Resolved`)."""
+    if origin.startswith(("flag", "default")):
+        return flag_name(field)
+    if origin.startswith("environment "):
+        return origin.split()[1]
+    return f"{field} ({'in' if origin.startswith('file ') else 'from'} {origin})"
+
+
+def named(message: str, sources: Mapping[str, str]) -> str:
+    """Return a message whose leading fields (``epochs and steps: …``) are named as given."""
+    head, sign, rest = message.partition(": ")
+    fields = head.split(" and ")
+    if not sign or not all(field in sources for field in fields):
+        return message
+    return f"{' and '.join(key_of(field, sources[field]) for field in fields)}: {rest}"
+
+
+TOLD_VARIABLES: Mapping[str, str] = {  # for --on-failure; empty: unknown
+    "TRAINER_RUN_EVENT": "failed",
+    "TRAINER_RUN_TEXT": "all of it in a sentence",
+    "TRAINER_RUN_NAME": "the run's name",
+    "TRAINER_RUN_PATH": "its directory",
+    "TRAINER_RUN_HOST": "the host of its driver",
+    "TRAINER_RUN_CAUSE": "what ended it, in a line",
+    "TRAINER_RUN_TASK": "the task that failed first",
+    "TRAINER_RUN_STEPS": "updates that were done",
+    "TRAINER_RUN_SECONDS": "what it has taken",
+    "TRAINER_RUN_EXIT_CODE": "its exit code",
+    "TRAINER_RUN_RESTARTS": "number of restarts so far",
+}
+RESERVED_VARIABLES: Mapping[str, str] = {  # variables with our prefix that are no fields of the job
+    "TRAINER_DATA_CACHE": "folder of the prepared datasets",
+    "TRAINER_PEER_MEMORY": "off: checkpoints are sent by the tasks, not read from their memory",
+    "TRAINER_SECRET": "shared secret of nodes that are started by hand",
+    "TRAINER_SECRET_FILE": "file with that secret",
+    "TRAINER_RENDEZVOUS": "HOST:PORT where nodes that are started by hand meet",
+    "TRAINER_NODE_RANK": "number of a node that is started by hand",
+    "TRAINER_PROFILE_DIR": "folder for traces, for every task",
+    **{option.variable: option.help for option in PERSONAL_OPTIONS.values()},
+    **{name: f"for the command of --on-failure: {what}" for name, what in TOLD_VARIABLES.items()},
+}
+_SWITCHES = ("TRAINER_PEER_MEMORY",)  # on or off
+SWEEP_KEYS: Mapping[str, str] = {  # keys of ``[sweep]``, and fixes for them outside
     "grid": "write its settings into a table [sweep.grid]",
     "cases": "write each of its tables as [[sweep.cases]]",
     "repeats": "write it into a table [sweep]",
 }
-"""What the table ``[sweep]`` may have, and what to do with it where it stands outside."""
-
 RUNS_POINTS = "and `trainer sweep` runs its points."
-
 _PLUGIN_FIELDS: Mapping[str, Kind] = {"backend": "backend", "model": "model", "data": "dataset"}
-
 BUDGETS = ("epochs", "steps", "examples")
-
-_ALTERNATIVES = (("batch_size", "global_batch_size", "batch_tokens"), BUDGETS)
-"""Fields of which a job takes one: given on a higher layer, one replaces the other of a lower layer."""
-
-
-_FLAG = "flag"
-"""The source of a value that stands on the command line."""
+_ALTERNATIVES = (("batch_size", "global_batch_size", "batch_tokens"), BUDGETS)  # a higher layer's replaces the others
+_FLAG = "flag"  # the source of typed values
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A job and where each value came from: ``flag``, ``environment TRAINER_X``, ``file PATH`` or ``default``.
-
-    `notes` are choices made for the user that a command tells on standard error. `idle` are settings that were given and do nothing,
-    with a sentence about each, by field name.
-    """
+    """A job with the source of each value."""
 
     job: Job
-    sources: dict[str, str]
-    notes: tuple[str, ...] = ()
-    idle: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sources: dict[str, str]  # ``flag``, ``environment TRAINER_X``, ``file PATH`` or ``default``
+    notes: tuple[str, ...] = ()  # automatic choices to report
+    idle: Mapping[str, str] = dataclasses.field(default_factory=dict)  # given settings without effect, with a sentence each
 
     def refuse_idle_flags(self) -> None:
-        """Raise UsageError where an option that was typed does nothing."""
+        """Raise UsageError for a typed option without effect."""
         for name, why in self.idle.items():
             if self.sources[name] == _FLAG:
                 raise UsageError(why)
 
     def idle_notes(self) -> list[str]:
-        """Return what is to be told of settings that do nothing and were not typed."""
+        """Return the notes about settings without effect that were not typed."""
         return [why for name, why in self.idle.items() if self.sources[name] != _FLAG]
 
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """A run that is to go on, or to be repeated: its job's fields and name, and where it stands.
-
-    That are the updates done, after which epochs ``--epochs +0`` would end, and the examples it has trained on; None where that is not
-    known, or where nothing goes on.
-
-    A layer below the file's: what is not given anew stays as it was. `admit` gets what stays, before any of it is used, and raises
-    UsageError where the run's files may not decide that.
-    """
+    """A run to resume or repeat, as a layer below the file's: its job, name and progress."""
 
     fields: Mapping[str, Any]
     name: str
-    steps: int | None
-    epochs: int | None
-    admit: Callable[[Mapping[str, Any]], None]
-    examples: int | None = None
+    steps: int | None  # updates done; None: unknown, or not resumed
+    epochs: int | None  # at which ``--epochs +0`` would end
+    admit: Callable[[Mapping[str, Any]], None]  # raises UsageError for values that the run's files may not decide
+    examples: int | None = None  # trained on
 
     @property
     def origin(self) -> str:
-        """Where a value of this layer comes from."""
+        """The source of this layer's values."""
         return f"run {one_line(self.name)}"
 
     def absolute(self, field: str, value: GivenValue) -> GivenValue:
-        """Return ``+N`` steps, epochs or examples as the number at which the run then ends; any other value as it is."""
+        """Return ``+N`` steps, epochs or examples as the run's new end; any other value unchanged."""
         if not _is_relative(field, value):
             return value
         text = value.value.strip()
@@ -122,7 +172,6 @@ class ResumedRun:
 
 
 def _is_relative(field: str, value: GivenValue) -> bool:
-    """Return whether a value is ``+N`` steps, epochs or examples."""
     text = value.value.strip() if isinstance(value.value, str) else ""
     return field in BUDGETS and text.startswith("+") and text[1:].isascii() and text[1:].isdecimal()
 
@@ -130,11 +179,9 @@ def _is_relative(field: str, value: GivenValue) -> bool:
 def resolve(
     flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None, resumed: ResumedRun | None = None
 ) -> Resolved:
-    """Merge the layers and validate the result. Imports no framework.
+    """Merge the layers and validate the job, without importing a framework.
 
-    `flags` has the options that were given, by field name; values may be strings. `config` is the path of a TOML file or the name of a
-    shipped one. ``backend = auto`` becomes the first that is installed, our own ones first. Raises UsageError (MissingPackageError
-    where no framework is installed) with one message for the first wrong value. `resumed` is the run that ``--resume`` names.
+    `config` is a TOML path or a shipped name; ``backend = auto`` becomes the first installed one. Raises UsageError.
     """
     given = _merge(_from_run(resumed), _from_file(config), _from_environment(environ), _from_flags(flags))
     if resumed is not None:
@@ -158,11 +205,7 @@ def resolve(
 
 
 def given_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
-    """Return what flags, environment and file say, JSON-ready and by field, where the run that goes on with it is not at hand.
-
-    Each value is checked and brought to its field's form by itself; ``+N`` stays as it is, and so does, as text, what makes sense with the
-    run's other settings only. Raises UsageError as `resolve` does.
-    """
+    """Return the given values, each checked by itself, for a run resumed elsewhere."""
     given = _merge(_from_file(config), _from_environment(environ), _from_flags(flags))
     return {field: _by_itself(field, value) for field, value in given.items()}
 
@@ -180,10 +223,7 @@ def _by_itself(field: str, value: GivenValue) -> Any:
 
 
 def _uncompiled(found: Resolved, own: Mapping[str, GivenValue]) -> Resolved:
-    """Leave compiling out of a deterministic job where a file or a variable asks for it that does not ask for both.
-
-    Such a setting holds for many runs, and compiled code rounds in another way than that of an earlier run which is to be repeated.
-    """
+    """Drop an untyped compile setting of a deterministic job: compiled code rounds differently."""
     value, deterministic = own.get("compile"), own.get("deterministic")
     if value is None or value.origin == _FLAG or (deterministic is not None and deterministic.origin == value.origin):
         return found
@@ -201,7 +241,6 @@ def _from_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
 
 
 def _idle(job: Job, given: Mapping[str, GivenValue]) -> dict[str, str]:
-    """Say of each setting that was given and does nothing what it would need."""
     values = job.model_dump()
     found = {}
     for name, needed in idle_settings(values).items():
@@ -211,7 +250,7 @@ def _idle(job: Job, given: Mapping[str, GivenValue]) -> dict[str, str]:
             place = f" (from {value.place})" if value.place else ""
             found[name] = (
                 f"{value.key}: got {str(value.value)!r}{place}, which does nothing, as {needed.field} is {has}; "
-                f"it belongs to {needed.flags()}."
+                f"it belongs to {flags_of(needed)}."
             )
     return found
 
@@ -225,7 +264,6 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, GivenValue]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
-    """Read ``TRAINER_*``. An empty variable counts as not set, as is usual."""
     fields = {environment_name(field): field for field in Job.model_fields}
     found: dict[str, GivenValue] = {}
     for name in sorted(environ):
@@ -261,7 +299,7 @@ def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
 
 
 def refuse_misplaced(label: str, values: Mapping[str, Any]) -> None:
-    """Raise UsageError, with where it belongs, where a file has what describes a sweep outside of its table ``[sweep]``."""
+    """Raise UsageError if a file describes a sweep outside of its table ``[sweep]``."""
     for key, value in values.items():
         place = f"{key} (in {label})"
         if is_axis(key, value):
@@ -271,7 +309,7 @@ def refuse_misplaced(label: str, values: Mapping[str, Any]) -> None:
 
 
 def is_axis(key: str, value: Any) -> bool:
-    """Return whether a file gives several values of a setting that takes one."""
+    """Return whether a file has several values of a setting that takes one."""
     return isinstance(value, list) and key in Job.model_fields and schema(key).get("type") != "array"
 
 
@@ -281,7 +319,6 @@ def _unknown(key: str, problem: str, near: str | None) -> str:
 
 
 def _merge(*layers: dict[str, GivenValue]) -> dict[str, GivenValue]:
-    """Put each layer over the one before."""
     merged: dict[str, GivenValue] = {}
     for layer in layers:
         for fields in _ALTERNATIVES:
@@ -293,7 +330,7 @@ def _merge(*layers: dict[str, GivenValue]) -> dict[str, GivenValue]:
 
 
 def _refuse_boolean(field: str, value: GivenValue) -> None:
-    """Refuse TOML's ``true`` where a number belongs; it would be taken for 1."""
+    """Refuse TOML's ``true`` for a number, as it would be taken for 1."""
     if isinstance(value.value, bool) and not is_boolean(field):
         raise UsageError.of(value.key, str(value.value).lower(), allowed(field), source=value.place)
 
@@ -328,7 +365,6 @@ def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:
 
 
 def _first_installed() -> tuple[str, list[str]]:
-    """Return the first backend whose framework is installed, and those among which it was looked for: our own, then those of others."""
     ours = {plugin.name: plugin for plugin in BUILT_IN["backend"]}
     for name, plugin in ours.items():
         if plugin.installed:
@@ -343,7 +379,6 @@ def _first_installed() -> tuple[str, list[str]]:
 
 
 def _unusable(plugin: Plugin) -> str | None:
-    """Say why a backend of somebody else's cannot be used; None where it can. It declares the packages that it needs."""
     try:
         declared = getattr(load(plugin, "backend"), "capabilities", None)
     except UsageError as error:

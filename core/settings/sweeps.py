@@ -22,65 +22,34 @@ from typing import Any
 from ..errors import UsageError
 from ..job import Job
 from ..suggestions import nearest
-from .config_files import SWEEP, read_config
 from .job_fields import flag_name, is_boolean, schema
-from .sources import SWEEP_KEYS, is_axis, refuse_misplaced, resolve
+from .sources import SWEEP, SWEEP_KEYS, is_axis, read_config, refuse_misplaced, resolve
 
-__all__ = [
-    "EARLIER",
-    "MOST_POINTS",
-    "MOST_REPEATS",
-    "SWEEP_FILE",
-    "Grid",
-    "Point",
-    "as_arguments",
-    "plan",
-    "read_axis",
-    "read_grid",
-    "settings_text",
-    "value_text",
-]
-
-SWEEP_FILE = "sweep.json"
-"""What makes a folder that of a sweep."""
-
-EARLIER = ".earlier"
-"""Where it keeps attempts that could not be gone on with; hidden, since they are no points of the sweep."""
-
-NOT_SWEPT = ("name", "out")
-"""Fields that say where a run lies, not what it is."""
-
-MOST_REPEATS = 10_000
-"""Runs of one job with different seeds; a mean needs no more, and all of them are planned before the first starts."""
-
-MOST_POINTS = 100_000
-"""Each is laid out in memory before any is run."""
-
-LONGEST_NAME = 180
-"""Characters of a point's folder; file systems allow 255 bytes."""
-
+SWEEP_FILE = "sweep.json"  # identifies a sweep's folder
+EARLIER = ".earlier"  # attempts that could not resume; hidden, as they are no points
+NOT_SWEPT = ("name", "out")  # a run's location, not its content
+MOST_REPEATS = 10_000  # seeds per job; enough for a mean, and all are planned first
+MOST_POINTS = 100_000  # all are planned in memory before the first runs
+LONGEST_NAME = 180  # of a point's folder; file systems allow 255 bytes
 _SHAPE = "TOML such as grid = {batch_size = [5, 10], mode = ['sync', 'async']}, cases = [{nodes = 2, batch_size = 5}], repeats = 3"
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a sweep goes through: every combination of the `axes`, with each of the `cases` where there are such.
-
-    `repeats` is how many seeds each of these gets; None leaves the job's alone.
-    """
+    """Every combination of the `axes`, with each of the `cases`, if any; `repeats` seeds each."""
 
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     cases: Sequence[Mapping[str, Any]] = ()
     repeats: int | None = None
 
     def over(self, lower: Grid) -> Grid:
-        """Lay this grid over another: its axes replace those of the same name, the others stay; so do the cases."""
+        """Merge this grid over another: its axes of the same name and its cases replace others."""
         return Grid(
             {**lower.axes, **self.axes}, self.cases or lower.cases, self.repeats if self.repeats is not None else lower.repeats
         ).checked()
 
     def checked(self) -> Grid:
-        """Return the grid. Raises UsageError where an axis and a case, or the repeats, decide the same field."""
+        """Return the grid. Raises UsageError if axes, cases or repeats set the same field."""
         in_cases = {name for case in self.cases for name in case}
         for name in self.axes:
             if name in in_cases:
@@ -91,11 +60,11 @@ class Grid:
 
     @property
     def points(self) -> int:
-        """How many runs it asks for."""
+        """The number of runs."""
         return math.prod(map(len, self.axes.values())) * max(1, len(self.cases)) * (self.repeats or 1)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """Yield the settings of each point, without the seeds of repeats, the last axis changing fastest."""
+        """Yield the settings of each point, without repeats, the last axis changing fastest."""
         for case in self.cases or ({},):
             for values in itertools.product(*self.axes.values()):
                 yield {**case, **dict(zip(self.axes, values, strict=True))}
@@ -103,7 +72,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run of a sweep: its folder's name, what is particular about it (as JSON has it), and the whole job."""
+    """A run of a sweep: its folder's name, its own settings (as in JSON), and the whole job."""
 
     name: str
     settings: Mapping[str, Any]
@@ -111,15 +80,12 @@ class Point:
 
     @property
     def text(self) -> str:
-        """What is particular about it, for people: ``batch_size=5, mode=sync``."""
+        """Its own settings as text: ``batch_size=5, mode=sync``."""
         return settings_text(self.settings)
 
 
 def read_axis(text: str) -> tuple[str, list[str]]:
-    """Read ``batch_size=5,10``. Semicolons separate values that contain commas: ``cores_per_node=1,1;1,0.5``.
-
-    Raises UsageError with what is allowed.
-    """
+    """Read ``batch_size=5,10``, or ``cores_per_node=1,1;1,0.5`` for lists. Raises UsageError."""
     name, sign, given = text.partition("=")
     name = name.strip().replace("-", "_")
     separator = ";" if ";" in given or (name in Job.model_fields and schema(name).get("type") == "array") else ","
@@ -131,20 +97,14 @@ def read_axis(text: str) -> tuple[str, list[str]]:
 
 
 def read_grid(config: Path | str) -> Grid:
-    """Return what the table ``[sweep]`` of a configuration asks for; an empty grid where it has none."""
+    """Return the grid in the table ``[sweep]`` of a configuration; empty if there is none."""
     label, values = read_config(config)
     table = values.pop(SWEEP, {})
     refuse_misplaced(label, values)
     where = f"sweep (in {label})"
     if not isinstance(table, Mapping):
         raise UsageError.of(where, table, _SHAPE)
-    for key in table:
-        if is_axis(key, table[key]):
-            raise UsageError(f"{where}: {key!r} is a setting with several values; write it into a table [sweep.grid].")
-        if key in Job.model_fields:
-            raise UsageError(f"{where}: {key!r} is a setting with one value; write it above [sweep], outside of every table.")
-        if key not in SWEEP_KEYS:
-            raise UsageError.of(where, key, ", ".join(SWEEP_KEYS), SWEEP_KEYS)
+    _refuse_other_keys(table, where)
     axes, cases, repeats = table.get("grid", {}), table.get("cases", []), table.get("repeats")
     if not isinstance(axes, Mapping):
         raise UsageError.of(f"{where}: grid", axes, _SHAPE)
@@ -160,6 +120,16 @@ def read_grid(config: Path | str) -> Grid:
     return Grid(axes, tuple(cases), repeats).checked()
 
 
+def _refuse_other_keys(table: Mapping[str, Any], where: str) -> None:
+    for key, value in table.items():
+        if is_axis(key, value):
+            raise UsageError(f"{where}: {key!r} is a setting with several values; write it into a table [sweep.grid].")
+        if key in Job.model_fields:
+            raise UsageError(f"{where}: {key!r} is a setting with one value; write it above [sweep], outside of every table.")
+        if key not in SWEEP_KEYS:
+            raise UsageError.of(where, key, ", ".join(SWEEP_KEYS), SWEEP_KEYS)
+
+
 def _known(where: str, name: str) -> None:
     if name in NOT_SWEPT:
         raise UsageError(f"{where}: {name!r} cannot be swept; it says where the runs lie")
@@ -170,10 +140,9 @@ def _known(where: str, name: str) -> None:
 
 
 def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> tuple[Point, ...]:
-    """Return the points in the order in which they run, each validated as a job.
+    """Return the points in their order, each validated as a job. Raises UsageError.
 
-    `flags` are settings that hold for every point, by field name. Raises UsageError naming the point that is wrong. Repeats go through
-    all points before the next seed begins, so that what the machine does meanwhile touches all points alike.
+    Each seed covers all points before the next one, so that changes of the machine affect all points alike.
     """
     if grid.points > MOST_POINTS:
         raise UsageError(f"sweep: the grid has {grid.points:,} points; a sweep has at most {MOST_POINTS:,}.")
@@ -213,13 +182,12 @@ def _resolved(
 
 
 def _settings(given: Mapping[str, Any], job: Job, *, with_seed: bool) -> dict[str, Any]:
-    """Return a point's settings as the job understood them."""
     values = job.model_dump(mode="json")
     return {name: values[name] for name in (*given, *(("seed",) if with_seed and "seed" not in given else ()))}
 
 
 def _names(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a readable folder name for each point; a number is added where characters that had to go made two alike."""
+    """Return a readable folder name per point, numbered if invalid characters made two equal."""
     names: list[str] = []
     for number, settings in enumerate(found, start=1):
         name = re.sub(r"[^\w.=,+@-]", "_", settings_text(settings, ","), flags=re.ASCII)
@@ -247,7 +215,7 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def value_text(value: Any, separator: str = ",") -> str:
-    """Write a value as an option takes it, with another `separator` between the parts of a list on request."""
+    """Write a value as an option takes it; `separator` joins a list."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

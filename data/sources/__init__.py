@@ -1,1 +1,1 @@
-"""Where do datasets come from? One file a dataset, or a kind of files."""
+"""One file per dataset, or per kind of files."""

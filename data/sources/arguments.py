@@ -7,14 +7,9 @@ from collections.abc import Mapping
 
 from ...core.errors import UsageError
 
-__all__ = ["read_arguments", "whole_number", "write_arguments"]
-
 
 def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str | None = None) -> dict[str, str]:
-    """Return every argument of `defaults`, with the value that `text` (``key=value,key=value``, or ``&`` between two) gives it.
-
-    A value without a key, in the first place, belongs to the argument `first`. Raises UsageError for unknown and repeated keys.
-    """
+    """Return all `defaults`, replaced by ``key=value,key=value`` (or ``&``). The first may omit the key `first`. Raises UsageError."""
     given: dict[str, str] = {}
     for position, part in enumerate(re.split("[&,]", text) if text else []):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -32,16 +27,15 @@ def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str
 
 
 def write_arguments(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:
-    """Return the arguments that differ from their defaults, in the order of `defaults`: one text for one meaning."""
+    """Return the arguments that differ from their defaults, in the order of `defaults`."""
     return ",".join(f"{key}={values[key]}" for key, default in defaults.items() if values[key] != default)
 
 
-LONGEST_NUMBER = 20
-"""Digits; Python refuses to read some thousand."""
+LONGEST_NUMBER = 20  # digits; Python rejects thousands of them
 
 
 def whole_number(name: str, key: str, text: str, low: int, high: int) -> int:
-    """Return the number that an argument's text stands for. Raises UsageError where it is none in low … high."""
+    """Parse a number. Raises UsageError unless it is in low … high."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else low - 1
     if not low <= number <= high:
         raise UsageError.of(f"data: {key} of {name!r}", text, f"a whole number from {low} to {high}")

@@ -1,7 +1,7 @@
 """cifar10: 50,000 + 10,000 photographs of ten kinds of things, 32×32×3 (A. Krizhevsky, 2009), from its python or binary archive.
 
-python: pickled dictionaries with ``data`` uint8 [n, 3072] and ``labels``; binary: records of a label byte and 3,072 pixel bytes. In
-both the pixels of an image are three planes (red, green, blue) of 32 rows.
+python: pickled dictionaries with ``data`` uint8 [n, 3072] and ``labels``; binary: records of a label byte and 3,072 pixel bytes. Pixels are
+three planes (red, green, blue) of 32 rows.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ..base import Block, PreparedBlocks, Split
 from .download import download, expect_md5
 
-__all__ = ["DATASET", "MD5", "Cifar10Source"]
-
 PYTHON, BINARY, FOLDER = "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-batches-py"
-MD5: Mapping[str, str] = {  # as the dataset's page and torchvision list them
+MD5: Mapping[str, str] = {  # as listed by the dataset's page and torchvision
     PYTHON: "c58f30108f718f92721af3b95e74349a",
     BINARY: "c32a1d4ab5d03f1284b67883e8d87530",
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -39,16 +36,13 @@ MD5: Mapping[str, str] = {  # as the dataset's page and torchvision list them
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _BATCHES: Mapping[Split, tuple[str, ...]] = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 _PIXELS = 3 * 32 * 32
-_DOWNLOAD_SECONDS = 2 * 3600  # 170 MB; only a connection that trickles takes longer
+_DOWNLOAD_SECONDS = 2 * 3600  # 170 MB on a slow connection
 _HINT = f"give --data-dir with the folder of {PYTHON}, {BINARY} or {FOLDER}"
 
 
 @dataclass(frozen=True)
 class Cifar10Source:
-    """Reads an archive (or the unpacked python version) of `data_dir`, or downloads it where torchvision is installed.
-
-    `md5` has the checksum of each file.
-    """
+    """Reads an archive (or the unpacked python version), or downloads it. `md5`: checksums by file."""
 
     md5: Mapping[str, str] = field(default_factory=lambda: MD5)
 
@@ -57,7 +51,7 @@ class Cifar10Source:
     version = 1
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the files that are read: the archive, or the six files of the unpacked one. Raises UsageError where there are none."""
+        """Return the archive, or the six unpacked files. Raises UsageError if there are none."""
         for archive in (PYTHON, BINARY):
             if (data_dir / archive).is_file():
                 return [data_dir / archive]
@@ -68,7 +62,7 @@ class Cifar10Source:
         raise UsageError(f"data_dir: {str(data_dir)!r} has no files of cifar10; {_HINT}.")
 
     def load(self, data_dir: Path | None) -> PreparedBlocks:
-        """Compare the files of `data_dir`, or freshly downloaded ones, with their checksums, and read them."""
+        """Verify the checksums of the files of `data_dir`, or of downloaded ones, and read them."""
         if data_dir is not None:
             return self._read(data_dir)
         with tempfile.TemporaryDirectory(prefix="crosstrain-cifar10-") as folder:
@@ -91,7 +85,7 @@ class Cifar10Source:
 
 
 def _unpacked(archive: Path) -> dict[str, bytes]:
-    """Return the content of each batch in an archive, by its name without folder and suffix. Nothing is written to the disk."""
+    """In memory only, so that nothing unpacked reaches the disk."""
     wanted = {name for names in _BATCHES.values() for name in names}
     found: dict[str, bytes] = {}
     try:
@@ -109,7 +103,7 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads nothing but plain values and numpy arrays: unpickling must not run what a file says."""
+    """Reads only plain values and numpy arrays: unpickling must not run code of a file."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         allowed = {("numpy", "ndarray"), ("numpy", "dtype")} | {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
@@ -129,7 +123,6 @@ def _records(content: bytes) -> Block:
 
 
 def _checked(parse: Callable[[bytes], Block], origin: Path, name: str, content: bytes) -> Block:
-    """Return a batch as images [n, 3, 32, 32] and labels [n]. Raises UsageError where its content is something else."""
     try:
         images, labels = parse(content)
     except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError, AttributeError, IndexError) as error:
@@ -137,11 +130,7 @@ def _checked(parse: Callable[[bytes], Block], origin: Path, name: str, content: 
     sound = images.dtype == np.uint8 and images.ndim == 2 and images.shape[1] == _PIXELS and labels.shape == (len(images),)
     if not sound or (len(labels) and not 0 <= labels.min() <= labels.max() <= 9):
         raise _unusable(origin, f"{name} holds {images.dtype} {list(images.shape)} and labels {list(labels.shape)}, or labels beyond 0…9")
-    return _planes(images), labels
-
-
-def _planes(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return images.reshape(-1, 3, 32, 32)
+    return images.reshape(-1, 3, 32, 32), labels
 
 
 def _unusable(path: Path, why: str) -> UsageError:

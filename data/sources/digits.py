@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ..base import PreparedArrays
-from ..statistics import channel_statistics
-
-__all__ = ["DATASET", "DigitsSource"]
+from ..preprocessing import digit_arrays
 
 _LEVELS = 16  # scikit-learn's pixels are whole numbers from 0 to 16
 _TEST_EVERY = 5
@@ -27,31 +25,21 @@ class DigitsSource:
     version = 2
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Refuse: there are no original files."""
+        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but 'digits' comes with scikit-learn and reads no files. Leave --data-dir out.")
 
     def load(self, data_dir: Path | None) -> PreparedArrays:
         """Read scikit-learn's arrays and split them."""
-        if data_dir is not None:
-            self.originals(data_dir)
-        from sklearn.datasets import load_digits  # takes a second to import, and is needed once
+        from sklearn.datasets import load_digits  # slow to import
 
         values_nhw, targets = load_digits().images, load_digits().target.astype(np.int64)
         images = np.rint(values_nhw * (255 / _LEVELS)).astype(np.uint8)[:, None]
         test = stratified_every(targets, _TEST_EVERY, _SPLIT_SEED)
-        mean, std = channel_statistics(images[~test])
-        return PreparedArrays(
-            images={"train": images[~test], "test": images[test]},
-            labels={"train": targets[~test], "test": targets[test]},
-            classes=10,
-            mean=mean,
-            std=std,
-            flippable=False,
-        )
+        return digit_arrays({"train": images[~test], "test": images[test]}, {"train": targets[~test], "test": targets[test]})
 
 
 def stratified_every(labels: NDArray[np.int64], every: int, seed: int) -> NDArray[np.bool_]:
-    """Pick one example in `every`, evenly from the classes and at random within them; a mask [n] with ⌈n / every⌉ true."""
+    """Return a mask [n] of ⌈n / every⌉ examples, drawn evenly from the classes, at random within them."""
     keys = np.random.Philox(np.random.SeedSequence(seed)).random_raw(len(labels))
     picked = np.zeros(len(labels), dtype=np.bool_)
     picked[np.lexsort((keys, labels))[::every]] = True

@@ -1,7 +1,7 @@
 """image-folder:PATH: pictures in PATH/train/CLASS/… and PATH/test/CLASS/… (or PATH/val), decoded once to a common size.
 
-Every file below a class folder counts as a picture, except hidden ones. What cannot be decoded is named; it is left out only where
-``skip-damaged=yes`` says so, and is then listed in the store's manifest.
+Every file below a class folder is a picture, except hidden ones. Undecodable files are named; they are skipped, and listed in the store's
+manifest, only with ``skip-damaged=yes``.
 """
 
 from __future__ import annotations
@@ -17,38 +17,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.console import is_text, one_line, spelled
 from ...core.errors import UsageError
-from ...core.untrusted.console import one_line
-from ...core.untrusted.path_names import is_text, spelled
 from ..base import Block, PreparedBlocks, Split
 from .arguments import read_arguments, whole_number, write_arguments
 from .pictures import decode, limits_as_errors
-
-__all__ = ["DATASET", "ImageFolder"]
 
 _NAME = "image-folder"
 _DEFAULTS = {"size": "224", "skip-damaged": "no", "background": "white", "links-outside": "no"}
 _COLOURS = {"white": "ffffff", "black": "000000"}
 _SPLITS: tuple[Split, ...] = ("train", "test")
 _FOLDERS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
-_BLOCK_BYTES = 1 << 26
-"""Of pictures that are decoded before they are written."""
-
-_MOST_SHOWN = 100
-"""Files, or classes, that an error names."""
-
-_MOST_LISTED = 10_000
-"""Files that the store's manifest names: it has to stay a file that can be read."""
-
+_BLOCK_BYTES = 1 << 26  # decoded before they are written
+_MOST_SHOWN = 100  # files or classes in an error
+_MOST_LISTED = 10_000  # files in the store's manifest, which must stay readable
 _LAYOUT = "PATH/train/CLASS/picture.jpg and PATH/test/CLASS/picture.jpg (or PATH/val/…)"
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Pictures of `folder` (or of --data-dir where it is None), scaled and cut to `size` × `size` pixels in RGB.
+    """Pictures of `folder` (--data-dir if None), scaled and cut to `size` × `size` pixels in RGB.
 
-    `background` is the colour that shows through transparent parts, as six hexadecimal digits. `links_outside`: symbolic links may lead out
-    of the folder.
+    `background`: the colour behind transparent parts, six hexadecimal digits. `links_outside`: symbolic links may lead out of the folder.
     """
 
     folder: Path | None = None
@@ -62,7 +52,7 @@ class ImageFolder:
 
     @property
     def name(self) -> str:
-        """The name with the folder's whole path and the arguments that are not the default ones."""
+        """The name with the folder's absolute path and all arguments that are not defaults."""
         values = {
             "size": str(self.size),
             "skip-damaged": "yes" if self.skip_damaged else "no",
@@ -74,7 +64,7 @@ class ImageFolder:
         return f"{_NAME}:{text}" if text else _NAME
 
     def with_arguments(self, text: str) -> ImageFolder:
-        """Return the source for ``PATH``, ``PATH?size=64`` or ``?size=64`` (the folder then being --data-dir). Raises UsageError."""
+        """Parse ``PATH``, ``PATH?size=64`` or ``?size=64`` (with --data-dir). Raises UsageError."""
         path, _, arguments = text.rpartition("?") if "?" in text and not os.path.isdir(os.path.expanduser(text)) else (text, "", "")
         values = read_arguments(_NAME, arguments, _DEFAULTS)
         for key in ("skip-damaged", "links-outside"):
@@ -90,11 +80,11 @@ class ImageFolder:
         return ImageFolder(folder, size, values["skip-damaged"] == "yes", colour, values["links-outside"] == "yes")
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return every file of both splits. Raises UsageError where the folders are not laid out as they must be."""
+        """Return every file of both splits. Raises UsageError for a wrong layout of folders."""
         return [file for split in _SPLITS for file in _list(data_dir, split, self.links_outside).files]
 
     def load(self, data_dir: Path | None) -> PreparedBlocks:
-        """Decode the pictures as they are asked for, with as many threads as there are cores. Damaged ones are known at the end."""
+        """Decode the pictures on demand, in one thread per core. Damaged ones are known at the end."""
         if data_dir is None:
             raise UsageError(f"data: {_NAME!r} needs a folder; write {_NAME}:PATH, where PATH holds {_LAYOUT}.")
         listings: dict[Split, _Listing] = {split: _list(data_dir, split, self.links_outside) for split in _SPLITS}
@@ -128,7 +118,7 @@ def _notes(transparent: Sequence[Path], background: str) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class _Listing:
-    """The files of one split: pictures by class, and strays outside of every class folder. Everything is sorted."""
+    """The sorted files of one split: pictures by class, and strays outside of class folders."""
 
     root: Path
     pictures: Mapping[str, Sequence[Path]]
@@ -144,11 +134,7 @@ class _Listing:
 
 
 def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
-    """List a split's folder.
-
-    Raises UsageError where it is missing, has no class folders, one of them has no file or no name in UTF-8, a folder cannot be read, or a
-    link leads out of `data_dir` that may not.
-    """
+    """Raises UsageError for a wrong layout, an unreadable folder, and forbidden links."""
     names = _FOLDERS[split]
     root = next((data_dir / name for name in names if (data_dir / name).is_dir()), None)
     if root is None:
@@ -176,7 +162,7 @@ def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
 
 
 def _leads_out(path: Path, *, root: str, allowed: bool, found: list[Path]) -> bool:
-    """Return whether a path is a link out of `root`, which is not `allowed`, and add it to `found`. One that leads nowhere is none."""
+    """Return whether a path is a forbidden link out of `root`, adding it to `found`. Broken links are not."""
     if allowed or not path.is_symlink() or not path.exists() or Path(os.path.realpath(path)).is_relative_to(root):
         return False
     found.append(path)
@@ -184,10 +170,7 @@ def _leads_out(path: Path, *, root: str, allowed: bool, found: list[Path]) -> bo
 
 
 def _below(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], bool]) -> Iterator[Path]:
-    """Find the files at any depth, also behind links to folders; hidden ones (system files such as .DS_Store) are no pictures.
-
-    Each folder is read once, however many links lead to it, and none of those that `top` lies in.
-    """
+    """Yield the files at any depth, except hidden ones, following links. Reads each folder once, and none `above` `top`."""
     seen = set(above)
     waiting = [top]
     while waiting:
@@ -217,7 +200,6 @@ def _named(path: Path) -> str:
 
 
 def _shown(lines: Sequence[str]) -> str:
-    """Return some lines for the end of a message."""
     return "".join(f"\n  {line}" for line in _first(lines, _MOST_SHOWN))
 
 
@@ -233,10 +215,10 @@ Attempt = Callable[[Path], NDArray[np.uint8] | str]
 
 
 def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damaged: list[str], block: int) -> Iterator[Block]:
-    """Yield the pictures of a split block by block; what cannot be decoded is added to `damaged`. Raises UsageError where that is all."""
+    """Yield pictures in blocks; adds undecodable ones to `damaged`. Raises UsageError if all are."""
     rows = [(file, classes.index(name)) for name, files in listing.pictures.items() for file in files]
     usable = False
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # Pillow decodes outside the interpreter's lock
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # Pillow releases the interpreter's lock
         for start in range(0, len(rows), block):
             part = rows[start : start + block]
             with limits_as_errors():
@@ -256,9 +238,8 @@ def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damage
 
 
 def _attempt(size: int, background: str, transparent: list[Path], file: Path) -> NDArray[np.uint8] | str:
-    """Return the decoded picture, or what is wrong with it in one line."""
     if not file.is_file():
-        return "a link that leads nowhere" if file.is_symlink() else "neither a file nor a folder"  # a pipe would be waited for
+        return "a link that leads nowhere" if file.is_symlink() else "neither a file nor a folder"  # opening a pipe would block
     try:
         return decode(file, size, background, transparent)
     except MemoryError:

@@ -1,7 +1,4 @@
-"""mnist: 60,000 + 10,000 handwritten digits, 28×28, from files the user has or downloaded by torchvision in a process of its own.
-
-Once prepared, reading it needs no framework.
-"""
+"""mnist: 60,000 + 10,000 handwritten digits, 28×28, from the user's files or downloaded by torchvision in its own process."""
 
 from __future__ import annotations
 
@@ -17,17 +14,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.bounded_json import UnreadableError, open_regular
 from ...core.errors import UsageError
-from ...core.untrusted.bounded_json import UnreadableError, open_regular
 from ..base import PreparedArrays, Split
-from ..statistics import channel_statistics
+from ..preprocessing import digit_arrays
 from .download import download
 
-__all__ = ["DATASET", "MnistSource", "read_idx"]
-
-_STEMS: dict[Split, tuple[str, str]] = {"train": ("train-images", "train-labels"), "test": ("t10k-images", "t10k-labels")}
+_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _FOLDERS = ("", "raw", "MNIST/raw")  # torchvision keeps its files in MNIST/raw
-_DOWNLOAD_SECONDS = 900  # 11 MB; only a connection that trickles takes longer
+_DOWNLOAD_SECONDS = 900  # 11 MB on a slow connection
 _FILES_HINT = (
     "give --data-dir with the folder of the four idx files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-…, plain or .gz)"
 )
@@ -35,23 +30,22 @@ _FILES_HINT = (
 
 _UNSIGNED_BYTE = 0x08
 _GZIP = b"\x1f\x8b"
-_MOST_BYTES = 1 << 30
-"""Of a file, unpacked: twenty times the original."""
+_MOST_BYTES = 1 << 30  # unpacked size of a file: twenty times the original
 
 
 class MnistSource:
-    """Reads the four idx files of `data_dir`, or downloads them where torchvision is installed."""
+    """Reads the four idx files of `data_dir`, or downloads them with torchvision."""
 
     name = "mnist"
     description = "handwritten digits, 28×28; downloaded through torchvision, or idx files from --data-dir"
     version = 2
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the four files, images before labels, train before test. Raises UsageError naming the first that is missing."""
-        return [_find(data_dir, f"{stem}{dot}{kind}") for stems in _STEMS.values() for stem, dot, kind in _names(stems)]
+        """Return the four files, images before labels, train before test. Raises UsageError for a missing one."""
+        return [_find(data_dir, name) for name in _NAMES]
 
     def load(self, data_dir: Path | None) -> PreparedArrays:
-        """Read the files of `data_dir`, or download them into a temporary folder and read those."""
+        """Read the files of `data_dir`, or download them."""
         if data_dir is not None:
             return self._read(data_dir)
         with tempfile.TemporaryDirectory(prefix="crosstrain-mnist-") as folder:
@@ -65,16 +59,11 @@ class MnistSource:
             "train": _labels(train_labels, len(images["train"])),
             "test": _labels(test_labels, len(images["test"])),
         }
-        mean, std = channel_statistics(images["train"])
-        return PreparedArrays(images, labels, classes=10, mean=mean, std=std, flippable=False)
-
-
-def _names(stems: tuple[str, str]) -> list[tuple[str, str, str]]:
-    return [(stems[0], "-", "idx3-ubyte"), (stems[1], "-", "idx1-ubyte")]
+        return digit_arrays(images, labels)
 
 
 def _find(folder: Path, name: str) -> Path:
-    """Return the file, plain or compressed; some copies spell the name with a dot before ``idx``."""
+    """Some copies have a dot before ``idx``."""
     for place, spelling, suffix in product(_FOLDERS, (name, name.replace("-idx", ".idx")), ("", ".gz")):
         path = folder / place / f"{spelling}{suffix}"
         try:
@@ -109,10 +98,7 @@ DATASET = MnistSource()
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, plain or gzip-compressed, whatever it is called: programs that download may unpack it.
-
-    Raises UsageError, naming the file, where it has another type or number of dimensions, or is torn or too long.
-    """
+    """Read an idx file of unsigned bytes, plain or gzip under any name. Raises UsageError for any other content."""
     expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     header = 4 + 4 * dimensions
     try:

@@ -1,4 +1,4 @@
-"""From a file of a picture, in whatever format and depth, to pixels of one size, in bounded memory."""
+"""Decoding a picture of any format and depth to pixels of one size, in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,35 +16,30 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-__all__ = ["decode", "limits_as_errors"]
-
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "WEBP", "AVIF", "TIFF", "JPEG2000", "PPM", "QOI", "ICO", "PCX", "SGI", "TGA")
-"""Those that Pillow reads by itself. For PostScript it starts a program, whatever the file is called."""
+"""Pillow reads these itself. For PostScript it would start a program, under any file name."""
 
-_MOST_FILE_BYTES = 1 << 29
-"""Some formats are read as a whole before their size in pixels is known."""
-
+_MOST_FILE_BYTES = 1 << 29  # some formats are read as a whole before their size in pixels is known
 _LARGE_PIXELS = 1 << 24
-_one_large = threading.Lock()
-"""Held while a picture of more pixels is decoded: there are as many threads as cores, and each may need 1 GB for the largest picture."""
+_one_large = threading.Lock()  # held for each larger picture, which may need 1 GB
 
 
 @contextmanager
 def limits_as_errors() -> Iterator[None]:
-    """Have Pillow refuse pictures of more than `PIL.Image.MAX_IMAGE_PIXELS` (89 million); it warns up to twice as many."""
+    """Make Pillow reject pictures above `PIL.Image.MAX_IMAGE_PIXELS` (89 million). It only warns up to twice that."""
     from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they name no picture, such as one with damaged EXIF data, which is decoded
+        warnings.simplefilter("ignore")  # these do not name the picture, such as one with damaged EXIF data, which is decoded
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield
 
 
 def decode(path: Path, size: int, background: str = "ffffff", transparent: list[Path] | None = None) -> NDArray[np.uint8]:
-    """Return a picture as uint8 [3, size, size]: turned as its camera noted, its middle cut out and scaled to `size`, in RGB.
+    """Decode a picture to uint8 [3, size, size] RGB: EXIF orientation, middle square, scaled.
 
-    Transparent parts show the colour `background`, six hexadecimal digits; a picture that has some is added to `transparent`. Raises
-    whatever Pillow raises on a damaged file, and ValueError for pixels that have no meaning as colours and for what is too large.
+    Transparent parts show `background`, six hexadecimal digits; such a picture is added to `transparent`. Raises what Pillow raises for a
+    damaged file, and ValueError for pixels that are no colours and for too large files.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError  # needed once, when the store is made
 
@@ -71,11 +66,7 @@ def decode(path: Path, size: int, background: str = "ffffff", transparent: list[
 
 
 def _middle(picture: Picture, size: int) -> tuple[Picture, tuple[float, float, float, float]]:
-    """Return the part of a picture from which its middle square is scaled, and where in it the square lies.
-
-    The square is that of the whole picture with its shorter side scaled to `size`, which is never made: of one that is a pixel high and a
-    million wide it would take all memory there is. Around it is what the scaling of its edges looks at.
-    """
+    """Return the part around the middle square, with a margin, and the square in it. Scaling all could exhaust memory."""
     shorter = min(picture.size)
     scaled = [max(size, round(length * size / shorter)) for length in picture.size]
     begins = [(length - size) // 2 for length in scaled]
@@ -89,29 +80,27 @@ def _middle(picture: Picture, size: int) -> tuple[Picture, tuple[float, float, f
 
 
 def _grey_range(picture: Picture) -> tuple[int, int] | None:
-    """Return the values of black and white in a picture of more than 8 bits of grey, None for any other picture."""
+    """Return (black, white) of a picture with more than 8 bits of grey, None for others."""
     if picture.mode == "I" and picture.format in ("PPM", "PNG"):  # Pillow scales these values to 16 bits
         return 0, 65535
     if not picture.mode.startswith("I;16"):
         return None
-    tags = getattr(picture, "tag_v2", {})  # of a TIFF: Pillow neither scales 12 bits nor inverts 16 bits
+    tags = getattr(picture, "tag_v2", {})  # TIFF: Pillow neither scales 12 bits nor inverts 16 bits
     white = (1 << tags.get(258, (16,))[0]) - 1  # BitsPerSample
     return (white, 0) if tags.get(262) == 0 else (0, white)  # PhotometricInterpretation: WhiteIsZero
 
 
-_KEY_SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
-"""How Pillow scales the pixels of a PNG, by raw mode; it leaves the transparent colour as it is in the file."""
+_KEY_SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}  # of a PNG's pixels by raw mode; Pillow does not scale the transparent colour
 
 
 def _scale_key(picture: Picture) -> None:
-    """Scale the transparent colour of a PNG like its pixels, before these are decoded."""
     key, scale = picture.info.get("transparency"), _KEY_SCALES.get(str(picture.tile[0][3]) if picture.tile else "")
     if picture.format == "PNG" and key is not None and scale is not None:
         picture.info["transparency"] = tuple(int(value * scale) for value in key) if isinstance(key, tuple) else int(key * scale)
 
 
 def _with_alpha(picture: Picture, grey_range: tuple[int, int] | None) -> Picture:
-    """Return a picture in RGBA where it has transparent parts or may have some, otherwise in a mode that has colours."""
+    """Return a picture in RGBA if it may have transparent parts, else in a mode with colours."""
     from PIL import Image
 
     key = picture.info.get("transparency")

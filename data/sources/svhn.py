@@ -1,7 +1,7 @@
 """svhn: house numbers from street photographs, 32×32×3 (Y. Netzer et al., 2011), from the .mat files of its "format 2".
 
-73,257 train and 26,032 test examples, and with ``svhn:extra`` 531,131 further, easier ones for training. A file has the images X as
-uint8 [height, width, channel, n] and the labels y as [n, 1], in which the digit 0 is written as 10.
+73,257 train and 26,032 test examples; ``svhn:extra`` adds 531,131 easier ones for training. A file has the images X as uint8 [height,
+width, channel, n] and the labels y as [n, 1], with 10 for the digit 0.
 """
 
 from __future__ import annotations
@@ -21,21 +21,19 @@ from ...core.errors import UsageError
 from ..base import Block, PreparedBlocks, Split
 from .download import download, expect_md5
 
-__all__ = ["DATASET", "MD5", "SvhnSource"]
-
-MD5: Mapping[str, str] = {  # as torchvision lists them
+MD5: Mapping[str, str] = {  # as listed by torchvision
     "train": "e26dedcc434d2e4c54c9b2d4a06d8373",
     "test": "eb5a983be6a315427106f1b164d9cef3",
     "extra": "a93ce644f1a588dc4d68dda5feec44a7",
 }
 _IMAGE = (32, 32, 3)
-_BLOCK = 8192  # examples turned round at once
-_DOWNLOAD_SECONDS = 6 * 3600  # 0.25 GB, with extra 1.6 GB; only a connection that trickles takes longer
+_BLOCK = 8192  # examples transposed together
+_DOWNLOAD_SECONDS = 6 * 3600  # 0.25 GB, with extra 1.6 GB, on a slow connection
 
 
 @dataclass(frozen=True)
 class SvhnSource:
-    """Reads the .mat files of `data_dir`, or downloads them where torchvision is installed. `md5` has the checksum of each part."""
+    """Reads the .mat files of `data_dir`, or downloads them with torchvision. `md5`: checksums by part."""
 
     extra: bool = False
     md5: Mapping[str, str] = field(default_factory=lambda: MD5)
@@ -55,14 +53,11 @@ class SvhnSource:
         return SvhnSource(text == "extra", self.md5)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the files of all parts. Raises UsageError naming the first that is missing."""
+        """Return the files of all parts. Raises UsageError for the first missing one."""
         return [self._file(data_dir, part) for part in self._parts]
 
     def load(self, data_dir: Path | None) -> PreparedBlocks:
-        """Compare the files with their checksums and hand them on, downloading them first where there is no `data_dir`.
-
-        Each file is in memory once, and only while its examples are written.
-        """
+        """Verify the files' checksums, downloading them without `data_dir`. Each is read while it is written."""
         if data_dir is not None:
             return self._prepared(data_dir, tuple)
         folder = tempfile.mkdtemp(prefix="crosstrain-svhn-")
@@ -70,7 +65,7 @@ class SvhnSource:
         def nothing_left_out() -> Sequence[str]:
             return ()
 
-        # The files are read when the blocks are, so the folder lives as long as what is returned here.
+        # The files are read when the blocks are, so the folder must live as long as the returned object.
         remove = weakref.finalize(nothing_left_out, shutil.rmtree, folder, ignore_errors=True)
         try:
             download("svhn", Path(folder), _DOWNLOAD_SECONDS, self._hint, self._parts)
@@ -124,7 +119,7 @@ def _variable(path: Path, name: str) -> np.ndarray[Any, Any]:
         found: np.ndarray[Any, Any] = loadmat(str(path), variable_names=[name])[name]
     except MemoryError:
         raise
-    except Exception as error:  # a reader of a binary format raises anything on what is not in that format
+    except Exception as error:  # a binary reader may raise anything for another format
         raise _unusable(path, f"{name} cannot be read from it ({type(error).__name__}: {error})") from error
     return found
 

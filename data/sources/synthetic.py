@@ -1,4 +1,4 @@
-"""synthetic-images: random pixels and random labels of any size and number, for measuring throughput; there is nothing to learn."""
+"""synthetic-images: random pixels and labels of any size and number, for measuring throughput."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from ...core.errors import UsageError
 from ..base import MOST_CLASSES, Block, PreparedBlocks, Split
 from .arguments import read_arguments, whole_number, write_arguments
 
-__all__ = ["DATASET", "SyntheticImages"]
-
 _NAME = "synthetic-images"
 _DEFAULTS = {"size": "224", "classes": "1000", "train": "512", "test": "128", "channels": "3"}
 _LIMITS = {"size": (1, 4096), "classes": (2, MOST_CLASSES), "train": (1, 2**31 - 1), "test": (1, 2**31 - 1), "channels": (1, 64)}
 _STREAMS: Mapping[Split, int] = {"train": 0, "test": 1}
-_BLOCK_BYTES = 16 << 20  # examples made at once: enough for numpy, little for the memory
+_BLOCK_BYTES = 16 << 20  # per block: enough for numpy, little memory
 
 
 @dataclass(frozen=True)
 class SyntheticImages:
-    """Random images of `size` × `size` pixels. An example depends on its number, split and shape alone."""
+    """Random images of `size` × `size` pixels. An example depends only on its number, split and shape."""
 
     size: int = 224
     classes: int = 1000
@@ -37,31 +35,29 @@ class SyntheticImages:
 
     @property
     def name(self) -> str:
-        """The name with the arguments that are not the default ones."""
+        """The name with all arguments that are not defaults."""
         values = {key: str(getattr(self, key)) for key in _DEFAULTS}
         arguments = write_arguments(values, _DEFAULTS)
         return f"{_NAME}:{arguments}" if arguments else _NAME
 
     def with_arguments(self, text: str) -> SyntheticImages:
-        """Return images of another shape or number. Raises UsageError."""
+        """Parse another shape or number of images. Raises UsageError."""
         values = read_arguments(_NAME, text, _DEFAULTS, first="size")
         return SyntheticImages(**{key: whole_number(_NAME, key, value, *_LIMITS[key]) for key, value in values.items()})
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Refuse: there are no original files."""
+        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {_NAME!r} are made up and read no files. Leave --data-dir out.")
 
     def load(self, data_dir: Path | None) -> PreparedBlocks:
-        """Make both splits, block by block."""
-        if data_dir is not None:
-            self.originals(data_dir)
+        """Generate both splits, block by block."""
         counts: Mapping[Split, int] = {"train": self.train, "test": self.test}
         blocks = {split: partial(self._blocks, split, count) for split, count in counts.items()}
         return PreparedBlocks((self.channels, self.size, self.size), self.classes, blocks, synthetic=True)
 
     def _blocks(self, split: Split, count: int) -> Iterator[Block]:
         pixels, classes = (np.random.Philox(np.random.SeedSequence([_STREAMS[split], kind])) for kind in (0, 1))
-        words = -(-self.channels * self.size * self.size // 8)  # 64-bit numbers an image, so that no example depends on the cut
+        words = -(-self.channels * self.size * self.size // 8)  # 64-bit numbers per image, so that no example depends on the block size
         length = max(1, _BLOCK_BYTES // (8 * words))
         for start in range(0, count, length):
             k = min(length, count - start)

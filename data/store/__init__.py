@@ -1,1 +1,1 @@
-"""How are prepared datasets kept on disk, checked and removed?"""
+"""Prepared datasets on disk."""

@@ -1,4 +1,4 @@
-"""Making a store: arrays from the source into a folder that appears complete or not at all."""
+"""Building of a store: a folder that is published complete or not at all."""
 
 from __future__ import annotations
 
@@ -13,40 +13,35 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
+from ...core.bounded_json import first_problem
+from ...core.console import note, one_line, spelled
 from ...core.errors import TrainerError, UsageError
-from ...core.untrusted.bounded_json import first_problem
-from ...core.untrusted.console import note, one_line
-from ...core.untrusted.path_names import spelled
 from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
-from ..sources.translation.scoring_files import wrong_scoring_files
-from ..statistics import PixelCounts
-from .column_writer import ColumnWriter
+from ..preprocessing import PixelCounts
+from ..sources.translation.pairs import wrong_scoring_files
 from .location import CACHE_VARIABLE, locked, originals_fingerprint, put_aside
-from .manifest import (
-    SPLITS,
-    ColumnEntry,
-    ColumnManifest,
-    FileEntry,
-    Manifest,
-    StoredFile,
-    StoreManifest,
-    write_manifest,
-    wrong_attachment,
+from .manifest import SPLITS, ColumnEntry, ColumnManifest, FileEntry, Manifest, StoredFile, StoreManifest, write_manifest, wrong_attachment
+from .writer import (
+    SIDES,
+    BrokenSourceError,
+    ColumnWriter,
+    FailedSourceError,
+    SplitWriter,
+    called,
+    check_attachments,
+    check_class_names,
+    check_prepared,
+    checked_texts,
+    sync_folder,
+    wrong_translation,
+    yielded,
 )
-from .prepared_checks import SIDES, check_attachments, check_class_names, check_prepared, checked_texts, wrong_translation
-from .source_calls import FailedSourceError, called, yielded
-from .writer import BrokenSourceError, SplitWriter
-
-__all__ = ["build_store"]
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None, *, again: bool) -> None:
-    """Make the store ``root/key``, unless it exists and `again` is false. Of several processes one makes it, the others wait.
-
-    Raises UsageError where the source is broken or lacks its originals, TrainerError where the disk refuses.
-    """
+    """Build a missing store, or `again`. Raises UsageError for a broken source or missing originals, TrainerError for the disk."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root, key):
@@ -61,7 +56,6 @@ def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir
 
 
 def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None) -> None:
-    """Write a draft beside the final place, then rename: only whole stores ever carry the final name."""
     work = root / f".{key}.work"
     begins = not work.exists()
     originals = None if data_dir is None else originals_fingerprint(source, data_dir)
@@ -80,7 +74,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
         else:
             manifest = _write_images(draft, name, source.version, data_dir, loaded, None)
         write_manifest(draft, manifest)
-        _sync_folder(draft)
+        sync_folder(draft)  # the manifest's own digest would show a loss of its content
         if data_dir is not None and originals_fingerprint(source, data_dir) != originals:
             raise UsageError(f"data: the files of {name!r} in {str(data_dir)!r} have changed while they were read; prepare it again.")
         _put_in_place(draft, root / key)
@@ -95,7 +89,6 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
 
 
 def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
-    """Return what a source makes. Raises BrokenSourceError where its code fails, or that is nothing that can be stored."""
     if isinstance(source, LoadsInParts):
         work.mkdir(exist_ok=True)
         loaded = called(source.load_in, work, data_dir)
@@ -107,11 +100,7 @@ def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepare
 
 
 def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> None:
-    """See to what a preparation has done that ends with `error`.
-
-    Where it is refused, what it has begun is removed; what one before it has done may be taken up yet. Where anything else went wrong,
-    such as a network, all of it is kept for the next try.
-    """
+    """Remove the parts of a refused preparation that began them. After other errors they are kept."""
     if not work.exists():
         return
     if isinstance(error, UsageError | BrokenSourceError) and not isinstance(error, FailedSourceError):
@@ -124,18 +113,17 @@ def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> Non
 
 
 def _put_in_place(draft: Path, final: Path) -> None:
-    """Give the draft its final name. An old store steps aside first."""
     if final.exists():
         old = put_aside(final)
         draft.rename(final)
         shutil.rmtree(old)
     else:
         draft.rename(final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
 
 
 def _remove_leftovers(root: Path, key: str) -> None:
-    """Remove what a killed process left. The caller holds the lock, so nobody is at work on these."""
+    """The caller must hold the lock."""
     for kind in ("draft", "old"):
         for folder in root.glob(f".{key}.{kind}-*"):
             shutil.rmtree(folder)
@@ -186,7 +174,6 @@ def _write_images(
 
 
 def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -> str:
-    """Name up to ten classes that have no example in a split."""
     shown = [spelled(str(names[label])) if label < len(names) else str(label) for label in labels[:10]]
     more = f" and {len(labels) - 10:,} more" if len(labels) > 10 else ""
     return f"classes without a {split} example: {', '.join(shown)}{more}"
@@ -244,17 +231,8 @@ def _write_attachments(folder: Path, contents: Mapping[str, bytes]) -> dict[str,
     return entries
 
 
-def _sync_folder(folder: Path) -> None:
-    """Ask the disk to keep the names in a folder (and the manifest, whose loss would be found by its digest)."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
-    """Turn whole arrays into one block a split. Raises BrokenSourceError where they are not what `PreparedArrays` promises."""
+    """Return whole arrays as one block per split. Raises BrokenSourceError unless they are images."""
     images = arrays.images["train"]
     if images.ndim != 4:
         raise BrokenSourceError(f"train images are {images.dtype} {list(images.shape)}, not uint8 [n, channels, height, width]")
@@ -264,10 +242,7 @@ def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
 
 
 def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
-    """Return mean and std, 1 for the 0 of a channel that is constant, of which the std was `counted` as 0.
-
-    Raises BrokenSourceError where they are not a usable number a channel.
-    """
+    """Return mean and std, 1 for a constant channel, whose `counted` is 0. Raises BrokenSourceError."""
     mean, std = statistics
     channels = len(counted)
     if not all(isinstance(numbers, Sequence | np.ndarray) for numbers in statistics):

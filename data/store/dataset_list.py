@@ -1,31 +1,32 @@
-"""Which datasets are there, which stores of them, and which preparations that have none yet? The rows of ``trainer data list``."""
+"""Rows of ``trainer data list``: datasets, their stores, and unfinished preparations."""
 
 from __future__ import annotations
 
+import re
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from ...core import plugins
-from ...core.errors import TrainerError
-from ..base import DatasetSource
-from .integrity import check_sizes
-from .interrupted import Preparation, preparations_of
-from .location import stores_of
-from .manifest import MANIFEST, ColumnManifest, Manifest, read_manifest
-from .resolve import resolve
-
-__all__ = ["DatasetStatus", "list_datasets"]
+from ...core.bounded_json import UnreadableError, parse_json
+from ...core.errors import TrainerError, UsageError
+from ..base import LABEL, DatasetSource, ImageFeatures
+from .location import cache_root, is_locked, key_pattern, locked, put_aside, resolve, stores_of
+from .manifest import MANIFEST, SPLITS, ColumnManifest, Manifest, check_sizes, read_manifest
+from .stored_dataset import StoredDataset
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetStatus:
-    """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
+    """A row of ``trainer data list``: a dataset, and one store of it if there is one.
 
-    `left_out` names the originals that are not in the store; `languages` and `pieces`, the size of the
-    vocabulary, are those of text. `problem` says why the source cannot be used, or what is wrong with the
-    store at first sight. `begun`, of a preparation that has no store yet: ``interrupted``, or ``at work`` where
-    a process is at it; `bytes` is then what it has so far, and `path` where the store will be.
+    `data_dir`: original files. `left_out`: skipped originals. `pieces`: size of the vocabulary. `problem`: why the source is unusable, or
+    damage visible without digests. `begun`: state of a preparation without a store; `bytes` is then its size so far, and `path` the future
+    store.
     """
 
     name: str
@@ -48,10 +49,7 @@ class DatasetStatus:
 
 
 def list_datasets() -> list[DatasetStatus]:
-    """Return a row for every store of every known dataset and every preparation that has none yet, and one for a dataset with neither.
-
-    A broken source has a row too.
-    """
+    """Return a row per store and preparation, and per dataset with neither or a broken source."""
     rows: list[DatasetStatus] = []
     for name in plugins.available("dataset"):
         try:
@@ -91,9 +89,131 @@ def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
         languages=manifest.languages if isinstance(manifest, ColumnManifest) else None,
         pieces=max(manifest.vocabulary_sizes.values(), default=None) if isinstance(manifest, ColumnManifest) else None,
         synthetic=manifest.synthetic,
-        bytes=manifest.total_bytes,
+        bytes=sum(entry.bytes for entry in manifest.every_file.values()),
         path=str(folder),
         data_dir=manifest.data_dir,
         left_out=manifest.left_out,
         problem="; ".join(problems) or None,
     )
+
+
+_VOCABULARY = "vocabulary.json"
+_TEST_LINES = ("test.source.txt", "test.target.txt")
+_TEXT_SOURCES = "packages.json"  # a compiled text's sources and digest, ``pairs_sha256``
+
+
+def described(dataset: StoredDataset) -> dict[str, Any]:
+    """Return the facts about a dataset by name, JSON-ready; lengths are in pieces, END included."""
+    info = dataset.info
+    facts: dict[str, Any] = {"name": info.name, "examples": dict(info.sizes), "synthetic": info.synthetic}
+    if isinstance(info.features, ImageFeatures):
+        facts |= {"shape": list(info.input_shape), "classes": info.classes}
+        if info.class_names:
+            facts["class_names"] = list(info.class_names)
+        counts = {split: np.bincount(dataset.column(split, LABEL).values, minlength=info.classes) for split in SPLITS}
+        facts["smallest_class_examples"] = {split: int(count.min()) for split, count in counts.items()}
+    else:
+        facts |= {"languages": list(info.features.languages), "bleu_tokenizer": info.features.bleu_tokenizer}
+        facts["vocabulary_sizes"] = dict(info.features.vocabulary_sizes)
+        for column in (column for column in info.columns if column.varies):
+            for split in SPLITS:
+                lengths = dataset.column(split, column.name).lengths
+                facts[f"{split}_{column.name}"] = {
+                    "tokens": int(lengths.sum()),
+                    "mean_length": round(float(lengths.mean()), 2),
+                    "median_length": int(np.median(lengths)),
+                    "longest": int(lengths.max()),
+                }
+        if (distinct := distinct_test_pairs(dataset)) is not None:
+            facts["distinct_test_pairs"] = distinct
+        if (digest := _text_sha256(dataset)) is not None:
+            facts["text_sha256"] = digest
+        if _VOCABULARY in dataset.attachments:
+            facts["vocabulary"] = parse_json(dataset.attachment(_VOCABULARY))
+    return {**facts, "left_out": list(dataset.left_out), "notes": list(dataset.notes), "path": str(dataset.path), "digest": dataset.digest}
+
+
+def distinct_test_pairs(dataset: StoredDataset) -> int | None:
+    """Return the number of distinct sentence pairs in the test split; None for other data."""
+    if not set(_TEST_LINES) <= set(dataset.attachments):
+        return None
+    source, target = (dataset.attachment(name).split(b"\n") for name in _TEST_LINES)
+    return len(set(zip(source[:-1], target[:-1], strict=False)))
+
+
+def _text_sha256(dataset: StoredDataset) -> str | None:
+    if _TEXT_SOURCES not in dataset.attachments:
+        return None
+    with suppress(UnreadableError):  # third-party datasets may have such an attachment
+        sources = parse_json(dataset.attachment(_TEXT_SOURCES))
+        if isinstance(sources, dict) and isinstance(said := sources.get("pairs_sha256"), str):
+            return said
+    return None
+
+
+_LEFTOVER = re.compile(r"\.(.+)\.(work|(draft|old)-[^.]+)")  # finished parts, half a store, or one being removed
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A preparation without a store; `at_work`: a process holds its lock."""
+
+    store: Path
+    bytes: int
+    at_work: bool
+
+
+def preparations_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Preparation]:
+    """Return a dataset's preparations without a store; arguments as in `location.stores_of`."""
+    root, pattern = cache_root(), key_pattern(name, source, any_version=any_version)
+    found = (_LEFTOVER.fullmatch(folder.name) for folder in root.glob(".*") if folder.is_dir())
+    keys = sorted({match[1] for match in found if match and pattern.fullmatch(match[1])})
+    return [
+        Preparation(root / key, sum(map(folder_bytes, leftovers(root / key))), is_locked(root, key))
+        for key in keys
+        if not (root / key).exists()
+    ]
+
+
+def leftovers(store: Path) -> list[Path]:
+    """Return the hidden folders that belong to a store, which need not exist."""
+    matches = ((folder, _LEFTOVER.fullmatch(folder.name)) for folder in store.parent.glob(".*") if folder.is_dir())
+    return sorted(folder for folder, match in matches if match and match[1] == store.name)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files below a folder, ignoring files that vanish."""
+    size = 0
+    for file in folder.rglob("*"):
+        try:
+            size += file.lstat().st_size if file.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return size
+
+
+def find_stores(name: str) -> list[Path]:
+    """Return a dataset's stores of all versions, and interrupted preparations. Raises UsageError if there are none."""
+    found = resolve(name)
+    begun = [preparation.store for preparation in preparations_of(found.name, found.source, any_version=True)]
+    folders = [*stores_of(found.name, found.source, any_version=True), *begun]
+    if not folders:
+        raise UsageError(f"data: there is no store of {name!r} in {str(cache_root())!r}, so there is nothing to remove.")
+    return folders
+
+
+def remove_store(folder: Path) -> int:
+    """Remove a store, renaming it first; return its bytes. Raises UsageError while it is being built, TrainerError."""
+    try:
+        with locked(folder.parent, folder.name, wait=False):
+            size = sum(map(folder_bytes, leftovers(folder)))
+            if folder.exists():
+                size += folder_bytes(folder)
+                put_aside(folder)
+            for leftover in leftovers(folder):
+                shutil.rmtree(leftover)
+    except BlockingIOError as error:
+        raise UsageError(f"data: {str(folder)!r} is being prepared now, and stays. End that first, or wait until it has ended.") from error
+    except OSError as error:
+        raise TrainerError(f"data: the store {str(folder)!r} cannot be removed: {error}.") from error
+    return size

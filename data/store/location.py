@@ -1,7 +1,8 @@
-"""Where prepared datasets lie: the cache folder, the name of a dataset's store in it, and the lock for making one."""
+"""Places of prepared datasets, and the lock for building one."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import hashlib
@@ -10,28 +11,17 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
+from ...core import plugins
+from ...core.console import is_text, spelled
 from ...core.errors import UsageError
-from ..base import DatasetSource
+from ...core.job import Job
+from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
 from .manifest import SCHEMA
-from .source_calls import of_source
-
-__all__ = [
-    "CACHE_VARIABLE",
-    "HasOriginals",
-    "cache_root",
-    "is_locked",
-    "key_pattern",
-    "key_without_originals",
-    "locked",
-    "originals_fingerprint",
-    "put_aside",
-    "store_key",
-    "stores_of",
-    "user_cache",
-]
+from .writer import of_source
 
 CACHE_VARIABLE = "TRAINER_DATA_CACHE"
 _PLAIN_ARGUMENTS = re.compile(r"[\w=,.]{1,80}", re.ASCII)
@@ -40,18 +30,14 @@ _FINGERPRINT_LENGTH = 16
 
 @runtime_checkable
 class HasOriginals(Protocol):
-    """A source that knows which files of a `data_dir` it reads. Without it, every file below the folder counts."""
+    """A source that knows the files it reads; otherwise every file below `data_dir` counts."""
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the files that `load(data_dir)` reads.
-
-        Raises UsageError where they are missing, or where the dataset is not made from files at all.
-        """
-        ...
+        """Return the files for `load(data_dir)`. Raises UsageError if they are missing or unused."""
 
 
 def cache_root() -> Path:
-    """Return ``$TRAINER_DATA_CACHE``, ``$XDG_CACHE_HOME/crosstrain/data`` or ``~/.cache/crosstrain/data``; it may not exist yet."""
+    """Return the folder of all stores, in ``$TRAINER_DATA_CACHE`` or the user's cache. It may not exist."""
     if given := os.environ.get(CACHE_VARIABLE):
         return Path(given).expanduser().absolute()
     own = user_cache()
@@ -61,9 +47,9 @@ def cache_root() -> Path:
 
 
 def user_cache() -> Path | None:
-    """Return ``$XDG_CACHE_HOME/crosstrain`` or ``~/.cache/crosstrain``, which may not exist yet; None where the user has no home."""
+    """Return ``$XDG_CACHE_HOME/crosstrain`` or ``~/.cache/crosstrain``. None for a user without a home."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the XDG base directory specification: a relative path is to be ignored
+    if not base.is_absolute():  # the XDG specification requires ignoring a relative path
         try:
             base = Path.home() / ".cache"
         except RuntimeError:
@@ -72,10 +58,7 @@ def user_cache() -> Path | None:
 
 
 def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_name: bool = False) -> str:
-    """Return the folder name of a store: dataset, versions, arguments, and a fingerprint of the originals where the user gave some.
-
-    `in_name`: the name says the folder. Raises UsageError where `data_dir` is no folder or lacks what the source needs.
-    """
+    """Return a store's folder name; `in_name`: the name has the folder. Raises UsageError for an invalid `data_dir`."""
     key = key_without_originals(name, source)
     if data_dir is None:
         return key
@@ -87,10 +70,7 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_nam
 
 
 def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
-    """Return what tells the original files of a source, as they are now, from others, or from what they were before.
-
-    Raises UsageError where one that the source reads is missing.
-    """
+    """Return the fingerprint of a source's original files. Raises UsageError if one is missing."""
     if isinstance(source, HasOriginals):
         files = of_source(source.name, lambda: list(source.originals(data_dir)))
         if missing := [str(file) for file in files if not os.path.lexists(file)]:
@@ -101,13 +81,12 @@ def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
 
 
 def key_without_originals(name: str, source: DatasetSource) -> str:
-    """Return NAME-vSCHEMA.VERSION, with +ARGUMENTS (or their digest, where they cannot stand in a file name) for a name that has some."""
+    """Return NAME-vSCHEMA.VERSION, with +ARGUMENTS, or their digest if they are no file name."""
     base, arguments = _key_parts(name)
     return f"{base}-v{SCHEMA}.{source.version}{arguments}"
 
 
 def _key_parts(name: str) -> tuple[str, str]:
-    """Return what comes before and after the versions."""
     base, _, arguments = name.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", base):
         raise UsageError(f"data: {base!r} cannot name a store; a dataset's name has letters, digits, dot, dash and underscore.")
@@ -117,17 +96,14 @@ def _key_parts(name: str) -> tuple[str, str]:
 
 
 def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Path]:
-    """Return the stores of a dataset in the cache, those made without originals first; for a name without arguments, with any.
-
-    `any_version`: also those of other versions of the dataset or the store, which nothing reads any more.
-    """
+    """Return a dataset's stores, those without originals first. `any_version`: of other versions too."""
     pattern = key_pattern(name, source, any_version=any_version)
     base, _ = _key_parts(name)
     return sorted(folder for folder in cache_root().glob(f"{glob.escape(base)}-v*") if pattern.fullmatch(folder.name) and folder.is_dir())
 
 
 def key_pattern(name: str, source: DatasetSource, *, any_version: bool = False) -> re.Pattern[str]:
-    """Return what the folder names of a dataset's stores look like; arguments as in `stores_of`."""
+    """Return the pattern of the folder names of a dataset's stores; arguments as in `stores_of`."""
     base, own = _key_parts(name)
     version = r"\d+(\.\d+)?" if any_version else re.escape(f"{SCHEMA}.{source.version}")
     arguments = re.escape(own) if own else r"(\+[^/]*)?"
@@ -135,27 +111,27 @@ def key_pattern(name: str, source: DatasetSource, *, any_version: bool = False) 
 
 
 def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
-    """Tell one set of originals from another by folder, names, sizes and times of change; contents would be too slow for large sets."""
+    """Digest folder, names, sizes and modification times. Contents would be too slow for large sets."""
     digest = hashlib.sha256(os.fsencode(data_dir.resolve()))
     for file in sorted(files):
-        status = file.stat() if file.exists() else file.lstat()  # a link may lead nowhere
+        status = file.stat() if file.exists() else file.lstat()  # a link may be broken
         digest.update(b"\0" + os.fsencode(file.relative_to(data_dir)) + f"\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()[:_FINGERPRINT_LENGTH]
 
 
 @contextmanager
 def locked(root: Path, key: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock for making one store; others wait. The kernel frees it when the process ends, however it ends.
+    """Hold the lock for building one store; the kernel releases it when the process ends.
 
-    Without `wait` it raises BlockingIOError where a process holds the lock, which makes the store now. The lock's file goes where there is
-    then neither a store nor a part of one, as of a name that was refused; who has waited for it looks for the next one.
+    Without `wait`, raises BlockingIOError if another process holds it. The lock's file is removed if neither a store nor a part of one
+    exists afterwards; a process that waited for it then locks the next one.
     """
     path = root / f".{key}.lock"
     while True:
         with open(path, "ab") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if not _is_named(path, handle):
-                continue  # whoever held it has removed it: that locks nobody out any more
+                continue  # the previous holder has removed this file, so it excludes no other process
             try:
                 yield
             finally:
@@ -165,7 +141,6 @@ def locked(root: Path, key: str, *, wait: bool = True) -> Iterator[None]:
 
 
 def _is_named(path: Path, handle: IO[bytes]) -> bool:
-    """Return whether a path still leads to a file that was opened by it."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), path.stat())
     except FileNotFoundError:
@@ -173,7 +148,7 @@ def _is_named(path: Path, handle: IO[bytes]) -> bool:
 
 
 def is_locked(root: Path, key: str) -> bool:
-    """Return whether a process makes that store now; writes nothing."""
+    """Return whether a process is building that store."""
     try:
         with open(root / f".{key}.lock", "rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -185,7 +160,118 @@ def is_locked(root: Path, key: str) -> bool:
 
 
 def put_aside(store: Path) -> Path:
-    """Take a store's name away at once, and return the hidden folder that it is in now, for removal; who has it open keeps reading it."""
+    """Rename a store to a hidden folder, for removal, and return that; open maps stay valid."""
     aside = Path(tempfile.mkdtemp(prefix=f".{store.name}.old-", dir=store.parent))
     store.rename(aside / "store")
     return aside
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A requested dataset; `name` is canonical, `folder_in_name`: `data_dir` comes from the name."""
+
+    name: str
+    source: DatasetSource
+    data_dir: Path | None
+    folder_in_name: bool = False
+
+
+def resolve(name: str, data_dir: Path | None = None) -> Resolved:
+    """Return the source of NAME or NAME:ARGUMENTS. Raises UsageError for invalid ones, or a folder given twice."""
+    found = _resolved(name, data_dir)
+    for key, text in (("data", found.name), ("data_dir", str(found.data_dir))):
+        if not is_text(text):
+            raise UsageError(f"{key}: got '{spelled(text)}', which is not UTF-8; rename the folder, or give a link to it.")
+    return found
+
+
+def _resolved(name: str, data_dir: Path | None) -> Resolved:
+    base, colon, text = name.partition(":")
+    source: DatasetSource = plugins.load(plugins.find("dataset", base), "dataset")
+    if not colon:
+        return Resolved(base, source, data_dir)
+    if not isinstance(source, TakesArguments):
+        raise UsageError(f"data: got {name!r}, but {base!r} takes no arguments. Leave {colon + text!r} out.")
+    given = of_source(base, source.with_arguments, text)
+    full_name = _full_name(base, given)
+    if not (isinstance(given, HasFolder) and given.folder):
+        return Resolved(full_name, given, data_dir)
+    if data_dir is not None:
+        raise UsageError(f"data_dir: got {str(data_dir)!r}, but {name!r} names a folder too; give one of the two.")
+    return Resolved(full_name, given, given.folder, folder_in_name=True)
+
+
+def _full_name(base: str, source: DatasetSource) -> str:
+    """`base`: the plugin's name."""
+    rest = source.name.partition(":")[2]
+    return f"{base}:{rest}" if rest else base
+
+
+def whole_path(data_dir: Path) -> Path:
+    """Return a folder's absolute path."""
+    return data_dir.expanduser().absolute()
+
+
+def written_out(job: Job) -> Job:
+    """Return the job with the canonical name and absolute folder of its data. Raises UsageError, also for invalid vocabularies."""
+    data_dir = None if job.data_dir is None else whole_path(job.data_dir)
+    name = full_name(job.data, data_dir, job.vocabulary)
+    return job.model_copy(update={"data": name, "data_dir": data_dir, "vocabulary": None})
+
+
+def full_name(data: str, data_dir: Path | None, vocabulary: int | None) -> str:
+    """Return a dataset's full name, with a given vocabulary size. Raises UsageError as `written_out` does."""
+    name = resolve(data, data_dir).name
+    if vocabulary is None:
+        return name
+    _refuse_another_size(data, vocabulary)
+    return _with_vocabulary(name, vocabulary)
+
+
+def _refuse_another_size(data: str, size: int) -> None:
+    rest = data.partition(":")[2]
+    arguments = rest.rpartition("?")[2] if "?" in rest else "" if ":" in rest else rest
+    for argument in re.split("[&,]", arguments):
+        key, _, value = (part.strip() for part in argument.partition("="))
+        if key == "vocabulary" and value.isdecimal() and int(value) != size:
+            raise UsageError(f"vocabulary: got {size}, but {data!r} asks for {value} pieces; give one of the two.")
+
+
+_DUTIES = "Mend it: with_vocabulary has to return a source whose name says the size, and with_arguments to take that."
+
+
+def _with_vocabulary(name: str, size: int) -> str:
+    """Raises UsageError if the new name does not resolve to the requested vocabulary."""
+    source = resolve(name).source
+    if not isinstance(source, HasVocabulary):
+        raise UsageError(f"vocabulary: got {size}, but {name!r} is no text, or its vocabulary has one size. Choose text: trainer data list")
+    base = name.partition(":")[0]
+    if not isinstance(source, TakesArguments):
+        raise UsageError(f"vocabulary: got {size}, but the source of {base!r} has no with_arguments to find it again by. {_DUTIES}")
+    with _refused_as_vocabulary(size):
+        named = _full_name(base, of_source(base, source.with_vocabulary, size))
+    if named in _names_of_other_sizes(base, source, size):
+        raise UsageError(f"vocabulary: got {size}, but {named!r} is the name that its source has with another size as well. {_DUTIES}")
+    with _refused_as_vocabulary(size):
+        found = resolve(named).name
+    if found != named:
+        raise UsageError(f"vocabulary: got {size}, but the name {named!r} that {base!r} has with it leads to {found!r}. {_DUTIES}")
+    return named
+
+
+@contextlib.contextmanager
+def _refused_as_vocabulary(size: int) -> Iterator[None]:
+    """Name the option --vocabulary in a source's error about a size."""
+    try:
+        yield
+    except UsageError as error:
+        allowed = str(error).partition("; allowed: ")[2]
+        said = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
+        raise UsageError(f"vocabulary: got {size}{said}") from error
+
+
+def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterator[str]:
+    """Yield the names of a source with other sizes; that of the default size may not contain it."""
+    for other in (size - 1, size + 1):
+        with contextlib.suppress(UsageError):
+            yield _full_name(base, of_source(base, source.with_vocabulary, other))

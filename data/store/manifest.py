@@ -1,41 +1,25 @@
-"""``manifest.json``: what a prepared store holds, with a digest of every file and of itself."""
+"""``manifest.json`` of a prepared store, and verification of the store's files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ...core.untrusted.bounded_json import first_problem, open_regular, read_json
-from ...core.untrusted.path_names import is_text, spelled
-from ..base import MOST_ATTACHMENT_BYTES, MOST_CLASSES, DataInfo, Split, TextFeatures
+from ...core.bounded_json import UnreadableError, first_problem, open_regular, read_json
+from ...core.console import is_text, spelled
+from ...core.drafts import replacing
+from ..base import MOST_ATTACHMENT_BYTES, MOST_CLASSES, DataInfo, ImageFeatures, Split, TextFeatures
 from ..columns import ColumnSpec
-from ..normalisation import wrong_statistics
-
-__all__ = [
-    "FILES",
-    "MANIFEST",
-    "SCHEMA",
-    "SPLITS",
-    "STAMP",
-    "ColumnEntry",
-    "ColumnManifest",
-    "FileEntry",
-    "Manifest",
-    "StoreManifest",
-    "StoredFile",
-    "file_sha256",
-    "offsets_file",
-    "read_manifest",
-    "values_file",
-    "write_manifest",
-    "wrong_attachment",
-]
+from ..preprocessing import wrong_statistics
 
 SCHEMA = 2
 MANIFEST = "manifest.json"
@@ -68,11 +52,7 @@ class FileEntry(StoredFile):
 
 
 class Manifest(BaseModel):
-    """The whole description of a store of images with a class each. `mean`, `std`, `synthetic` and `flippable` as in `DataInfo`.
-
-    `data_dir` is where the originals came from; `left_out` names those of them that are not in the store, each with the reason. `notes`
-    says what was done to the data that a user may not expect; it is written only where there is something to say.
-    """
+    """A store of labelled images. `left_out`: skipped originals with reasons, `notes`: unexpected changes of the data."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -104,32 +84,18 @@ class Manifest(BaseModel):
 
     def info(self) -> DataInfo:
         """Return the part that models and backends need."""
-        return DataInfo.of_images(
-            self.name,
-            self.input_shape,
-            self.classes,
-            dict(self.sizes),
-            self.mean,
-            self.std,
-            self.synthetic,
-            self.flippable,
-            self.class_names,
-        )
+        features = ImageFeatures(self.input_shape, self.classes, self.mean, self.std, self.flippable, self.class_names)
+        return DataInfo.of_images(self.name, dict(self.sizes), features, self.synthetic)
 
     @property
     def expected_files(self) -> set[str]:
-        """The names of the array files that belong to such a store."""
+        """Names of the array files."""
         return set(FILES.values())
 
     @property
     def every_file(self) -> Mapping[str, StoredFile]:
-        """All files but the manifest, by name."""
+        """All files except the manifest, by name."""
         return self.files
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all array files together."""
-        return sum(entry.bytes for entry in self.files.values())
 
 
 class ColumnEntry(BaseModel):
@@ -142,12 +108,12 @@ class ColumnEntry(BaseModel):
     shape: Annotated[tuple[Size | None, ...], Field(max_length=8)]
 
     def spec(self) -> ColumnSpec:
-        """Return the column's shape. Raises ValueError where it is none."""
+        """Return the column's spec. Raises ValueError for an invalid one."""
         return ColumnSpec(self.name, self.dtype, self.shape)
 
 
 class ColumnManifest(BaseModel):
-    """The whole description of a store of columns; see `Manifest` and `TextFeatures`."""
+    """Description of a store of columns; see `Manifest` and `TextFeatures`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -184,19 +150,14 @@ class ColumnManifest(BaseModel):
 
     @property
     def expected_files(self) -> set[str]:
-        """The names of the array files that belong to such a store."""
+        """Names of the array files."""
         names = {values_file(split, entry.name) for split in SPLITS for entry in self.columns}
         return names | {offsets_file(split, entry.name) for split in SPLITS for entry in self.columns if entry.spec().varies}
 
     @property
     def every_file(self) -> Mapping[str, StoredFile]:
-        """All files but the manifest, by name."""
+        """All files except the manifest, by name."""
         return {**self.files, **self.attachments}
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all array files and attachments together."""
-        return sum(entry.bytes for entry in self.every_file.values())
 
 
 StoreManifest = Manifest | ColumnManifest
@@ -208,12 +169,12 @@ def values_file(split: Split, column: str) -> str:
 
 
 def offsets_file(split: Split, column: str) -> str:
-    """Return the name of the file that says where each example of a column begins; only where its length varies."""
+    """Return the name of the file with the offsets of a column of varying length."""
     return f"{split}.{column}.offsets.npy"
 
 
 def wrong_attachment(name: str, size: int) -> str | None:
-    """Return why a store cannot have an attachment of this name and size, or None: it lies beside the arrays, under its own name."""
+    """Return why a store cannot have an attachment of this name and size, or None."""
     if not _ATTACHMENT_NAME.fullmatch(name) or name.endswith(".npy") or name in (MANIFEST, STAMP):
         return f"{name[:100]!r} is no name for one"
     return f"{name} has {size} bytes, more than {MOST_ATTACHMENT_BYTES}" if size > MOST_ATTACHMENT_BYTES else None
@@ -227,12 +188,12 @@ def file_sha256(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
     """Write ``manifest.json`` with its own digest in it."""
-    fields = manifest.model_dump(mode="json", by_alias=True, exclude=None if manifest.notes else {"notes"})  # earlier releases refuse it
-    (folder / MANIFEST).write_text(json.dumps({**fields, _SELF: _digest(fields)}, indent=2) + "\n", encoding="utf-8")
+    fields = manifest.model_dump(mode="json", by_alias=True, exclude=None if manifest.notes else {"notes"})  # for earlier releases
+    (folder / MANIFEST).write_text(json.dumps({**fields, _SELF: json_digest(fields)}, indent=2) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> StoreManifest:
-    """Read ``manifest.json``. Raises ValueError, saying what is wrong with it, where it is missing, unreadable or was altered."""
+    """Read ``manifest.json``. Raises ValueError if it is missing, unreadable or altered."""
     try:
         fields = read_json(folder / MANIFEST)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -240,7 +201,7 @@ def read_manifest(folder: Path) -> StoreManifest:
     if not isinstance(fields, dict) or _SELF not in fields:
         raise ValueError(f"has no {_SELF}")
     stated = fields.pop(_SELF)
-    if stated != _digest(fields):
+    if stated != json_digest(fields):
         raise ValueError("differs from its own sha256")
     if fields.get("schema") != SCHEMA:
         raise ValueError(f"has schema {fields.get('schema')!r}; this version reads {SCHEMA}")
@@ -257,6 +218,77 @@ def read_manifest(folder: Path) -> StoreManifest:
     return manifest
 
 
-def _digest(fields: Mapping[str, Any]) -> str:
-    """Digest the canonical JSON of every field but the digest itself."""
+def json_digest(fields: Mapping[str, Any]) -> str:
+    """Return the sha256 of the fields' canonical JSON."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# The stamp file has the identity of files with verified digests; only ``trainer data verify`` finds changes below the file system.
+
+_SETTLED_SECONDS = 0.1
+"""Younger files are not stamped: a later change within one tick of the file system's clock (4 ms on Linux) would be invisible."""
+
+Identity = dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """The check of one file. `problem` is None if it matches the manifest, `bytes` if it is missing."""
+
+    name: str
+    bytes: int | None
+    problem: str | None
+
+
+def check_sizes(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
+    """Compare existence and size of every file with the manifest."""
+    checks: list[FileCheck] = []
+    for name, entry in manifest.every_file.items():
+        try:
+            with open_regular(folder / name) as file:
+                found = os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            checks.append(FileCheck(name, None, "is missing"))
+            continue
+        except UnreadableError as error:
+            checks.append(FileCheck(name, None, str(error)))
+            continue
+        checks.append(FileCheck(name, found, None if found == entry.bytes else f"has {found} bytes instead of {entry.bytes}"))
+    return checks
+
+
+def check_digests(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
+    """Compare the content of every file with the manifest."""
+    return [
+        check
+        if check.problem or file_sha256(folder / check.name) == manifest.every_file[check.name].sha256
+        else FileCheck(check.name, check.bytes, "differs from its sha256")
+        for check in check_sizes(folder, manifest)
+    ]
+
+
+def identity(folder: Path, manifest: StoreManifest) -> Identity:
+    """Return size, inode, and times of change of content and status of each file."""
+    found: Identity = {}
+    for name in (*manifest.every_file, MANIFEST):
+        status = (folder / name).stat()
+        found[name] = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+    return found
+
+
+def digests_verified(folder: Path, now: Identity) -> bool:
+    """Return whether the stamp confirms verified digests of exactly these files."""
+    try:
+        stamp = read_json(folder / STAMP)
+    except (FileNotFoundError, UnreadableError):  # no stamp or a torn one: compute the digests
+        return False
+    return bool(stamp == now)
+
+
+def remember(folder: Path, verified: Mapping[str, list[int]]) -> None:
+    """Stamp files as verified; `verified`: their identity before. Without write access every open computes the digests."""
+    youngest = max(times[-1] for times in verified.values())
+    if time.time_ns() - youngest < _SETTLED_SECONDS * 1e9 or not os.access(folder, os.W_OK) or (folder / STAMP).is_dir():
+        return
+    with replacing(folder / STAMP) as draft:
+        draft.write_text(json.dumps(verified), encoding="utf-8")

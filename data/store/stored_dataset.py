@@ -1,6 +1,6 @@
-"""The prepared store: every dataset as read-only .npy files plus a manifest, which all backends map and none alters.
+"""Opened stores: datasets as read-only .npy files plus a manifest, which all backends map.
 
-dataset = open_dataset("digits")            # prepared at the first use
+dataset = open_dataset("digits")            # prepared on first use
 x_nchw, y_n = dataset.inputs("train"), dataset.labels("train")
 """
 
@@ -18,45 +18,40 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.bounded_json import open_regular
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
-from ...core.untrusted.bounded_json import open_regular
 from ..base import IMAGE, LABEL, DataInfo, Split, TextFeatures
 from ..columns import TOKENS, Column
-from ..normalisation import normal_table
+from ..preprocessing import normal_table
 from .build import build_store
-from .integrity import FileCheck, check_digests, check_sizes, digests_verified, identity, remember
-from .location import cache_root, store_key, stores_of
+from .location import cache_root, resolve, store_key, stores_of
 from .manifest import (
     FILES,
     MANIFEST,
     SPLITS,
     ColumnManifest,
+    FileCheck,
     Manifest,
     StoredFile,
     StoreManifest,
+    check_digests,
+    check_sizes,
+    digests_verified,
     file_sha256,
+    identity,
     offsets_file,
     read_manifest,
+    remember,
     values_file,
 )
-from .resolve import resolve
 
-__all__ = ["StoreReport", "StoredDataset", "open_dataset", "prepare", "verify", "verify_store"]
-
-_PART = 1 << 23
-"""Numbers of a map that are looked at at a time."""
-
-_CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 bytes a pixel) stays in the processor's cache
+_PART = 1 << 23  # elements of a map examined at a time
+_CHUNK = 512  # images per step: keeps the work area (8 bytes a pixel) in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
-    """An opened store; implements `Dataset`. `digest` tells two stores of different content apart (sha256 of the manifest).
-
-    `left_out` names the original files that are not in it, each with the reason, and `notes` says what was done to the others that one may
-    not expect. `made_seconds` is how long the store took to make, if it
-    was made to be opened; 0 where it was there.
-    """
+    """An opened store, identified by `digest`, the manifest's sha256. `made_seconds`: time to build it, 0 if it existed."""
 
     info: DataInfo
     path: Path
@@ -68,12 +63,12 @@ class StoredDataset:
     notes: tuple[str, ...] = ()
 
     def column(self, split: Split, name: str) -> Column:
-        """Return a column as it is stored, read-only maps. Raises UsageError where there is none of that name."""
+        """Return a column as stored, as read-only maps. Raises UsageError for an unknown name."""
         self.info.column(name)
         return self._columns[split, name]
 
     def weights(self, split: Split, name: str) -> NDArray[np.int64]:
-        """Return what each example counts in a sum of that name; see `Dataset.weights`."""
+        """Return each example's weight in a sum; see `Dataset.weights`."""
         if name == "examples":
             return np.ones(self.info.sizes[split], dtype=np.int64)
         counted = {column.name + TOKENS: column.name for column in self.info.columns if column.varies}
@@ -83,11 +78,11 @@ class StoredDataset:
 
     @property
     def attachments(self) -> tuple[str, ...]:
-        """The names of the files that lie beside the arrays."""
+        """Names of the attached files."""
         return tuple(self._attachments)
 
     def attachment(self, name: str) -> bytes:
-        """Return a file that lies beside the arrays. Raises UsageError where there is none, DamagedStoreError where it has changed."""
+        """Return an attached file. Raises UsageError for an unknown name, DamagedStoreError if it has changed."""
         if name not in self._attachments:
             there = ", ".join(self._attachments) or "none"
             raise UsageError(f"data: {self.info.name!r} has no attachment {name!r}; it has {there}.")
@@ -99,11 +94,11 @@ class StoredDataset:
         return content
 
     def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
-        """Return the same examples, normalised by the given numbers, one a channel, instead of their own."""
+        """Return the same examples with other statistics per channel for their normalisation."""
         return replace(self, info=replace(self.info, features=replace(self.info.images, mean=tuple(mean), std=tuple(std))))
 
     def images(self, split: Split) -> NDArray[np.uint8]:
-        """Return the images, uint8 [n, c, h, w], a read-only map; in memory they lie channels last."""
+        """Return the images, uint8 [n, c, h, w], a read-only map; in memory they are channels last."""
         return self.column(split, IMAGE).values.view(np.uint8)
 
     def labels(self, split: Split) -> NDArray[np.int64]:
@@ -111,11 +106,7 @@ class StoredDataset:
         return self.column(split, LABEL).values.view(np.int64)
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """Return the normalised images, float32 [n, c, h, w], newly made at every call.
-
-        The 256 values that a pixel of a channel can take are computed once, in float64, and rounded to float32; the rest is looking
-        up, so that the result has the same bits wherever it is made.
-        """
+        """Return the normalised images, float32 [n, c, h, w]. A table gives the same bits everywhere."""
         images = self.images(split)
         result = np.empty(images.shape, dtype=np.float32)
         for channel, table in enumerate(normal_table(self.info.mean, self.info.std)):
@@ -126,7 +117,7 @@ class StoredDataset:
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What `verify` found in one store."""
+    """The result of `verify` for one store."""
 
     name: str
     path: str
@@ -134,20 +125,20 @@ class StoreReport:
 
     @property
     def damaged(self) -> tuple[FileCheck, ...]:
-        """The files that are not as they should be."""
+        """The files with a problem."""
         return tuple(check for check in self.files if check.problem)
 
     @property
     def remedy(self) -> str:
-        """The command that makes the store again."""
+        """The command that builds the store again."""
         return _remedy(self.name, _data_dir_of(Path(self.path)))
 
 
 def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["changed", "always"] = "changed") -> StoredDataset:
-    """Open a dataset's store, making it first where there is none.
+    """Open a dataset's store, building it first if there is none.
 
-    Sizes, shapes and the manifest are checked at every open; digests where a file changed since they were last found right, or
-    ``always``. Raises UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
+    Sizes, shapes and the manifest are always checked; digests if a file has changed since they were verified, or ``always``. Raises
+    UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
     """
     found = resolve(name, data_dir)
     key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
@@ -161,7 +152,7 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
 
 
 def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Path:
-    """Make a dataset's store where there is none, or in any case with `again`, and return its folder. Errors as in `open_dataset`."""
+    """Build a dataset's store if it is missing or with `again`; return its folder. Errors: `open_dataset`."""
     found = resolve(name, data_dir)
     key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
     build_store(cache_root(), key, found.name, found.source, found.data_dir, again=again)
@@ -169,10 +160,7 @@ def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Pat
 
 
 def verify(name: str) -> list[StoreReport]:
-    """Compute the digests of every store of a dataset and compare; for a name without arguments, of those with any arguments.
-
-    Raises UsageError where there is none yet.
-    """
+    """Verify the digests of all stores of a dataset. Raises UsageError if there is none. A name without arguments matches all arguments."""
     found = resolve(name)
     folders = stores_of(found.name, found.source)
     if not folders:
@@ -181,7 +169,7 @@ def verify(name: str) -> list[StoreReport]:
 
 
 def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
-    """Open a store. Its digests are computed where the stamp does not vouch for its files, or ``always``."""
+    """Computes digests unless the stamp vouches for the files, or ``always``."""
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -198,10 +186,7 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
 
 
 def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
-    """Map a store whose files are of the right sizes. `look_inside`: see to it that every class and token is one that there is.
-
-    Raises DamagedStoreError where the files are not what the manifest says.
-    """
+    """Map files, checking the range of classes and tokens if `look_inside`. Raises DamagedStoreError for a mismatch."""
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
     attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
@@ -218,7 +203,6 @@ def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | N
 
 
 def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
-    """Return which values are neither a class nor a token that there is, or None."""
     features = info.features
     known = features.vocabulary_sizes.get(name) if isinstance(features, TextFeatures) else features.classes if name == LABEL else None
     if known is None or not column.values.size:
@@ -228,7 +212,7 @@ def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
 
 
 def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
-    """Return the least and the greatest of whole numbers; of a map part by part, each mapped for itself, so that none stays in memory."""
+    """Reads a map in parts, so that none stays in memory."""
     if not isinstance(values, np.memmap) or values.ndim != 1 or values.filename is None:
         return int(values.min()), int(values.max())
     found: list[int] = []
@@ -240,13 +224,11 @@ def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
 
 
 def _image_columns(arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
-    """Return the columns of a store of images, which lie there as [n, h, w, c]."""
     images = {(split, IMAGE): Column(arrays[FILES[split, "images"]].transpose(0, 3, 1, 2)) for split in SPLITS}
     return images | {(split, LABEL): Column(arrays[FILES[split, "labels"]]) for split in SPLITS}
 
 
 def _columns(manifest: ColumnManifest, arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
-    """Return the columns of a store of columns."""
     found: dict[tuple[Split, str], Column] = {}
     for split in SPLITS:
         for entry in manifest.columns:
@@ -256,10 +238,10 @@ def _columns(manifest: ColumnManifest, arrays: Mapping[str, NDArray[np.generic]]
 
 
 def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
-    """Map one array read-only. Its header must be what the manifest says."""
+    """Map one array read-only. Its header must match the manifest."""
     try:
         array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OverflowError, SyntaxError, TokenError) as error:  # of a header that numpy parses as Python
+    except (ValueError, EOFError, OverflowError, SyntaxError, TokenError) as error:  # numpy parses a header as Python
         raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")]) from error
     if not isinstance(array, np.ndarray):  # an archive of several
         raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")])
@@ -271,7 +253,7 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
 
 
 def verify_store(name: str, folder: Path) -> StoreReport:
-    """Compute the digests of one store and look at its contents. `name` is the dataset's, where the manifest cannot say it."""
+    """Verify one store's digests and contents. `name`: the dataset's, in case the manifest is unreadable."""
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -310,7 +292,7 @@ def _remedy(name: str, data_dir: Path | None) -> str:
 
 
 def _data_dir_of(folder: Path) -> Path | None:
-    """Return the folder of a store's originals, None where there were none, its name has it, or the manifest cannot say."""
+    """Return a store's folder of originals, None if it has none, is named by it, or is unreadable."""
     try:
         manifest = read_manifest(folder)
     except ValueError:
@@ -318,5 +300,5 @@ def _data_dir_of(folder: Path) -> Path | None:
     try:
         in_name = resolve(manifest.name).folder_in_name
     except TrainerError:
-        return None  # a dataset that nobody knows
+        return None  # an unknown dataset
     return Path(manifest.data_dir) if manifest.data_dir and not in_name else None

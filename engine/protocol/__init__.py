@@ -1,1 +1,1 @@
-"""What do driver, agents and tasks say to each other, and how does it travel?"""
+"""Messages of driver, agents and tasks."""

@@ -1,8 +1,4 @@
-"""The control protocol's messages: a JSON header line, then raw bytes where the message carries arrays.
-
-The same framing serves between driver and agent and between agent and task. Arrays are never written as JSON, and whoever only passes a
-message on never looks into them: an agent starts without numpy.
-"""
+"""Messages of the control protocol: a JSON header line, then the raw bytes of arrays."""
 
 from __future__ import annotations
 
@@ -21,69 +17,32 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from ...core.errors import TrainerError
+from ...core.liveness import told_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "FILE_PIECE_BYTES",
-    "MOST_ERROR_CHARACTERS",
-    "MOST_PEERS_PROBED",
-    "MOST_STACK_CHARACTERS",
-    "PROTOCOL",
-    "Header",
-    "Lent",
-    "Message",
-    "PreparedJson",
-    "ProtocolError",
-    "RawArray",
-    "ReusableBuffer",
-    "Stream",
-    "encoded",
-    "header_of",
-]
-
-PROTOCOL = 15
-"""Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
-
-MOST_STACK_CHARACTERS = 32 * 1024
-"""Of what a node tells of where one of its tasks stands."""
-
-MOST_PEERS_PROBED = 32
-"""How many other nodes one node tries to reach, where its driver wants to know."""
-
-MOST_ERROR_CHARACTERS = 4000
-"""Of what a task says of an error that ends it, whose first line is in the run's status, and a host of what is wrong there."""
-
-MAX_HEADER_BYTES = 2 * 2**20
-"""A state of ten thousand arrays is described in half of that; what a hostile header is read into takes fifty times its bytes."""
-
-MAX_ARRAY_BYTES = 32 * 2**20
-"""Of the arrays of one message together: logits come in blocks, and states and files in chunks."""
-
-MAX_PREFACE_BYTES = 16 * 2**20
-"""Of what a node's shell prints before the agent's first message."""
-
-HEADER_WEIGHT = 50
-"""How many bytes of memory a byte of a header takes at most, once it is read: a list of empty lists does."""
-
-FILE_PIECE_BYTES = 8 * 2**20
-"""Files travel to the driver in pieces of at most this size."""
-
-MOST_PROBE_SECONDS = 32_767
-"""The most that Linux takes for TCP_KEEPIDLE and TCP_KEEPINTVL."""
-
-MOST_DIMENSIONS = 64
-"""As many as numpy has."""
-
+PROTOCOL = 15  # incremented with every change; driver and agents have to agree
+MOST_STACK_CHARACTERS = 32 * 1024  # stacks of one task
+MOST_PEERS_PROBED = 32  # nodes that one node probes for the driver
+MOST_ERROR_CHARACTERS = 4000  # error of a task, or problem of a host
+MAX_HEADER_BYTES = 2 * 2**20  # ten thousand arrays take half of it; hostile headers take 50 × their bytes in memory
+MAX_ARRAY_BYTES = 32 * 2**20  # all arrays of a message: logits, states and files come in pieces
+MAX_PREFACE_BYTES = 16 * 2**20  # output of a node's shell before the agent's first message
+HEADER_WEIGHT = 50  # bytes of memory per byte of a header, at most (a list of empty lists)
+FILE_PIECE_BYTES = 8 * 2**20  # largest piece of a file sent to the driver
+MOST_PROBE_SECONDS = 32_767  # Linux's maximum of TCP_KEEPIDLE and TCP_KEEPINTVL
+MOST_DIMENSIONS = 64  # as in numpy
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ProtocolError(ConnectionError):
-    """The peer sent something that is not a message."""
+    """Invalid message of a peer."""
 
 
 class RawArray(NamedTuple):
-    """An array as it travels: numpy's type string, the shape, and the bytes in C order."""
+    """Array in a message: numpy's type string, shape, and bytes in C order."""
 
     dtype: str
     shape: Sequence[int]
@@ -92,7 +51,7 @@ class RawArray(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: what kind it is, JSON-ready fields, and arrays by name."""
+    """Kind, JSON-ready fields, and arrays by name."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -102,11 +61,11 @@ class Message:
         return self.fields[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a field, or `default` where the message has none of this name."""
+        """Return a field or `default`."""
         return self.fields.get(key, default)
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return an array of the message in numpy, without a copy. Raises ProtocolError for types that must not travel."""
+        """Return an array without a copy. Raises ProtocolError for arrays of Python objects."""
         import numpy as np
 
         raw = self.arrays[name]
@@ -119,10 +78,7 @@ class Message:
 
 
 class Header(NamedTuple):
-    """What the first line of a message says. `described`: each array's name, type, shape and bytes, which follow in this order.
-
-    `weight` is about how many bytes of memory the message takes, with its arrays.
-    """
+    """First line of a message, with its arrays; `weight`: approximate bytes of memory of the message."""
 
     kind: str
     fields: dict[str, Any]
@@ -132,7 +88,7 @@ class Header(NamedTuple):
 
 
 def encoded(message: Message) -> list[bytes | bytearray | memoryview]:
-    """Return the bytes of a message, in pieces that follow each other; arrays are not copied where they lie in C order."""
+    """Return a message's bytes in pieces; arrays in C order are not copied."""
     arrays = {name: _raw(array) for name, array in message.arrays.items()}
     header: dict[str, Any] = {"kind": message.kind, **message.fields}
     if arrays:
@@ -160,7 +116,7 @@ def _dumps_with_prepared(header: Mapping[str, Any]) -> str:
 
 
 def header_of(line: bytes | bytearray, parse: Callable[[bytes | bytearray], Any] = json.loads) -> Header:
-    """Return what the first line of a message says; `parse` reads JSON. Raises ProtocolError for what is no such line."""
+    """Return the header in a message's first line. Raises ProtocolError."""
     try:
         header = parse(line)
         kind = header.pop("kind")
@@ -176,11 +132,7 @@ def header_of(line: bytes | bytearray, parse: Callable[[bytes | bytearray], Any]
 
 
 class Lent(NamedTuple):
-    """What `Stream.lend` gives: descriptors for `reading` and `writing`, the same one where it serves both, which belong to the borrower.
-
-    `held` are bytes that have been read and belong to no message that was received. What precedes the line `begins_after`, where there is
-    such a line, is to be skipped, and `begun` to be called after it.
-    """
+    """Descriptors of `Stream.lend`, owned by the borrower: `held` bytes are read ahead; call `begun` after the line `begins_after`."""
 
     reading: int
     writing: int
@@ -190,39 +142,35 @@ class Lent(NamedTuple):
 
 
 class PreparedJson:
-    """A value among the fields of many messages, such as the description of a large cluster, that is written as JSON once for all."""
+    """Large value in the fields of many messages, encoded as JSON once."""
 
     def __init__(self, value: Any) -> None:
         self.text = _dumps(value)
-        self.stand_in = secrets.token_hex(16)  # no other text of a message is that
+        self.stand_in = secrets.token_hex(16)  # unique in a message
 
 
 class ReusableBuffer:
-    """Memory for the arrays of one message after another, for whoever is done with each message before the next is received.
-
-    Fresh memory for each chunk of a state would take longer than the chunk's way through a process that passes it on.
-    """
+    """Memory for one message's arrays; fresh memory per chunk costs more than forwarding it."""
 
     def __init__(self) -> None:
         self._memory = bytearray()
 
     def of(self, size: int) -> memoryview:
-        """Return so many bytes, which may be overwritten after the next call."""
+        """Return `size` bytes, overwritten by the next call."""
         if len(self._memory) < size:
             self._memory = bytearray(size)
         return memoryview(self._memory)[:size]
 
 
 class Stream:
-    """Messages over a pair of binary files. Sending is safe from several threads; receiving belongs to one.
+    """Messages over a pair of binary files. Threads may send, cut and close; only one receives.
 
-    Cutting and closing are safe from any thread, and wait for none. `weight` is about how many bytes of memory the message takes that was
-    received last. What precedes the line `begins_after` is skipped, where there is such a line; `begun`: it has come.
+    `weight`: approximate bytes of memory of the last message received. All up to the line `begins_after` is skipped.
     """
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes], begins_after: bytes | None = None) -> None:
-        self._reader: Any = reader  # has readinto besides, as every buffered binary file
-        self._writer = writer
+        self._reader: Any = reader  # buffered binary files have readinto too
+        self.writer = writer
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
@@ -232,33 +180,25 @@ class Stream:
 
     @property
     def reader(self) -> IO[bytes]:
-        """The file that is received from."""
+        """The file for receiving."""
         file: IO[bytes] = self._reader
         return file
 
     @property
-    def writer(self) -> IO[bytes]:
-        """The file that is sent to."""
-        return self._writer
-
-    @property
     def begun(self) -> bool:
-        """Whether the next that is received is a message."""
+        """Whether the next bytes to receive are a message."""
         return self._begins_after is None
 
     def send(self, message: Message) -> None:
-        """Write one message and flush. Raises OSError (BrokenPipeError) where the peer is gone."""
+        """Write a message and flush. Raises OSError (BrokenPipeError) where the peer is gone."""
         parts = encoded(message)
         with self._lock:
             for part in parts:
-                self._writer.write(part)
-            self._writer.flush()
+                self.writer.write(part)
+            self.writer.flush()
 
     def receive(self, room: ReusableBuffer | None = None) -> Message | None:
-        """Read one message; None at the end of the stream. Its arrays lie in `room` if given, else in memory of their own.
-
-        Raises ProtocolError for anything that is not a message, ConnectionError where the stream ends within one.
-        """
+        """Read a message (None at the end). Raises ProtocolError if invalid, ConnectionError where the stream ends within it."""
         if not self.begun and not self._skip_preface():
             return None
         line = self._reader.readline(MAX_HEADER_BYTES)
@@ -281,7 +221,7 @@ class Stream:
         return Message(header.kind, header.fields, arrays)
 
     def _skip_preface(self) -> bool:
-        """Read up to the line after which the messages begin; return whether it came. Raises ProtocolError where too much precedes it."""
+        """Read up to `begins_after`; return whether it came. Raises ProtocolError for too much."""
         while line := self._reader.readline(MAX_HEADER_BYTES):
             self._taken_bytes += len(line)
             if line.rstrip(b"\r\n") == self._begins_after:
@@ -293,21 +233,21 @@ class Stream:
 
     def _fill(self, data: memoryview) -> None:
         while data:
-            count = self._reader.readinto1(data)  # as much as there is, so that what arrives slowly is seen to arrive
+            count = self._reader.readinto1(data)  # partial reads count as activity
             if not count:
-                raise ConnectionError("the stream ended within an array")  # whoever sent it has gone, and did nothing wrong
+                raise ConnectionError("the stream ended within an array")  # the peer is gone, which is no protocol error
             self._taken_bytes += count
             data = data[count:]
 
     def cut(self) -> None:
-        """End a connection at once, also under threads that read or write; does nothing to pipes, or where it is closed already."""
+        """End a connection at once, also under blocked threads; pipes and closed connections ignore it."""
         for connection in self._connections():
-            with connection, suppress(OSError):  # the peer may be gone already
+            with connection, suppress(OSError):  # the peer may be gone
                 connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def peer_ended(self) -> bool:
-        """Whether the peer has ended a connection, however much of what it said is still unread; False for pipes."""
+        """Whether the peer has ended a connection, even with unread bytes; False for pipes."""
         for connection in self._connections():
             with connection:
                 poll = select.poll()
@@ -317,38 +257,33 @@ class Stream:
         return False
 
     def limit_silence(self, seconds: float) -> None:
-        """Have the system end a connection over TCP whose peer acknowledges nothing for so long, also while nothing is sent."""
+        """Have the system end a TCP connection whose peer acknowledges nothing for so many seconds."""
         for connection in self._connections():
             with connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     _limit_silence(connection, seconds)
 
     def when_open(self, begin: Callable[[], None]) -> None:
-        """Call `begin` as soon as there is a connection behind the stream, or none will come: at once, unless that is still awaited."""
+        """Call `begin` once the stream is connected or has failed."""
         begin()
 
     def lend(self) -> Lent:
-        """Give what lies behind to whoever reads and writes it from now on without blocking; nobody may send or receive here any more.
-
-        The stream keeps its own files: what they lead to ends when those who have borrowed it have closed theirs too, or by `cut`. Raises
-        OSError or ValueError where it has been closed.
-        """
+        """Lend the connection to a non-blocking borrower, and stop using it here. Raises OSError or ValueError once closed."""
         reading = self._duplicate(self._reader)
-        same = self._reader.fileno() == self._writer.fileno()
-        writing = reading if same else self._duplicate(self._writer)
+        same = self._reader.fileno() == self.writer.fileno()
+        writing = reading if same else self._duplicate(self.writer)
         for descriptor in (reading, writing):
             os.set_blocking(descriptor, False)
-        waiting = self._reader.peek()  # of what has arrived in the meantime, too: nothing blocks any more
+        waiting = self._reader.peek()  # includes later arrivals, as nothing blocks now
         return Lent(reading, writing, self._reader.read1(len(waiting)) if waiting else b"", self._begins_after, self._begin)
 
     def _begin(self) -> None:
         self._begins_after = None
 
     def _connections(self) -> list[socket.socket]:
-        """Return descriptors of our own for the sockets among the files; the caller closes them."""
         found = []
-        for file in (self._reader, self._writer):
-            with suppress(OSError, ValueError):  # it has been closed
+        for file in (self._reader, self.writer):
+            with suppress(OSError, ValueError):  # closed
                 descriptor = self._duplicate(file)
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                     found.append(socket.socket(fileno=descriptor))
@@ -357,7 +292,7 @@ class Stream:
         return found
 
     def _duplicate(self, file: IO[bytes]) -> int:
-        """Return a descriptor of our own for a file. Raises ValueError once the stream is closed, when its number may be another file's."""
+        """Duplicate a descriptor. Raises ValueError once closed, when its number may be reused."""
         with self._closing:
             if self._closed:
                 raise ValueError("the stream is closed")
@@ -365,7 +300,7 @@ class Stream:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that have arrived and were not taken by this process yet; 0 where the stream has been closed."""
+        """Bytes that arrived and were not read; 0 once closed."""
         count = bytearray(4)
         with self._closing, suppress(OSError, ValueError):
             if not self._closed:
@@ -374,23 +309,21 @@ class Stream:
 
     @property
     def arrivals(self) -> tuple[int, int]:
-        """Figures that change whenever something arrives, be it a part of a message or while this process is busy with another."""
+        """Figures that change with every arrival, also within a message."""
         return self._taken_bytes, self.unread_bytes
 
     def close(self) -> None:
-        """Close both directions; errors of a peer that is gone are of no interest here."""
-        self.cut()  # closing would wait for a thread that reads
+        """Close both directions, ignoring errors of a lost peer."""
+        self.cut()  # closing would wait for a reading thread
         with self._closing:
             self._closed = True
-        for file in (self._writer, self._reader):
-            try:
+        for file in (self.writer, self._reader):
+            with suppress(OSError):
                 file.close()
-            except OSError:
-                continue
 
 
 def _limit_silence(connection: socket.socket, seconds: float) -> None:
-    """Set what the system has of: probes after a third of the time and at each further one, and the time until all is lost."""
+    """Set probes after each third of the time and the time-out, where the system has them."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probe = max(1, min(int(seconds / 3), MOST_PROBE_SECONDS))
     wanted = {"TCP_KEEPIDLE": probe, "TCP_KEEPINTVL": probe, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": min(int(seconds * 1000), 2**31 - 1)}
@@ -401,7 +334,6 @@ def _limit_silence(connection: socket.socket, seconds: float) -> None:
 
 
 def _described(name: object, dtype: object, shape: object, size: object) -> tuple[str, str, list[int], int]:
-    """Return what a header says of an array. Raises TypeError or ValueError where it says no such thing."""
     sizes = [size, *shape] if isinstance(shape, list) else []
     if not (isinstance(name, str) and isinstance(dtype, str) and sizes and all(type(each) is int for each in sizes)):
         raise TypeError("an array without a name, a type, a shape and a size")
@@ -417,3 +349,36 @@ def _raw(array: RawArray | NDArray[Any]) -> RawArray:
 
     flat = np.ascontiguousarray(array)
     return RawArray(flat.dtype.str, array.shape, flat.data.cast("B") if flat.nbytes else b"")
+
+
+INTERVAL_SECONDS = 1.0  # heartbeat of either side, where it sends nothing else
+ALIVE = Message("alive")
+
+
+class ImpossibleAnswerError(Exception):
+    """Impossible answer of a leading task, which fails the run."""
+
+
+def error_message(error: BaseException, *, peer_lost: bool) -> Message:
+    """Return an error's message; `peer_lost`: its only cause is the loss of a peer."""
+    return Message(
+        "error",
+        {
+            "type": _sendable(type(error).__name__),
+            "message": _sendable(str(error)),
+            "errno": _code(error.errno) if isinstance(error, OSError) else None,
+            "exit_code": _code(error.exit_code) if isinstance(error, TrainerError) else None,
+            "peer_lost": peer_lost,
+            "out_of_memory": None if (told := told_of(error)) is None else _sendable(told),
+        },
+    )
+
+
+def _sendable(text: str) -> str:
+    """Truncate a text, and escape non-Unicode characters, as in file names."""
+    return text.encode(errors="backslashreplace").decode()[:MOST_ERROR_CHARACTERS]
+
+
+def _code(number: object) -> int | None:
+    """Return an error number; None for others, such as the text in ``OSError("could not load", path)``."""
+    return number if type(number) is int and -(2**31) <= number < 2**31 else None

@@ -1,34 +1,20 @@
-"""Validates what a node says to the driver: the fields and arrays of each kind of message, their bounds, and whose tasks it may speak for.
-
-A node may be broken or hostile: no message of it may bring the driver down, or speak for the tasks of another node. Whether a message is
-awaited at the moment is checked in `outstanding_requests.py`, and whether an answer's content is possible in the training loop.
-"""
+"""Validation of messages from nodes, which may be broken or hostile."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
 import msgspec
 
-from ...core.untrusted.bounded_json import MOST_LINE_BYTES, MOST_VALUES
+from ...core.bounded_json import MOST_LINE_BYTES, MOST_VALUES
 from ...metrics.base import MOST_SUMS
-from ...records.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS, Count, Seconds, SystemRecord, TaskSample
-from .messages import (
-    FILE_PIECE_BYTES,
-    MAX_ARRAY_BYTES,
-    MOST_ERROR_CHARACTERS,
-    MOST_PEERS_PROBED,
-    MOST_STACK_CHARACTERS,
-    PROTOCOL,
-    Message,
-    RawArray,
-)
-from .said import (
+from ...records.store.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS, Count, Seconds, SystemRecord, TaskSample
+from .answer_checks import (
     MOST_GPUS,
     MOST_INTERFACES,
     Address,
@@ -47,18 +33,21 @@ from .said import (
     is_address,
     unfit_in,
 )
+from .messages import (
+    FILE_PIECE_BYTES,
+    MAX_ARRAY_BYTES,
+    MOST_ERROR_CHARACTERS,
+    MOST_PEERS_PROBED,
+    MOST_STACK_CHARACTERS,
+    PROTOCOL,
+    Message,
+    RawArray,
+)
 from .state_transfer import CHUNK_BYTES
 
-__all__ = ["wrong_with"]
-
-Elapsed = Seconds
-"""A duration by the wall clock, as TensorFlow's graphs measure it: below 0 where that was set back meanwhile."""
-
-MOST_INTERVAL_SECONDS = 1e7
-"""Between two samples: four months. A line may stand for some thousands, whose times together a record can have."""
-
-MOST_FIGURE = 2**53
-"""Of whatever a sample has: means of such figures are finite, and read again."""
+Elapsed = Seconds  # by TensorFlow's wall clock: negative where it was set back
+MOST_INTERVAL_SECONDS = 1e7  # between two samples (four months); a record holds sums of thousands
+MOST_FIGURE = 2**53  # bound of a sample's figures: means stay finite and readable
 
 
 class _Hello(Said):
@@ -85,7 +74,7 @@ class _SampledGpu(msgspec.Struct):
 
 
 class _SampleBounds(msgspec.Struct):
-    """What a sample of a node keeps to beyond a `SystemRecord`: several may become one line, which has to be read again."""
+    """Bounds of a sample beyond `SystemRecord`'s, as several may be merged into one line."""
 
     interval_seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_INTERVAL_SECONDS)]
     network_source: Label | None
@@ -127,7 +116,7 @@ class _Nothing(Said):
 
 
 class _Log(Said):
-    task: Any  # what is no name of a file is told by whoever would write it
+    task: Any  # checked as a file name where written
 
 
 class _Trace(Said):
@@ -284,7 +273,6 @@ _KINDS: Mapping[str, type[Said]] = {
     "state_part": _StateChunk,
     "state_end": _StateChunk,
 }
-
 _ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
     "log": {"text": ("|u1", 1)},
     "trace": {"data": ("|u1", 1)},
@@ -296,60 +284,56 @@ _ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
         **dict.fromkeys(("scores", "log_probabilities"), ("<f8", 1)),
     },
 }
-"""The arrays that a kind has: their type and number of dimensions."""
-
-_MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part": CHUNK_BYTES}
-"""Of what comes in chunks: how large each may be."""
-
+_MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part": CHUNK_BYTES}  # of chunks
 _OF_SAMPLE, _OF_TASK_SAMPLE = (frozenset(field.name for field in fields(kind)) for kind in (SystemRecord, TaskSample))
-"""The fields that a sample of a node has, and those of each of its tasks."""
-
+# Bytes and values recorded as they are: far below readers' limits, as more is added
 _MOST_WRITTEN = {"sample": (MOST_LINE_BYTES // 2, MOST_VALUES // 4), "hello": (2**20, 50_000)}
-"""Of what is written into records as it is: bytes as they write it, and values as their readers count them. Much less than readers take,
-as records add to it: means and problems of other samples to one, and to the description of a node those of all others."""
-
 _ITEM_BYTES = {"|u1": 1, "<f4": 4, "<f8": 8, "<i8": 8}
 _OPTIONAL = frozenset({"staleness"})
-_SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")
-"""What a sample calls a process that is kept for a restart."""
-
-_MAY_BE_NAN = ("evaluated", "sums")
-"""What diverged is not finite; `--on-nan` says what becomes of the run. Losses of steps are an array."""
-
-_MAY_BE_NO_UNICODE = ("hello", "scratch")
-"""The path of a folder on the node, which is only used as such."""
+_SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")  # name in samples of a standby process
+_MAY_BE_NAN = ("evaluated", "sums")  # not finite after divergence, which `--on-nan` handles; losses of steps are an array
+_MAY_BE_NO_UNICODE = ("hello", "scratch")  # the node's folder, used only as a path
 
 
 def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str | None:
-    """Return what is wrong with a message of a node, or None; `node_of` says on which node each task is."""
+    """Return the problem of a node's message, or None; `node_of` maps tasks to nodes."""
     what = f"a message {message.kind[:100]!r}"
     schema = _KINDS.get(message.kind)
     if schema is None:
         return f"{what}, which is of no kind that there is"
     if message.kind == "hello" and isinstance(protocol := message.get("protocol"), int) and protocol != PROTOCOL:
-        return None  # an agent of another release: whoever awaits the greeting says so
+        return None  # another release, reported with the greeting
     if (unfit := _unfit(message)) is not None:
         return f"{what} with {unfit}"
     if (size := _too_large(message)) is not None:
         return f"{what} with {size}, which nobody could read again"
     try:
-        said = converted(dict(message.fields), schema)
+        content = converted(dict(message.fields), schema)
     except msgspec.ValidationError as error:
         return f"{what} that is none ({str(error)[:300]})"
-    if (arrays := _wrong_with_arrays(message)) is not None:
-        return f"{what} {arrays}"
-    if isinstance(said, _OfTask | _Death) and node_of.get(said.from_ if isinstance(said, _OfTask) else said.task) != node:
-        return f"{what} for a task that it does not have"
-    if isinstance(said, _Stacks) and any(node_of.get(task) != node for task in said.stacks):
-        return f"{what} for a task that it does not have"
-    if isinstance(said, _Hello) and said.node != node:
-        return f"{what} of node {said.node}"
-    if isinstance(said, _Hello) and said.address is not None and not is_address(said.address):
-        return f"{what} from {said.address[:100]!r}, which is no address"
-    if isinstance(said, _Sample):
-        return _wrong_with_sample(node, message["record"], node_of)
-    if isinstance(said, _StateBegin) and len(said.addresses) != len(said.entries):
-        return f"{what} with {len(said.addresses)} addresses of {len(said.entries)} arrays"
+    wrong = _wrong_with_arrays(message)
+    if wrong is None and any(node_of.get(task) != node for task in _tasks_of(content)):
+        wrong = "for a task that it does not have"
+    if wrong is None:
+        wrong = _wrong_with_sample(node, message["record"], node_of) if message.kind == "sample" else _wrong_with_content(node, content)
+    return None if wrong is None else f"{what} {wrong}"
+
+
+def _tasks_of(content: Said) -> Collection[str]:
+    if isinstance(content, _OfTask):
+        return (content.from_,)
+    if isinstance(content, _Death):
+        return (content.task,)
+    return content.stacks if isinstance(content, _Stacks) else ()
+
+
+def _wrong_with_content(node: int, content: Said) -> str | None:
+    if isinstance(content, _Hello) and content.node != node:
+        return f"of node {content.node}"
+    if isinstance(content, _Hello) and content.address is not None and not is_address(content.address):
+        return f"from {content.address[:100]!r}, which is no address"
+    if isinstance(content, _StateBegin) and len(content.addresses) != len(content.entries):
+        return f"with {len(content.addresses)} addresses of {len(content.entries)} arrays"
     return None
 
 
@@ -372,26 +356,25 @@ def _wrong_with_arrays(message: Message) -> str | None:
 
 
 def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[str, int]) -> str | None:
-    """Return what is wrong with a sample beyond the types of its fields: all are there, no others, and its tasks are the node's own."""
+    """Check a sample beyond field types: all fields, no others, only the node's tasks."""
     for names, value in ((_OF_SAMPLE, record), *((_OF_TASK_SAMPLE, task) for task in record.get("tasks", ()))):
         if names != value.keys():
-            return f"a message 'sample' whose fields {sorted(names ^ value.keys())!s:.300} are missing or unknown"
+            return f"whose fields {sorted(names ^ value.keys())!s:.300} are missing or unknown"
     of_gpus = [task for gpu in record["gpus"] or () for task in gpu.get("tasks", ())]
     named = [*(task["task"] for task in record["tasks"] if not _SPARE.fullmatch(task["task"])), *of_gpus]
     if any(node_of.get(task) != node for task in named):
-        return "a message 'sample' for a task that it does not have"
+        return "for a task that it does not have"
     try:
         converted(record, _SampleBounds)
     except msgspec.ValidationError as error:
-        return f"a message 'sample' that is none ({str(error)[:300]})"
+        return f"that is none ({str(error)[:300]})"
     parts = (record, *record["tasks"], *(record["gpus"] or ()))
     if any(isinstance(value, int | float) and abs(value) > MOST_FIGURE for part in parts for value in part.values()):
-        return "a message 'sample' with a figure that nothing has"
+        return "with a figure that nothing has"
     return None
 
 
 def _too_large(message: Message) -> str | None:
-    """Say how large a message is whose content is written into records, where it is too large for these."""
     if message.kind not in _MOST_WRITTEN:
         return None
     most_bytes, most_values = _MOST_WRITTEN[message.kind]
@@ -401,7 +384,6 @@ def _too_large(message: Message) -> str | None:
 
 
 def _unfit(message: Message) -> str | None:
-    """Return what of a message's values could not be written to files: numbers that are none, texts that are none, nesting beyond sense."""
     for key, value in message.fields.items():
         is_path = (message.kind, key) == _MAY_BE_NO_UNICODE and isinstance(value, str)
         may_be_nan = (message.kind, key) == _MAY_BE_NAN

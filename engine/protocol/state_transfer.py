@@ -1,40 +1,108 @@
-"""Moves a state between a task and the driver: read from the task's memory, or sent as chunks of raw bytes, few of them in flight.
+"""Transfer of states between a task and the driver, through the task's memory or in chunks.
 
-From the task: ``state_begin`` (which arrays, in order, and where they are in memory; counters). The driver reads them there if it can,
-which costs training least, and answers ``state_taken``. Otherwise, as where the task is on another machine, it answers ``state_send`` and
-gets several ``state_part``; it acknowledges each once it has dealt with it (``state_ack``), and the sender keeps at most `WINDOW` chunks
-unacknowledged. Then the task says ``state_end``, after which the next state may overwrite its copy. To the task: ``load_begin``, several
-``load_part``, and the command ``load``; the task puts the chunks into place as they come, without a window.
+From the task: ``state_begin`` with addresses. The driver answers ``state_taken`` where it can read them, which costs training least, else
+``state_send``, and acknowledges each ``state_part``. To the task: ``load_begin``, ``load_part``, and the command ``load``.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import queue
+import secrets
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.base import State
-from ...core.peer_memory import PeerMemory
 from .codec import state_from_arrays, state_to_arrays
 from .messages import Message, RawArray, Stream
 
-__all__ = ["CHUNK_BYTES", "WINDOW", "StateReceiver", "StateSender", "load_messages"]
+MARK_BYTES = 16
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """The memory of one process, identified by a random `mark`, as ids differ by namespace."""
+
+    pid: int
+    mark_address: int
+    mark: str
+
+    @classmethod
+    def own(cls) -> Self:
+        """Return this process's memory."""
+        mark = _own_mark()
+        return cls(os.getpid(), ctypes.addressof(mark), bytes(mark).hex())
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        return cls(**fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of a message."""
+        return asdict(self)
+
+    def readable(self, addresses: Iterable[int]) -> bool:
+        """Return whether this process can read the byte at each of that process's addresses."""
+        if sys.platform != "linux":
+            return False
+        mark = bytearray(MARK_BYTES)
+        try:
+            self.read(self.mark_address, memoryview(mark))
+            for address in addresses:
+                self.read(address, memoryview(bytearray(1)))
+        except OSError:
+            return False
+        return mark.hex() == self.mark
+
+    def read(self, address: int, into: memoryview) -> None:
+        """Fill `into` with the bytes from `address` on. Raises OSError, also if the process is gone."""
+        own = ctypes.addressof(ctypes.c_char.from_buffer(into))
+        done = 0
+        while done < len(into):
+            target, source = (_Piece(begin + done, len(into) - done) for begin in (own, address))
+            count = _libc().process_vm_readv(self.pid, ctypes.byref(target), 1, ctypes.byref(source), 1, 0)
+            if count <= 0:
+                code = ctypes.get_errno()
+                raise OSError(code, f"the memory of process {self.pid} cannot be read ({os.strerror(code)})")
+            done += count
+
+
+@cache
+def _own_mark() -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(secrets.token_bytes(MARK_BYTES), MARK_BYTES)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """Return the C library; other threads run during its calls."""
+    library = ctypes.CDLL(None, use_errno=True)
+    piece, unsigned = ctypes.POINTER(_Piece), ctypes.c_ulong
+    library.process_vm_readv.argtypes = (ctypes.c_int, piece, unsigned, piece, unsigned, unsigned)
+    library.process_vm_readv.restype = ctypes.c_ssize_t
+    return library
+
 
 CHUNK_BYTES = 2**20
-
-WINDOW = 2
-"""Chunks on their way at a time: enough that neither end waits for the other, few enough to weigh nothing."""
-
-PATIENCE_SECONDS = 1.0
-"""How often a sender that waits for an answer looks whether it is to give up."""
+WINDOW = 2  # unacknowledged chunks: neither end waits, and memory stays small
+PATIENCE_SECONDS = 1.0  # interval at which a waiting sender checks for abandonment
 
 
 class StateSender:
-    """Sends states to the driver from a thread of its own, one after another, while the task goes on training."""
+    """Sender of states to the driver, in its own thread while the task trains."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -45,23 +113,23 @@ class StateSender:
         self._gone = threading.Event()
 
     def wait(self) -> None:
-        """Wait until the last state has been read or sent: its memory may be overwritten then."""
+        """Wait until the last state has been sent and its memory may be overwritten."""
         self._idle.wait()
 
     def send(self, state: State, sequence: int) -> None:
-        """Begin to send a state, and return. `wait` has to come before; the arrays must not change until the next `wait`."""
+        """Start sending a state after `wait`; the arrays must not change until the next `wait`."""
         self._idle.clear()
         threading.Thread(target=self._send, args=(state, sequence), name="state", daemon=True).start()
 
     def answer(self, kind: str) -> None:
-        """Take what the driver answers: ``state_taken``, ``state_send`` or ``state_ack``; called from another thread."""
+        """Handle ``state_taken``, ``state_send`` or ``state_ack`` of the driver, from another thread."""
         if kind == "state_ack":
             self._free.release()
         else:
             self._answers.put(kind)
 
     def abandon(self) -> None:
-        """Give up what is being sent; nobody will acknowledge it."""
+        """Abandon the transfer, which is never acknowledged."""
         self._gone.set()
 
     def _send(self, state: State, sequence: int) -> None:
@@ -79,25 +147,19 @@ class StateSender:
             if answer is not None:
                 self._stream.send(Message("state_end", {"sequence": sequence}))
         except OSError:
-            return  # the agent has gone; the end of its stream ends this process
+            return  # the agent is gone, so this process ends
         finally:
             self._idle.set()
 
     def _awaited_answer(self) -> str | None:
-        """Return what the driver answers to ``state_begin``, None where nobody will."""
         while not self._gone.is_set():
-            try:
+            with suppress(queue.Empty):
                 return self._answers.get(timeout=PATIENCE_SECONDS)
-            except queue.Empty:
-                continue
         return None
 
 
 def load_messages(state: State) -> Iterator[Message]:
-    """Yield the messages that bring a state to a task, before the command ``load`` without arrays.
-
-    They go to the first leading task alone; an agent passes each on before it reads the next.
-    """
+    """Yield the messages of a state for the first leading task, before ``load`` without arrays."""
     arrays = state_to_arrays(state)
     yield Message("load_begin", _header(state, arrays))
     for chunk in _chunks(arrays.values()):
@@ -105,7 +167,7 @@ def load_messages(state: State) -> Iterator[Message]:
 
 
 class StateReceiver:
-    """Puts a state together from ``load_begin`` and its chunks."""
+    """State received as ``load_begin`` and chunks."""
 
     def __init__(self, begin: Message) -> None:
         entries: Sequence[tuple[str, str, Sequence[int]]] = begin["entries"]
@@ -115,7 +177,7 @@ class StateReceiver:
         self._left = [view for view in map(_bytes_of, self._arrays.values()) if len(view)]
 
     def add(self, chunk: Message) -> None:
-        """Take the next chunk. Raises ValueError where there are more bytes than announced."""
+        """Add a chunk. Raises ValueError for more bytes than announced."""
         raw = chunk.arrays["data"]
         data = memoryview(raw.data if isinstance(raw, RawArray) else np.ascontiguousarray(raw).data).cast("B")
         while len(data):
@@ -138,13 +200,12 @@ class StateReceiver:
 
 
 def _header(state: State, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return what a message says of a state whose bytes come by another way."""
     entries = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
     return {"entries": entries, "updates": state.updates, "scalars": dict(state.scalars)}
 
 
 def _chunks(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:
-    """Yield the bytes of all arrays, one array after another, in pieces of at most `CHUNK_BYTES`, without a copy of any."""
+    """Yield the bytes of all arrays in chunks of at most `CHUNK_BYTES`, without copies."""
     for array in arrays:
         view = _bytes_of(np.ascontiguousarray(array))
         for first in range(0, len(view), CHUNK_BYTES):

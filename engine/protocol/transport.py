@@ -1,53 +1,54 @@
-"""The transports of the control protocol: the agent's standard input and output, or TCP with a mutual HMAC handshake.
+"""Transports of the control protocol: standard input and output, or TCP with mutual HMAC.
 
-The handshake proves to each side that the other knows the secret without sending it: both send a random challenge, each answers with
-HMAC-SHA256 over its role and both challenges (ISO/IEC 9798-4 style). A connection that fails it is closed without an explanation.
-Before the proof each side reads 64 bytes of the other's, no more, and the whole of it has one deadline.
+HMAC-SHA256 is over role and both random challenges (ISO/IEC 9798-4 style). Failures close without explanation; before the proof each
+side reads 64 bytes at most, within one deadline.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import socket
 import subprocess
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from ...core.errors import UsageError
+from ...core.listener import PROOF_SECONDS, Exchange
 from ...core.process import there_to_work_in
-from ...core.untrusted.listener import PROOF_SECONDS, Exchange
-from .messages import Stream
-
-__all__ = ["AGENT_BEGINS", "HandshakeError", "WrongSecretError", "accept", "connect", "over_socket", "read_secret", "start_over_stdio"]
+from .messages import MAX_HEADER_BYTES, MAX_PREFACE_BYTES, Header, Lent, Message, ProtocolError, RawArray, Stream, encoded, header_of
 
 CHALLENGE_BYTES = 32
 DIGEST_BYTES = 32
 SECRET_VARIABLE = "TRAINER_SECRET"
 MOST_SECRET_BYTES = 4096
-"""Of a file with a secret, which as a variable could not be much longer."""
-
-AGENT_BEGINS = b"crosstrain-agent-begins"
-"""The line after which an agent's messages begin, where a shell or a daemon may have printed before it."""
+AGENT_BEGINS = b"crosstrain-agent-begins"  # precedes an agent's messages, as a shell or daemon may have printed
 
 
 class HandshakeError(ConnectionError):
-    """The peer does not know the secret, does not speak the protocol, was too slow or went away; another try may fare better."""
+    """The peer has no secret, another protocol, was too slow or is gone; a retry may succeed."""
 
 
 class WrongSecretError(HandshakeError):
-    """The peer gave its proof, and it is not that of our secret: another try ends in the same way."""
+    """The peer proved another secret; retries fail too."""
 
 
 def read_secret(secret_file: Path | None) -> bytes:
-    """Return the shared secret from a file or from ``TRAINER_SECRET``. Raises UsageError where there is none, or a short one."""
+    """Return the secret from a file or ``TRAINER_SECRET``. Raises UsageError if missing or short."""
     if secret_file is not None:
-        from ...core.settings.config_files import hand_written
-        from ...core.untrusted.bounded_json import UnreadableError, open_regular  # imports pydantic, which an agent starts without
+        from ...core.bounded_json import UnreadableError, hand_written, open_regular
 
+        shown = f"--secret-file: {str(secret_file)!r}"
         try:
             with open_regular(secret_file) as file:
                 data = file.read(MOST_SECRET_BYTES + 1)
@@ -55,13 +56,11 @@ def read_secret(secret_file: Path | None) -> bytes:
         except OSError as error:
             raise UsageError(f"--secret-file: cannot read {str(secret_file)!r}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise UsageError(f"--secret-file: {str(secret_file)!r} is no text, such as `openssl rand -hex 16` makes") from error
+            raise UsageError(f"{shown} is no text, such as `openssl rand -hex 16` makes") from error
         except UnreadableError as error:
-            raise UsageError(f"--secret-file: {str(secret_file)!r} {error}; {SECRET_VARIABLE} may hold the secret itself") from error
+            raise UsageError(f"{shown} {error}; {SECRET_VARIABLE} may hold the secret itself") from error
         if len(data) > MOST_SECRET_BYTES:
-            raise UsageError(
-                f"--secret-file: {str(secret_file)!r} has more than {MOST_SECRET_BYTES} bytes; `openssl rand -hex 16` makes 33"
-            )
+            raise UsageError(f"{shown} has more than {MOST_SECRET_BYTES} bytes; `openssl rand -hex 16` makes 33")
     else:
         text = os.environ.get(SECRET_VARIABLE, "").strip()
     if len(text) < 16:
@@ -76,36 +75,28 @@ def read_secret(secret_file: Path | None) -> bytes:
 def start_over_stdio(
     popen: Callable[..., subprocess.Popen[bytes]], command: Sequence[str], begins_after: bytes | None = None
 ) -> tuple[subprocess.Popen[bytes], Stream]:
-    """Start a child in a session of its own; return it, and the channel to it over its standard input and output.
-
-    `popen` takes what `subprocess.Popen` takes, and `begins_after` is as in `Stream`. The output is a socket, which a whole state passes in
-    a fraction of a pipe's time.
-    """
+    """Start a child in a new session with a stream; its output is a socket, much faster than a pipe for states."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True, cwd=there_to_work_in())
-        reader = ours.makefile("rb")  # keeps our end open
+        reader = ours.makefile("rb")  # keeps this end open
     assert process.stdin is not None
     return process, Stream(reader, process.stdin, begins_after)
 
 
 def over_socket(connection: socket.socket) -> Stream:
-    """Return the channel over a connected socket, which from now on belongs to it."""
-    with connection:  # the files keep the connection open
+    """Return the stream over a connected socket, which it owns."""
+    with connection:  # the files keep it open
         return Stream(connection.makefile("rb"), connection.makefile("wb"))
 
 
 def accept(exchange: Exchange, secret: bytes) -> Stream:
-    """Check that the peer knows the secret, prove that we do, and return the channel (the listening side). Raises HandshakeError."""
+    """Return the stream after a handshake as listener. Raises HandshakeError."""
     return _handshake(exchange, secret, ours=b"driver", theirs=b"agent")
 
 
 def connect(address: tuple[str, int], secret: bytes, timeout_seconds: float = PROOF_SECONDS) -> Stream:
-    """Connect, prove that we know the secret, check that the peer does, and return the channel; all within `timeout_seconds`.
-
-    Raises OSError where nobody listens, HandshakeError where the peer turns us away or does not answer, WrongSecretError for another's
-    secret.
-    """
+    """Return the stream after a handshake within `timeout_seconds`. Raises OSError, HandshakeError, WrongSecretError."""
     deadline = time.monotonic() + timeout_seconds
     connection = socket.create_connection(address, timeout=timeout_seconds)
     return _handshake(Exchange(connection, deadline), secret, ours=b"agent", theirs=b"driver")
@@ -133,3 +124,196 @@ def _handshake(exchange: Exchange, secret: bytes, *, ours: bytes, theirs: bytes)
 
 def _proof(secret: bytes, role: bytes, own: bytes, other: bytes) -> bytes:
     return hmac.new(secret, b"crosstrain:" + role + b":" + own + other, hashlib.sha256).digest()
+
+
+# Non-blocking `Stream`s serve many peers from one thread.
+PIECE_BYTES = 2**18  # read at a time from one peer
+PIECES_AT_A_TIME = 16  # per system call, which takes 1,024 at most
+_END = ord("\n")
+
+
+class Incoming:
+    """Messages of one peer from a non-blocking descriptor, which it owns, for one thread."""
+
+    def __init__(self, lent: Lent) -> None:
+        self.arrived_bytes = len(lent.held)
+        self.ended = False
+        self.descriptor = lent.reading
+        self._lent = lent
+        self._begins_after = lent.begins_after
+        self._text = bytearray(lent.held)
+        self._searched = 0
+        self._header: Header | None = None
+        self._arrays: dict[str, RawArray] = {}
+        self._room: list[memoryview] = []
+
+    def fill(self) -> bool:
+        """Read a piece; return whether bytes came. Raises OSError where the peer is gone."""
+        try:
+            piece = b""
+            if self._room:
+                count = os.readv(self.descriptor, [self._room[0][:PIECE_BYTES]])
+                self._take_room(count)
+            else:
+                piece = os.read(self.descriptor, PIECE_BYTES)
+                self._text += piece
+                count = len(piece)
+        except BlockingIOError:
+            return False
+        self.arrived_bytes += count
+        self.ended = self.ended or not count
+        return bool(count)
+
+    def next(self) -> tuple[Message, int] | None:
+        """Return the next message and its weight; None if incomplete. Raises ProtocolError."""
+        if self._begins_after is not None and not self._skip_preface():
+            return None
+        if self._header is None and not self._begin_message():
+            return None
+        while self._room and self._text:
+            size = min(len(self._text), len(self._room[0]))
+            self._room[0][:size] = self._text[:size]
+            del self._text[:size]
+            self._take_room(size)
+        header = self._header
+        if self._room or header is None:
+            return None
+        message = Message(header.kind, header.fields, self._arrays)
+        self._header, self._arrays = None, {}
+        return message, header.weight
+
+    def close(self) -> None:
+        """Close the descriptor, at most once."""
+        self.ended = True
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def _take_room(self, count: int) -> None:
+        self._room[0] = self._room[0][count:]
+        if not self._room[0]:
+            del self._room[0]
+
+    def _line(self) -> bytes | None:
+        end = self._text.find(_END, self._searched)
+        if end < 0:
+            self._searched = len(self._text)
+            return None
+        line = bytes(self._text[: end + 1])
+        del self._text[: end + 1]
+        self._searched = 0
+        return line
+
+    def _begin_message(self) -> bool:
+        line = self._line()
+        if len(self._text) >= MAX_HEADER_BYTES if line is None else len(line) > MAX_HEADER_BYTES:
+            raise ProtocolError("a header that is too long")
+        if line is None:
+            return False
+        header = header_of(line, _parse)
+        for name, dtype, shape, size in header.described:
+            data = memoryview(bytearray(size))
+            self._arrays[name] = RawArray(dtype, shape, data)
+            if size:
+                self._room.append(data)
+        self._header = header
+        return True
+
+    def _skip_preface(self) -> bool:
+        """Skip up to `begins_after`; return whether it came. Raises ProtocolError for too much."""
+        assert self._begins_after is not None
+        if self._begins_after in self._text:
+            while (line := self._line()) is not None:
+                if line.rstrip(b"\r\n") == self._begins_after:
+                    self._begins_after = None
+                    self._lent.begun()
+                    return True
+        else:
+            del self._text[: self._text.rfind(_END) + 1]
+        if self.arrived_bytes > MAX_PREFACE_BYTES:
+            raise ProtocolError("too much before its first message")
+        return False
+
+
+def _parse(line: bytes | bytearray) -> Any:
+    """Parse JSON in a quarter of `json.loads`' time; fall back to it, as for NaN."""
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return json.loads(line)
+
+
+class Outgoing:
+    """Messages to a slow peer, buffered. Thread-safe; owns its descriptor; drops messages once `failed`."""
+
+    def __init__(self, lent: Lent) -> None:
+        self.failed = False
+        self.descriptor = lent.writing
+        self._shared = lent.reading == lent.writing
+        self._pieces: deque[memoryview] = deque()
+        self._changed = threading.Condition()
+
+    def tell(self, message: Message) -> bool:
+        """Send a message; return whether part of it waits for `flush`."""
+        pieces = [memoryview(piece).cast("B") for piece in encoded(message)]
+        with self._changed:
+            if self.failed:
+                return False
+            at_once = not self._pieces
+            self._pieces.extend(pieces)
+            if at_once:
+                self._write()
+            return bool(self._pieces)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether bytes are buffered."""
+        return bool(self._pieces)
+
+    def flush(self) -> bool:
+        """Send buffered bytes; return whether none are left."""
+        with self._changed:
+            self._write()
+            return not self._pieces
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most so long until all is sent or has failed, while another thread flushes."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pieces, max(0.0, seconds))
+
+    def stop(self) -> None:
+        """Stop sending."""
+        with self._changed:
+            self._fail()
+
+    def close(self) -> None:
+        """Stop sending, and close the descriptor unless shared with `Incoming`."""
+        with self._changed:
+            self._fail()
+            if self.descriptor >= 0 and not self._shared:
+                os.close(self.descriptor)
+            self.descriptor = -1
+
+    def _fail(self) -> None:
+        self.failed = True
+        self._pieces.clear()
+        self._changed.notify_all()
+
+    def _write(self) -> None:
+        try:
+            while self._pieces:
+                self._drop(os.writev(self.descriptor, [*islice(self._pieces, PIECES_AT_A_TIME)]))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._fail()
+        self._changed.notify_all()
+
+    def _drop(self, count: int) -> None:
+        while count:
+            first = self._pieces[0]
+            if count < len(first):
+                self._pieces[0] = first[count:]
+                return
+            count -= len(first)
+            self._pieces.popleft()

@@ -1,1 +1,1 @@
-"""How do workers and servers of parameters talk, and which updates count?"""
+"""The protocol of workers and parameter servers, and which updates count."""

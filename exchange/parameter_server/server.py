@@ -1,4 +1,4 @@
-"""A parameter server: it listens, lets authenticated peers in, and serves each on a connection and a thread of its own."""
+"""Parameter servers: their listener, and leases, by which only a worker's newest connection (generation) may push."""
 
 from __future__ import annotations
 
@@ -12,26 +12,70 @@ import numpy as np
 from ...core.cluster import Task, split_evenly
 from ...core.errors import RunFailedError
 from ...core.job import Job
-from ...core.untrusted.listener import AuthenticatingListener, Exchange
+from ...core.listener import AuthenticatingListener, Exchange
 from ...models.base import ModelSpec
 from ..authentication import accept, tune
-from .authentication import Hello, admit
-from .leases import Lease, Leases
 from .shards import MakeRule, Shard, Vector, bytes_of
-from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind
+from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Hello, Kind, admit
 
-__all__ = ["Listener", "ShardServer", "initial_shard", "pushed_step", "shard_bounds", "warm_rule"]
+
+class Lease:
+    """A connection's right to push. Held while a push is applied, so that none is in progress when `end` returns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._ended:
+            self._lock.release()
+            raise ConnectionError("it pushed after its lease had ended")
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def end(self) -> None:
+        """Refuse later pushes; waits for the current one."""
+        with self._lock:
+            self._ended = True
+
+
+class Leases:
+    """The leases of a shard's workers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: dict[int, tuple[int, Lease]] = {}
+        self._ended: dict[int, int] = {}
+
+    def begin(self, worker: int, generation: int) -> Lease:
+        """Return the lease of a worker's new connection, and end earlier ones. Raises ConnectionError if it is not the newest."""
+        with self._lock:
+            newest, before = self._current.get(worker, (0, None))
+            if generation <= max(newest, self._ended.get(worker, 0)):
+                raise ConnectionError(f"it joined as generation {generation} of its worker, which has ended")
+            lease = Lease()
+            self._current[worker] = generation, lease
+        if before is not None:
+            before.end()
+        return lease
+
+    def end(self, worker: int, generation: int) -> None:
+        """End a worker's leases up to this generation, also of a connection that has not joined yet."""
+        with self._lock:
+            self._ended[worker] = max(generation, self._ended.get(worker, 0))
+            newest, lease = self._current.get(worker, (0, None))
+        if lease is not None and newest <= generation:
+            lease.end()
+
 
 log = logging.getLogger(__name__)
-
-WARM_ELEMENTS = 2**16
-"""Enough to run the kernels that large shards run, on all threads."""
-
-Serve = Callable[[Connection, Hello, float], None]
+WARM_ELEMENTS = 2**16  # runs the kernels of large shards, on all threads
 
 
 def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of each shard in the vector of parameters and buffers: equal shares of elements, cut across variables."""
+    """Return (start, stop) of each shard in the vector of parameters and buffers: equal shares, cut across variables."""
     return split_evenly(model.size + model.buffers_size, shards)
 
 
@@ -57,18 +101,15 @@ def warm_rule(shard: Shard, job: Job, make_rule: MakeRule) -> None:
 
 
 def pushed_step(frame: Frame) -> int | None:
-    """Return the step that a PUSH is, None where it is none of the training's."""
+    """Return the step of a PUSH, None for one outside training."""
     return None if frame.examples == NO_STEP else frame.examples
 
 
 class Listener:
-    """Lets peers in until closed. `serve` runs in a thread for each admitted peer; when it returns the connection is closed.
+    """Admits peers until closed; `serve` runs in a thread for each, with its time of arrival, and the end disconnects."""
 
-    It is told when the peer arrived, in seconds of a clock of the listener's: in the order in which connections were accepted.
-    """
-
-    def __init__(self, task: Task, elements: int, serve: Serve) -> None:
-        """Start to listen on the task's own address. Raises OSError with errno EADDRINUSE where the port was taken."""
+    def __init__(self, task: Task, elements: int, serve: Callable[[Connection, Hello, float], None]) -> None:
+        """Listen on the task's own address. Raises OSError with errno EADDRINUSE if the port was taken."""
         self._secret, self._elements, self._serve = task.cluster.secret, elements, serve
         self._changed = threading.Condition()
         self._links: set[Connection] = set()
@@ -97,7 +138,7 @@ class Listener:
             link.close()
 
     def close(self, timeout: float) -> None:
-        """Stop listening, give the peers `timeout` seconds to go by themselves, then cut them off."""
+        """Stop listening, give peers `timeout` seconds to end, then cut them off."""
         self._closing = True
         self._door.close()
         with self._changed:
@@ -108,7 +149,7 @@ class Listener:
 
 
 class ShardServer:
-    """The task of a parameter server beyond the first: holds one shard; workers push to it, the chief reads and replaces its state."""
+    """A parameter server beyond the first: workers push to its shard, the chief reads and replaces its state."""
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, make_rule: MakeRule) -> None:
         self._shard = initial_shard(job, model, task.placed.index, make_rule)
@@ -148,7 +189,6 @@ class ShardServer:
             link.send(Kind.PARAMETERS, outgoing, version=self._answer(frame, lease, gradient, values))
 
     def _answer(self, frame: Frame, lease: Lease | None, gradient: Vector, values: Vector) -> int:
-        """Carry out a JOIN, a PUSH or a PULL: leave the newest values in `values` and return their version."""
         if frame.kind == Kind.PUSH and lease is not None:
             with lease:
                 return self._shard.update(
@@ -176,13 +216,12 @@ class ShardServer:
                 return
 
     def _end_lease(self, link: Connection, frame: Frame) -> int:
-        """End the lease of a worker's connection; return 1 where the step that the chief asks about has been applied, else 0."""
         step = int.from_bytes(link.receive_trailer(frame), "little", signed=True)
         self._leases.end(frame.examples, frame.version)
         return int(self._shard.has_applied(step))
 
     def serve(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set or the chief says so. Raises RunFailedError where the chief is lost."""
+        """Serve until `stop` is set or the chief ends it. Raises RunFailedError if the chief is lost."""
         while not self._ended.wait(0.1) and not stop.is_set():
             pass
         self._listener.close(1.0 if self._failure is None else 0.0)

@@ -1,12 +1,10 @@
-"""A shard of the flat vector: the values, the rule's slots, and the version, changed together under one lock.
-
-The vector has the parameters first, which follow the update rule, then the model's buffers, whose "gradients" are simply taken off.
-"""
+"""A shard of the flat vector. It applies each step once: a lost worker's may be computed again for the other shards."""
 
 from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -15,38 +13,71 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...core.update_rules import slot_names, weights_to_evaluate
-from .applied_steps import AppliedSteps
 
-__all__ = ["MakeRule", "Shard", "UpdateRule", "Vector", "bytes_of"]
+
+class AppliedSteps:
+    """A set of steps, kept as intervals [start, stop): at most one per ticket handed out."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+
+    def __contains__(self, step: int) -> bool:
+        place = bisect_right(self._starts, step)
+        return place > 0 and step < self._stops[place - 1]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, step: int) -> bool:
+        """Add a step; return whether it was new."""
+        starts, stops = self._starts, self._stops
+        place = bisect_right(starts, step)
+        if place and step < stops[place - 1]:
+            return False
+        follows = place > 0 and stops[place - 1] == step
+        precedes = place < len(starts) and starts[place] == step + 1
+        if follows and precedes:
+            stops[place - 1] = stops[place]
+            del starts[place], stops[place]
+        elif follows:
+            stops[place - 1] = step + 1
+        elif precedes:
+            starts[place] = step
+        else:
+            starts.insert(place, step)
+            stops.insert(place, step + 1)
+        return True
+
+    def clear(self) -> None:
+        """Remove every step, as the state is replaced."""
+        self._starts.clear()
+        self._stops.clear()
+
+
+# The vector has parameters, then buffers, whose "gradients" are subtracted; values, slots and version change under one lock.
 
 Vector = NDArray[np.float32]
 
 
 class UpdateRule(Protocol):
-    """A job's update rule, bound to a vector of parameters, as a framework computes it. `slots` are vectors too, by slot name."""
+    """A job's update rule, bound to a vector of parameters."""
 
     updates: int
 
     @property
     def slots(self) -> Mapping[str, Vector]:
-        """What the rule keeps besides, in memory that stays where it is."""
-        ...
+        """Vectors by slot name, in memory that stays where it is."""
 
     def step(self, gradient: Vector, lr: float) -> None:
-        """Apply one update, and count it. The gradient may be overwritten."""
-        ...
+        """Apply and count one update. The gradient may be overwritten."""
 
 
-MakeRule = Callable[[Job, Vector], UpdateRule]
-"""Binds a job's rule to a vector, which it updates in place, with slots as before the first update."""
+MakeRule = Callable[[Job, Vector], UpdateRule]  # binds a job's rule to a vector, updated in place
 
 
 class Shard:
-    """Values [elements] float32 with their rule. The version is the number of updates applied (Adam's t).
-
-    The first `trained` values are parameters, the others buffers. `busy_seconds` is the time spent applying updates. The shard remembers
-    the steps that it has applied since its state was replaced, and applies none twice.
-    """
+    """Values [elements] float32, parameters then buffers, and their rule; `busy_seconds` is the time of updates."""
 
     def __init__(self, values: Vector, trained: int, job: Job, make_rule: MakeRule) -> None:
         self._values = np.array(values, dtype=np.float32)
@@ -59,7 +90,7 @@ class Shard:
 
     @property
     def elements(self) -> int:
-        """Number of values in the shard."""
+        """Number of values."""
         return self._values.size
 
     @property
@@ -68,16 +99,14 @@ class Shard:
         return self._rule.updates
 
     def has_applied(self, step: int) -> bool:
-        """Whether the update of this number is part of the values."""
+        """Return whether a step is part of the values."""
         with self._lock:
             return step in self._applied
 
     def update(self, gradient: Vector, lr: float, read: int, out: Vector, *, step: int | None, skip: bool = False) -> tuple[int, int]:
-        """Apply one update and copy the new values to `out`, all in one critical section. `skip`: it is counted, but changes nothing.
+        """Apply one update and copy the new values to `out`, in one critical section; return (staleness, new version).
 
-        One whose `step` has been applied before is passed over, and not counted again; None: it is no step of the training. `read` is the
-        version that the gradient was computed from. Returns (staleness, new version): staleness is the number of updates applied between
-        that version and this update. The gradient is overwritten.
+        A `step` is applied once; None: outside training. `skip`: only count it. Staleness: updates since `read`. Overwrites `gradient`.
         """
         with self._lock:
             began = time.perf_counter()
@@ -96,7 +125,7 @@ class Shard:
             return staleness, self._rule.updates
 
     def read(self, out: Vector, *, averaged: bool = False) -> int:
-        """Copy the values to `out` and return their version. `averaged`: of parameters their moving averages, where the job keeps them."""
+        """Copy the values to `out`, parameters maybe `averaged`, and return their version."""
         with self._lock:
             np.copyto(out, self._values)
             if averaged:
@@ -104,17 +133,16 @@ class Shard:
             return self._rule.updates
 
     def _pieces(self) -> list[Vector]:
-        """Return parameters, each slot, and buffers, empty ones left out."""
         pieces = [self._trained, *(self._rule.slots[slot] for slot in self._slots), self._tail]
         return [piece for piece in pieces if len(piece)]
 
     def export(self, send: Callable[[Sequence[Vector], int], None]) -> None:
-        """Have the state's pieces and the version sent on, or copied, while nothing changes them."""
+        """Have the state's pieces and version sent or copied while nothing changes them."""
         with self._lock:
             send(self._pieces(), self._rule.updates)
 
     def replace(self, receive: Callable[[Sequence[Vector]], None], version: int) -> None:
-        """Have the state's pieces overwritten, while nobody reads them."""
+        """Have the state's pieces overwritten while nothing reads them."""
         with self._lock:
             receive(self._pieces())
             self._rule.updates = version

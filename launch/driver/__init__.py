@@ -1,1 +1,1 @@
-"""What does the driver do, the process that the user started? It starts the tasks, trains, records, and ends them."""
+"""The process that the user started."""

@@ -1,10 +1,6 @@
-"""One attempt at a run: its cluster, the tasks in it, the training loop and the saver of its checkpoints; and what follows one that fails.
+"""One attempt at a run, and the restart after a failed one.
 
-Not every failure ends it: a task that can be started anew by itself is, where the policy wants that, and the attempt goes on.
-
-What a run is made of, its nodes, records and clock, outlasts its attempts. An attempt that has failed is ended, and is of no more use;
-another one begins where its `Origin` says, with tasks, ports and a secret of its own. So nothing has to be set back for that, and whoever
-still speaks for an earlier attempt is not understood by this one's tasks.
+Each attempt has new tasks, ports and a new secret, so nothing is reset and tasks of two attempts cannot be confused.
 """
 
 from __future__ import annotations
@@ -18,46 +14,54 @@ from ...checkpoint import list_checkpoints
 from ...core.cluster import Task
 from ...core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, TrainerError
 from ...engine.calibration import calibrate
-from ...engine.loop import TrainingLoop
+from ...engine.loop import Outputs, Subject, TrainingLoop
 from ...engine.loop_interfaces import TrainingTotals
-from ...engine.progress.base import Progress
 from ...engine.protocol.messages import Message, PreparedJson
 from ..launchers.base import NodeChannel
-from ..preflight.gpu_demand import asked_device
-from ..replacement.lone_restarts import LoneRestarts
-from ..resume.origin import Origin
-from ..stacks.places import STACKS, TaskStack, describe_places
+from ..node.stacks import STACKS, TaskStack, describe_places
+from ..preflight.findings import asked_device
 from .checkpoint_saver import CheckpointSaver
-from .cluster_setup import Hosts, cluster_document, infer_isolation, make_cluster, make_tasks, nodes_sharing_cores, threads_per_task
+from .cluster_setup import (
+    GpuAssignment,
+    Hosts,
+    assign_gpus,
+    check_devices,
+    cluster_document,
+    infer_isolation,
+    make_cluster,
+    make_tasks,
+    nodes_sharing_cores,
+    threads_per_task,
+)
 from .first_failure import TaskDiedError
-from .gpu_assignment import GpuAssignment, assign_gpus, check_devices
 from .nodes import Nodes
-from .outcome import add_resume_hint, add_to_first_line, task_states, with_newest_checkpoint, with_task_states
+from .origin import Origin
+from .outcome import add_to_first_line, resume_hint, task_states, with_newest_checkpoint, with_task_states
 from .recorder import Recording
-from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, RestartTask, Stop, cause_of, failure_of
+from .restart_policy import (
+    AttemptSummary,
+    Decision,
+    Failure,
+    LoneRestarts,
+    Resize,
+    Restart,
+    RestartPolicy,
+    RestartTask,
+    Stop,
+    cause_of,
+    failure_of,
+)
 from .task_group import TaskGroup, load_state
 from .training_job import TrainingJob
 
-__all__ = ["Attempt", "Restarts"]
-
-CLOSE_GRACE_SECONDS = 10.0
-"""How long tasks may take to leave the cluster in good order."""
-
-REPLACEMENT_SECONDS = 15.0
-"""How long a run that may go on with fewer nodes waits for those in the place of lost ones; one that may not waits as for its start."""
+CLOSE_GRACE_SECONDS = 10.0  # limit for tasks to leave the cluster gracefully
+REPLACEMENT_SECONDS = 15.0  # wait for replacements if the run may resume with fewer nodes; other runs wait --start-timeout
 
 
 class Attempt:
-    """Trains a job on `nodes`, from `origin` on.
+    """Trains a job on `nodes`, from `origin`.
 
-    `began`: training has begun; `trains`: it has, and neither ended nor been stopped in good order. `there`: the nodes that answered when
-    the attempt was made. `cluster`: what ``job.json`` says of it, and `nodes_sharing_cores`, of those that it uses, once it was formed.
-
-    `compiled`: whether steps are compiled, as the job says or, with ``--compile auto``, as it was chosen; None until it has been.
-
-    `spent` returns the seconds that the run has spent by now, where it is in this attempt, for its checkpoints. `restarts` decides whether
-    a task that has failed is started anew alone, and `notify` gets the cause and the task when it is back. Call `form_cluster`,
-    `start_tasks`, `await_ready`, `load_origin` and `train`, in this order; whatever they raise, `end` ends every task.
+    Call `form_cluster`, `start_tasks`, `await_ready`, `load_origin` and `train` in this order; whatever they raise, `end` ends every task.
     """
 
     def __init__(
@@ -65,18 +69,17 @@ class Attempt:
         training: TrainingJob,
         nodes: Nodes,
         recording: Recording,
-        progress: Progress,
         origin: Origin,
-        spent: Callable[[Attempt], Mapping[str, Any]],
+        spent: Callable[[Attempt], Mapping[str, Any]],  # returns the run's seconds, for checkpoints
         restarts: Restarts,
         notify: Callable[[str, str], None],
-        compiled: bool | None,
+        compiled: bool | None,  # None until ``--compile auto`` has chosen
     ) -> None:
         self.origin = origin
         self.training = training
-        self.there = frozenset(nodes.answering)
+        self.there = frozenset(nodes.answering)  # when the attempt was made
         self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places, training.rejoins)
-        self.began = self.trains = False
+        self.began = self.trains = False  # `trains`: from the beginning of training until its end or graceful stop
         self.precision_used: str = training.job.precision
         self.device_used: str | None = None
         self.compiled = compiled
@@ -89,8 +92,7 @@ class Attempt:
         self._restarts = restarts
         self._clustered: Sequence[Task] = ()
         self._made_at = time.monotonic()
-        self._ended = False
-        self._regroups = False
+        self._ended = self._regroups = False
         self.saver = CheckpointSaver(
             training,
             recording,
@@ -100,42 +102,31 @@ class Attempt:
         )
         self.loop = TrainingLoop(
             training.job,
-            data=training.data.info,
-            objective=training.model.objective,
-            tasks=self.tasks,
-            recorder=recording,
-            progress=progress,
-            clock=recording.clock,
-            saver=self.saver,
+            Subject(training.data.info, training.model.objective, training.lengths, training.model.width),
+            self.tasks,
+            Outputs(recording, recording.progress, self.saver, recording.clock),
             start=origin.start,
-            lengths=training.lengths,
-            width=training.model.width,
             on_silent=self._on_silent,
         )
+        worker = {task.name: task.index for task in training.placed if task.role == "worker"}
         self._lone_restarts = LoneRestarts(
-            self.tasks,
-            training.job.start_timeout,
-            recording.event,
-            progress.message,
-            notify,
-            lambda task: self.loop.worker_absent(self._worker[task]),
-            lambda task: self.loop.worker_back(self._worker[task]),
+            recording,
+            replace=lambda task, seconds: self.tasks.replace(task, seconds, training.job.start_timeout),
+            on_absent=lambda task: self.loop.worker_absent(worker[task]),
+            on_back=lambda task: self.loop.worker_back(worker[task]),
+            notify=notify,
         )
-        self._worker = {task.name: task.index for task in training.placed if task.role == "worker"}
         self.tasks.on_loss, self.tasks.on_rejoined = self._replaced, self._on_rejoined
         self.tasks.inquiries.on_answer = self._tell_places
 
     @property
     def totals(self) -> TrainingTotals:
-        """What the run has done by now, with what had been done at the origin."""
+        """What the run has done so far, including before the origin."""
         return self.loop.outcome
 
     @property
     def train_seconds_by_node(self) -> list[float | None]:
-        """How long the busiest worker of each of the run's nodes has trained, in seconds, with what it had at the origin.
-
-        Measured by the ranks in sync mode, by the tickets in async mode; None where nothing was.
-        """
+        """Training seconds of each node's busiest worker, including before the origin."""
         training, totals = self.training, self.totals
         if training.job.mode == "sync":
             busy: Iterable[tuple[int, float]] = zip(
@@ -150,13 +141,11 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """How long ago this attempt was made."""
+        """Seconds since this attempt was made."""
         return time.monotonic() - self._made_at
 
-    # From its start to the end of training --------------------------------------------------------------------------
-
     def form_cluster(self, hosts: Hosts, deadline: float) -> None:
-        """Give every task an address, and every worker a GPU where it is to have one. Raises UsageError where that cannot be."""
+        """Assign addresses and GPUs to the tasks. Raises UsageError if that is not possible."""
         channels, training = self._nodes.channels, self.training
         self._gpus = assign_gpus(asked_device(training.job), training.placed, training.places, hosts, self._nodes.name)
         self._tell_of_gpus(self._gpus.notice)
@@ -175,7 +164,6 @@ class Attempt:
 
     @property
     def _job_of_tasks(self) -> dict[str, Any]:
-        """The job as tasks are given it: with the choice whether to compile, where that has been made."""
         chosen = {} if self.compiled is None else {"compile": "on" if self.compiled else "off"}
         return {**self.training.job.model_dump(mode="json"), **chosen}
 
@@ -193,18 +181,17 @@ class Attempt:
         }
 
     def await_ready(self, deadline: float) -> None:
-        """Await that every task is warm. Raises UsageError where workers compute on devices of different kinds."""
+        """Wait until every task is warm. Raises UsageError if kinds of devices differ."""
         ready = self.tasks.await_ready(deadline - time.monotonic())
         workers = {task.name: ready[task.name] for task in self.training.placed if task.role == "worker"}
-        precisions = sorted({each.precision_used for each in workers.values() if each.precision_used})  # no others compute with the model
+        precisions = sorted({worker.precision_used for worker in workers.values() if worker.precision_used})
         self.precision_used = ", ".join(precisions) or self.training.job.precision
-        devices = {name: each.device_used for name, each in workers.items()}
+        devices = {name: worker.device_used for name, worker in workers.items()}
         self.device_used, notice = check_devices(devices, self._gpus, self.training.gpu_advice)
         self._tell_of_gpus(notice)
         self._keep_choice()
 
     def _keep_choice(self) -> None:
-        """Record what the tasks have found about compiling; those that are started anew are told it."""
         choice = self.tasks.compile_choice
         if choice is None:
             self.compiled = bool(self.compiled)
@@ -219,19 +206,19 @@ class Attempt:
             self._recording.event("gpus_not_used", why=notice)
             self._recording.progress.message(notice)
 
-    def keep_spares(self) -> None:
-        """Have every node keep as many processes ready as it has tasks, where the job wants that; those that were taken are replaced."""
+    def keep_spares(self, places: Collection[int] | None = None) -> None:
+        """Have all or these nodes keep a standby process per task, if the job says so."""
         job = self.training.job
         if job.spare_processes:
-            self.tasks.keep_spares(job.model_dump(mode="json"))
+            self.tasks.keep_spares(job.model_dump(mode="json"), places)
 
     def load_origin(self) -> None:
-        """Bring the state of the origin to the tasks, which have the initial one."""
+        """Load the state of the origin into the tasks."""
         if self.origin.state is not None:
             load_state(self.tasks, self.origin.state, self.training.job.stall_timeout)
 
     def train(self) -> TrainingTotals:
-        """Train to the end, or until the user stops it. A stall is raised with what is known of nodes and tasks."""
+        """Train until the end or an interrupt. A stall is raised with the tasks' states."""
         self.began = self.trains = True
         try:
             totals = self.loop.run()
@@ -240,7 +227,7 @@ class Attempt:
             self._recording.stacks(str(error), standing.stacks)
             raise with_task_states(error, standing) from error
         except TaskDiedError as error:
-            if error.stalled:  # a chief that has noticed it before this process
+            if error.stalled:  # the chief noticed the stall first
                 standing = self.tasks.standing()
                 self._recording.stacks(str(error).split("\n", 1)[0], standing.stacks)
                 add_to_first_line(error, task_states(standing))
@@ -249,14 +236,13 @@ class Attempt:
         return totals
 
     def _on_silent(self, worker: int) -> None:
-        """A worker stands still while others go on: find out where, and start it anew where that may be; else they go on without it."""
         task = f"worker-{worker}"
         self.tasks.find_stacks(task)
         if not self._replaced(StalledRunError(f"stalled: {task} has finished no step for --stall-timeout, while others have", task)):
             self._restarts.forget()
 
     def _replaced(self, error: TrainerError) -> bool:
-        """Return whether the task that has failed is started anew alone, so that the attempt goes on."""
+        """Return whether the failed task restarts alone."""
         task = getattr(error, "task", None)
         if not self.trains or task is None or not self.tasks.can_replace(task):
             return False
@@ -268,16 +254,14 @@ class Attempt:
 
     def _on_rejoined(self, task: str) -> None:
         self._lone_restarts.end(task)
-        if self.training.job.spare_processes:
-            self.tasks.keep_spares(self.training.job.model_dump(mode="json"), [self.tasks.node_of[task]])
+        self.keep_spares([self.tasks.node_of[task]])
 
     def _tell_places(self, stacks: Mapping[str, TaskStack]) -> None:
-        """A worker stands still while others go on: keep and tell where."""
         self._recording.stacks("no step was finished for too long", stacks)
         self._recording.progress.message(f"{describe_places(stacks) or 'where that worker stands is not known'}; {STACKS} has all of it")
 
     def calibrate(self) -> None:
-        """Calibrate and write ``calibration.json``. The run clock has ended and every checkpoint is safe: nothing can be lost here."""
+        """Calibrate and write ``calibration.json``; a failure is only reported."""
         recording, training = self._recording, self.training
         try:
             seconds, batch = self.totals.train_seconds, training.mean_worker_batch
@@ -292,34 +276,27 @@ class Attempt:
         recording.writer.write_calibration(document)
 
     def regroup(self, answering: Collection[int]) -> bool:
-        """Have training stop with a checkpoint where nodes answer that it lacks; return whether that is on its way."""
+        """Stop training with a checkpoint if more nodes answer; return whether it stops."""
         if self._ended:
-            return False  # what comes after it decides that
+            return False  # the next attempt decides that
         if not self._regroups and frozenset(answering) > frozenset(self.training.places):
             self._regroups = self.loop.pause()
         return self._regroups
 
     @property
     def regrouped(self) -> bool:
-        """Whether training has stopped so that it can go on with more nodes."""
+        """Whether training has stopped to continue with more nodes."""
         return self._regroups and self.totals.interrupted
 
     def interrupt(self) -> bool:
-        """Have training stop with a checkpoint; return False where none is saved on the way. Safe in a signal handler."""
+        """Stop training with a checkpoint; return False if it cannot. Safe in a signal handler."""
         if self._ended or not self.loop.interrupt():
             return False
         self._nodes.wake()
         return True
 
-    @property
-    def only_translates(self) -> bool:
-        """Whether all is trained and what is left are the translations at the run's end, which `interrupt` then ends."""
-        return self.loop.only_translates
-
-    # Its end --------------------------------------------------------------------------------------------------------
-
     def end(self, *, politely: bool) -> None:
-        """End every task, and record how each ended; a second call does nothing. Bounded. `politely`: the cluster is in order."""
+        """End every task in bounded time; idempotent. `politely`: the cluster is intact."""
         if self._ended:
             return
         self._ended = True
@@ -333,33 +310,23 @@ class Attempt:
 
 
 class Restarts:
-    """Asks the policy about each attempt that has failed, and carries out what it decides."""
+    """Carries out the policy's decisions. `training` is for all nodes of the run."""
 
     def __init__(
-        self,
-        policy: RestartPolicy,
-        training: TrainingJob,
-        nodes: Nodes,
-        recording: Recording,
-        progress: Progress,
-        interrupted: Callable[[], bool],
+        self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: Recording, interrupted: Callable[[], bool]
     ) -> None:
-        """`training` is what the run trains on all of its nodes; `interrupted` says whether the user has asked it to end."""
         self._policy = policy
         self._training = training
         self._nodes = nodes
         self._recording = recording
-        self._progress = progress
+        self._progress = recording.progress
         self._interrupted = interrupted
         self._earlier: list[AttemptSummary] = []
         self._trained = False
         self._decided: tuple[Attempt, Decision] | None = None
 
     def alone(self, error: TrainerError, attempt: Attempt) -> RestartTask | None:
-        """Return what the policy decides about a task that can be started anew by itself, None where it decides another thing.
-
-        That is then what follows where the attempt ends with this error.
-        """
+        """Return a decision to restart the task alone; any other decision is kept for `prepare`."""
         failure = failure_of(error, attempt.totals.updates_reported, rejoins=True)
         if failure is None or self._nodes.violation is not None:
             return None
@@ -370,14 +337,11 @@ class Restarts:
         return None
 
     def forget(self) -> None:
-        """What the policy has just decided about a task is no matter: the attempt goes on without it."""
+        """Discard the decision of `alone`: the attempt continues without the task."""
         self._decided = None
 
     def prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
-        """End an attempt that has failed, where the policy wants another; return what that one trains, and on which nodes.
-
-        Raises what ends the run else: the error, or why another attempt is not possible.
-        """
+        """End a failed attempt; return what the next one trains, or raise the run's failure."""
         try:
             return self._prepare(error, attempt)
         except (RunFailedError, InterruptedRunError) as ends_run:
@@ -385,12 +349,12 @@ class Restarts:
             if isinstance(ends_run, InterruptedRunError) and (ends_run is not error or not attempt.began):
                 ends_run = with_newest_checkpoint(ends_run, job, run)
             if not isinstance(ends_run, ResumableRunError) and (attempt.trains or (self._trained and not attempt.began)):
-                add_resume_hint(ends_run, job, run)
+                add_to_first_line(ends_run, resume_hint(job, run))
             raise ends_run from ends_run.__cause__
 
     def _prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
         failure = failure_of(error, attempt.totals.updates_reported)
-        if failure is None or self._nodes.violation is not None:  # nothing that a node has said which is broken can be relied on
+        if failure is None or self._nodes.violation is not None:  # no message of the node can be trusted
             raise error
         decided, self._decided = self._decided, None
         decision = decided[1] if decided is not None and decided[0] is attempt else self._decision(failure)
@@ -402,8 +366,8 @@ class Restarts:
             raise RunFailedError(f"{decision.because}: {error}", failure.task) from error
         replaces_nodes = isinstance(decision, Restart) and decision.replaces_nodes
         if failure.kind == "network" and not replaces_nodes:
-            raise error  # there are no nodes any more
-        if self._interrupted():  # while it trained, and no checkpoint came of that
+            raise error  # no nodes are left
+        if self._interrupted():  # during training, before a checkpoint was saved
             raise InterruptedRunError(f"interrupted by the user, before a failure: {failure.cause}") from error
         seconds = attempt.seconds
         self._tell(failure, attempt)
@@ -421,10 +385,7 @@ class Restarts:
         return training
 
     def regroup(self, attempt: Attempt) -> TrainingJob:
-        """End an attempt in good order that has stopped since nodes are back; return what the next one trains, on all that answer.
-
-        Those that are still lost are sought on.
-        """
+        """End an attempt that stopped for returned nodes; return what the next one trains."""
         attempt.end(politely=True)
         infer_isolation(self._nodes.channels, self._nodes.hosts)
         answering = sorted(self._nodes.answering)
@@ -433,12 +394,10 @@ class Restarts:
         return self._on(answering, attempt.training)
 
     def _seek_others(self, answering: Collection[int]) -> None:
-        """While training goes on with these nodes, have the others sought, where the run has more."""
         asked = self._training.asked
         self._nodes.keep_restoring(asked.start_timeout if len(answering) < asked.nodes else None)
 
     def _replace_lost(self, decision: Restart) -> None:
-        """Have the launcher put agents in the place of lost nodes, and wait for them."""
         lost, limit = list(self._nodes.lost), self._training.asked.start_timeout
         if not lost:
             return
@@ -452,7 +411,6 @@ class Restarts:
             self._progress.message(f"{self._nodes.name(node)} is back")
 
     def _tell(self, failure: Failure, attempt: Attempt) -> None:
-        """Record that an attempt has failed, and tell it with what follows."""
         self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
         if not attempt.began:
             onwards = "starts again"
@@ -463,7 +421,6 @@ class Restarts:
         self._progress.message(f"{failure.cause}; the run {onwards}")
 
     def _another(self, decision: Restart | Resize, error: TrainerError, attempt: Attempt) -> TrainingJob:
-        """Return what the next attempt trains. Raises RunFailedError where there are not the nodes for it."""
         nodes, before = self._nodes, attempt.training
         answering = sorted(nodes.answering)
         fewest = decision.min_nodes if isinstance(decision, Restart) else None
@@ -482,7 +439,6 @@ class Restarts:
         return self._on(answering[: decision.nodes], before)
 
     def _on(self, places: Sequence[int], before: TrainingJob) -> TrainingJob:
-        """Return what trains the run on these nodes, and tell it where they are others than `before`."""
         training = self._training.resized(places)
         if training.places != before.places:
             self._recording.event("run_resized", nodes=places)
@@ -491,10 +447,9 @@ class Restarts:
         return training
 
     def _decision(self, failure: Failure) -> Decision:
-        """Ask the policy. Where that itself fails, the run ends with what had failed before, and both are told."""
         try:
             decision = self._policy.decide(failure, tuple(self._earlier), len(self._nodes.answering))
-        except Exception as broken:  # noqa: BLE001 — code of others; it is told, and the run ends
+        except Exception as broken:  # noqa: BLE001 — third-party code; reported, and the run ends
             return self._broken_policy(f"failed with {broken!r}")
         return decision if isinstance(decision, Decision) else self._broken_policy(f"decided {decision!r}")
 

@@ -1,7 +1,4 @@
-"""Writes checkpoints: a thread of the driver reads each state from the task's memory, or as its chunks arrive, while the run goes on.
-
-A save that fails is an event and a line for the user, and not the end of the run; where it was the last one, the run fails at its end.
-"""
+"""Saving of checkpoints in a thread, from a task's memory or its messages."""
 
 from __future__ import annotations
 
@@ -19,30 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, described_model, prune
-from ...core.peer_memory import PeerMemory
-from ...engine.loop_interfaces import ImpossibleAnswerError, PendingCheckpoint
-from ...engine.protocol.messages import Message, RawArray
-from ...engine.protocol.state_transfer import WINDOW
+from ...engine.loop_interfaces import PendingCheckpoint
+from ...engine.protocol.messages import ImpossibleAnswerError, Message, RawArray
+from ...engine.protocol.state_transfer import WINDOW, PeerMemory
 from ...metrics import LOSS
 from .recorder import Recording
 from .training_job import TrainingJob
 
-__all__ = ["CheckpointSaver"]
-
-READ_CHUNK_BYTES = 2**19
-"""How much of a task's memory is read at a time: it is still in the processor's cache when it is hashed and written."""
-
-PEER_MEMORY_VARIABLE = "TRAINER_PEER_MEMORY"
-"""``off`` keeps the driver from reading the memory of tasks, for systems that punish the attempt; states are sent then."""
-
-FREE_SPACE_RESERVE_BYTES = 8 * 2**20
-"""Room that a save leaves on the disk: the run's other records have to go on even where a checkpoint does not fit.
-
-The last save may take it: few records follow, and without them less is lost than without what was trained.
-"""
-
-MOST_SLOTS = 8
-"""Values that an optimiser keeps for each parameter: two with Adam."""
+READ_CHUNK_BYTES = 2**19  # stays in the processor's cache until it is hashed and written
+PEER_MEMORY_VARIABLE = "TRAINER_PEER_MEMORY"  # ``off``: never read memory, for systems that punish the attempt
+FREE_SPACE_RESERVE_BYTES = 8 * 2**20  # left for other records; the last save may use it, as few records follow
+MOST_SLOTS = 8  # values that an optimiser keeps per parameter: two with Adam
 
 
 @dataclass(frozen=True)
@@ -55,15 +39,11 @@ class _SaveRequest:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Address and bytes of each array in the task's memory, of those that have any bytes."""
         return [(address, entry.bytes) for address, entry in zip(self.addresses, self.entries, strict=True) if entry.bytes]
 
 
 class _Arriving:
-    """A state on its way, of so many bytes. `taken`: it was read from the task's memory; `sent`: the task was asked to send it.
-
-    What the task may do next follows from what it was answered, so that is noted before each answer.
-    """
+    """A state of `size` bytes, `taken` from memory or `sent`; set before each answer."""
 
     def __init__(self, size: int = 0) -> None:
         self.taken = self.sent = False
@@ -72,7 +52,6 @@ class _Arriving:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Note that a chunk has arrived. Raises ImpossibleAnswerError where it may not."""
         with self._lock:
             self._left -= size
             self._unacknowledged += 1
@@ -80,34 +59,25 @@ class _Arriving:
                 raise ImpossibleAnswerError("a part of a state that was not asked for")
 
     def acknowledged(self) -> None:
-        """Note that the next chunk may come."""
         with self._lock:
             self._unacknowledged -= 1
 
     def end(self) -> None:
-        """Note that all has arrived. Raises ImpossibleAnswerError where it has not."""
         if not self.taken and (not self.sent or self._left):
             raise ImpossibleAnswerError("the end of a state that has not arrived")
 
 
 class CheckpointSaver:
-    """Writes a run's checkpoints; the `CheckpointSink` of its training loop.
-
-    `newest` is the checkpoint that was saved last. Where that failed there is none, and `unsaved` says of which step and why.
-
-    `answer` sends a message of that kind to the task (see `engine.protocol.state_transfer`); `spent` returns the seconds spent so far, for
-    the checkpoint. `same_machine`: the task is on this machine, as its launcher has it. Only then is memory read: it is the node that says
-    of which process, and at which addresses.
-    """
+    """Writes a run's checkpoints; the `CheckpointSink` of its training loop."""
 
     def __init__(
         self,
         training: TrainingJob,
         recording: Recording,
-        answer: Callable[[str], None],
+        answer: Callable[[str], None],  # sends a message of this kind to the task (`engine.protocol.state_transfer`)
         spent: Callable[[], Mapping[str, Any]],
         *,
-        same_machine: bool,
+        same_machine: bool,  # from the launcher: a node that lies could have any memory of this machine read
     ) -> None:
         self._training = training
         self._recording = recording
@@ -122,15 +92,13 @@ class CheckpointSaver:
         self._last_step: int | None = None
         self._refused_step: int | None = None
         self._error: Exception | None = None
-        self.newest: Path | None = None
-        self.unsaved: str | None = None
+        self.newest: Path | None = None  # of the last save; None if it failed
+        self.unsaved: str | None = None  # step and reason, if the last save failed
         self._arriving = _Arriving()
         threading.Thread(target=self._work, name="saver", daemon=True).start()
 
-    # What the loop says -----------------------------------------------------------------------------------------------
-
     def begin(self, save: PendingCheckpoint, message: Message) -> None:
-        """A state is there to be taken. Raises ImpossibleAnswerError where it is none of the run's model."""
+        """Begin to save a state. Raises ImpossibleAnswerError if it does not fit the model."""
         entries = tuple(ArrayEntry(key, dtype, tuple(shape)) for key, dtype, shape in message["entries"])
         self._expect_state_of_model(entries)
         with self._changed:
@@ -140,7 +108,7 @@ class CheckpointSaver:
         self._queue.put(_SaveRequest(self._meta(save, message), entries, memory, addresses, save.stall_seconds))
 
     def chunk(self, message: Message) -> None:
-        """A chunk of it has arrived. Raises ImpossibleAnswerError where none was asked for, or more than was announced."""
+        """Add a chunk of the state. Raises ImpossibleAnswerError if it was not requested."""
         raw = message.arrays["data"]
         if not isinstance(raw, RawArray):
             raise TypeError("a part of a state is raw bytes")
@@ -148,12 +116,12 @@ class CheckpointSaver:
         self._queue.put(memoryview(raw.data))
 
     def end(self) -> None:
-        """All of it has been taken. Raises ImpossibleAnswerError where it has not."""
+        """End the state. Raises ImpossibleAnswerError if it is incomplete."""
         self._arriving.end()
         self._queue.put(None)
 
     def wait(self) -> None:
-        """Wait until all that arrived is on the disk or has failed. Raises what is not a matter of the disk."""
+        """Wait until all saves are complete or failed. Raises errors other than the disk's."""
         with self._changed:
             while self._unfinished and self._error is None:
                 self._changed.wait(0.1)  # a bounded wait lets signals through
@@ -161,13 +129,13 @@ class CheckpointSaver:
             raise self._error
 
     def ending(self, step: int) -> bool:
-        """Let the state of this step, which is the last, take the reserve; return whether it was refused for its sake."""
+        """Let the last state, of this step, use the reserve; return whether it was refused before."""
         with self._changed:
             self._last_step = step
             return self._refused_step == step
 
     def abandon(self) -> None:
-        """Give up what is being saved, and leave nothing half-written; nothing is saved after that."""
+        """Stop saving, and leave nothing half-written."""
         with self._changed:
             self._abandoned = True
         self._queue.put(None)
@@ -175,7 +143,6 @@ class CheckpointSaver:
             self._changed.wait_for(lambda: not self._unfinished or self._error is not None, timeout=5.0)
 
     def _expect_state_of_model(self, entries: Sequence[ArrayEntry]) -> None:
-        """Raise ImpossibleAnswerError where arrays are not those of the run's model, and slots of its parameters, all of float32."""
         model = self._training.model
         shapes = {f"parameters/{each.name}": each.shape for each in model.parameters}
         shapes |= {f"buffers/{each.name}": each.shape for each in model.buffers}
@@ -208,8 +175,6 @@ class CheckpointSaver:
             workers=job.workers,
         )
 
-    # The thread -------------------------------------------------------------------------------------------------------
-
     def _work(self) -> None:
         while not (self._abandoned and not self._unfinished):
             item = self._queue.get()
@@ -224,10 +189,7 @@ class CheckpointSaver:
                 self._changed.notify_all()
 
     def _save(self, begin: _SaveRequest) -> None:
-        """Write one checkpoint; after a failure of the disk the task is told all the same that it may go on.
-
-        Raises DiskError where the run directory itself is gone or may only be read, which ends the run.
-        """
+        """Write a checkpoint, and always answer the task. Raises DiskError if the run cannot write."""
         self._recording.check(at_once=True)
         began = time.monotonic()
         writer: CheckpointWriter | None = None
@@ -242,17 +204,16 @@ class CheckpointSaver:
             for data in self._read(begin) if read else self._received():
                 self.active_at = time.monotonic()
                 if failure is None and writer is not None:
-                    failure = _written(writer, data)
+                    try:
+                        writer.write(data)
+                    except OSError as error:  # the rest is still received, and dropped
+                        failure = error
         except OSError as error:
             failure = error
         if writer is not None:
             try:
-                if failure is None and not self._abandoned:
-                    writer.seal()
-                    with self._changed:  # whoever abandons this finds the checkpoint, or it never gets its name
-                        path = None if self._abandoned else writer.publish()
-                    if path is not None:
-                        self._finished(begin, path, time.monotonic() - began, read=read)
+                if failure is None and not self._abandoned and (path := self._publish(writer)) is not None:
+                    self._finished(begin, path, time.monotonic() - began, read=read)
             except OSError as error:
                 failure = error
             finally:
@@ -260,13 +221,16 @@ class CheckpointSaver:
         if failure is not None and not self._abandoned:
             self._failed(begin.meta.step, failure)
 
+    def _publish(self, writer: CheckpointWriter) -> Path | None:
+        writer.seal()
+        with self._changed:  # `abandon` finds the checkpoint, or it is never published
+            return None if self._abandoned else writer.publish()
+
     def _can_read(self, begin: _SaveRequest) -> bool:
-        """Return whether the whole state can be read from the task's memory."""
         wanted = self._same_machine and os.environ.get(PEER_MEMORY_VARIABLE) != "off"
         return wanted and begin.memory.readable(place for address, size in begin.places for place in (address, address + size - 1))
 
     def _read(self, begin: _SaveRequest) -> Iterator[memoryview]:
-        """Yield the state's bytes from the task's memory; each lie there until the next are asked for. Raises OSError where it has gone."""
         room = memoryview(bytearray(READ_CHUNK_BYTES))
         try:
             for address, size in begin.places:
@@ -283,7 +247,6 @@ class CheckpointSaver:
                 pass
 
     def _received(self) -> Iterator[memoryview]:
-        """Ask for the state and yield its chunks as they arrive."""
         self._arriving.sent = True
         self._answer("state_send")
         while (chunk := self._queue.get()) is not None:
@@ -314,15 +277,14 @@ class CheckpointSaver:
             self._recording.progress.message(f"older checkpoints were not removed ({cause}); the run continues")
             self._recording.event("checkpoints_not_removed", cause=cause, errno=error.errno)
 
-    def _failed(self, step: int, error: OSError) -> None:
+    def _failed(self, step: int, error: OSError) -> None:  # ends the run only if this is the last save
         cause = error.strerror or str(error)
         self.newest, self.unsaved = None, f"after step {step:,} ({cause})"
         self._recording.progress.message(f"the checkpoint after step {step:,} was not saved ({cause}); the run continues")
         self._recording.event("checkpoint_failed", step=step, cause=cause, errno=error.errno)
 
     def _room_for(self, size: int, step: int) -> None:
-        """Raise OSError (no space left) where a checkpoint would take the room that the run's other records need."""
-        with self._changed:  # so that the run's end finds this state refused, or it is refused no more
+        with self._changed:  # `ending` either finds this state refused, or lets it use the reserve
             reserve = 0 if step == self._last_step else FREE_SPACE_RESERVE_BYTES
             free = shutil.disk_usage(self._recording.path).free
             if free >= size + reserve:
@@ -330,12 +292,3 @@ class CheckpointSaver:
             self._refused_step = step if free >= size else None
         kept = f", and {reserve:,} are kept in reserve for the run's other records" if reserve else ""
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed{kept}")
-
-
-def _written(writer: CheckpointWriter, data: memoryview) -> OSError | None:
-    """Write the next bytes; return the disk's refusal, if it refuses."""
-    try:
-        writer.write(data)
-    except OSError as error:
-        return error
-    return None

@@ -1,7 +1,6 @@
-"""The driver: the process of the ``trainer run`` that the user typed. It takes a job from its start to its end, whatever the end is.
+"""The driver: the process of ``trainer run``.
 
-It owns what a run has once: the nodes, the records, the clock, the signals, and the policy that says what a failure means. What can be
-begun again, the tasks and their training, is an `Attempt`.
+It owns nodes, records, clock, signals and restart policy; tasks and their training belong to an `Attempt`.
 """
 
 from __future__ import annotations
@@ -11,64 +10,63 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...checkpoint import CHECKPOINTS
+from ...core.console import note
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, TrainerError, UsageError
 from ...core.job import Job
-from ...core.untrusted.console import note
 from ...data.base import TextFeatures
-from ...engine.progress.base import Progress
-from ...monitor.provenance import provenance
-from ...records.schema import Clock
+from ...engine.progress import Progress
+from ...monitor.host import provenance
 from ...records.store.run_directory import RunReader, RunState
-from ...records.store.run_vocabulary import VOCABULARY, write_vocabulary
-from ..ending_signals import EndingSignals
+from ...records.store.schema import Clock
+from ...records.store.vocabulary import VOCABULARY, write_vocabulary
+from ...records.summary import DriverFacts
 from ..launchers.base import Launcher
-from ..notices.notifier import Notifier
-from ..notices.run_notices import RunNotices
-from ..resume.deferred_writes import DeferredWrites
-from ..resume.origin import Origin, newest_origin
-from ..resume.resized_segments import ResizedSegments
-from ..resume.resumption import Resumption
-from ..resume.segments import Segments, total_steps
+from ..launchers.machine_checks import EndingSignals
 from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
-from .nodes import Nodes
+from .nodes import Nodes, ReportHandlers
+from .notify import Notifier, RunNotices
+from .origin import Origin, newest_origin
 from .outcome import Ending, Outcome, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
 from .recorder import Recording
 from .restart_policy import RestartPolicy, policy_of
+from .resumption import Resumption
+from .segments import DeferredWrites, ResizedSegments, Segments, total_steps
 from .training_job import TrainingJob
 
-__all__ = ["Driver", "run"]
+
+@dataclass(frozen=True)
+class Invocation:
+    """The user's command line, and the source of each value of the job."""
+
+    command: Sequence[str]
+    sources: Mapping[str, str]
 
 
 class Driver:
-    """Runs one job. `sources` says where each value of the job came from; `command` is what the user typed.
-
-    `resumption` is the run that goes on with this job, where it is not a new one. `policy` decides what follows a failure; without one the
-    job's settings do. `notifier` tells of each new beginning, and of the end. `starts_again`: whatever has started the nodes does so again
-    where they end with a loss (`Membership`).
-    """
+    """Runs one job."""
 
     def __init__(
         self,
         job: Job,
-        sources: Mapping[str, str],
+        invocation: Invocation,
         progress: Progress,
-        command: Sequence[str],
         resumption: Resumption | None = None,
-        policy: RestartPolicy | None = None,
+        policy: RestartPolicy | None = None,  # by default the job's
         notifier: Notifier | None = None,
         *,
-        starts_again: bool = False,
+        starts_again: bool = False,  # an external launcher restarts the nodes after a loss (`Membership`)
     ) -> None:
         self.job = job
-        self._sources = dict(sources)
+        self._sources = dict(invocation.sources)
         self._progress = progress
-        self._command = job.recorded_command(command)
+        self._command = job.recorded_command(invocation.command)
         self._resumption = resumption
         self._policy = policy or policy_of(job)
         self._notices = RunNotices(notifier or Notifier({}, note), job.name, self._done)
@@ -91,7 +89,7 @@ class Driver:
         return self._recording.path
 
     def execute(self, launcher: Launcher) -> dict[str, Any]:
-        """Run the job; return the summary. Raises what ended the run, after all has been written, every process ended, and it was told."""
+        """Run the job and return the summary, or raise the failure; notify the end in both cases."""
         outcome = Outcome.of(None)
         try:
             return self._executed(launcher)
@@ -120,13 +118,13 @@ class Driver:
             return self._supervised()
 
     def _begin_records(self) -> None:
-        with_git = ThreadPoolExecutor(max_workers=1, thread_name_prefix="provenance")  # git may take a while, as long as the nodes do
-        self._code = with_git.submit(provenance, Path())  # the working directory, also where it has been removed
+        with_git = ThreadPoolExecutor(max_workers=1, thread_name_prefix="provenance")  # git runs while the nodes start
+        self._code = with_git.submit(provenance, Path())  # also works if the working directory was removed
         with_git.shutdown(wait=False)
         self._documents.make(partial(self._recording.writer.write_job, self._described()))
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
-            self._recording.add_mllog(self.job, self._training.data.info.sizes)
+            self._recording.add_mllog(self._training.data.info.sizes)
         if self._training.data.made_seconds:
             self._recording.event("dataset_made", seconds=self._training.data.made_seconds)
         self._report_skipped_files()
@@ -134,7 +132,6 @@ class Driver:
             self._progress.message(too_long)
 
     def _report_skipped_files(self) -> None:
-        """Record which files of the data are no examples, or which pairs of sentences, and say how many; none is dropped in silence."""
         files = self._training.data.left_out
         if not files:
             return
@@ -146,7 +143,6 @@ class Driver:
         self._progress.message(f"{what} no usable picture and skipped in {self.job.data}; {self.path / 'events.jsonl'} names them")
 
     def _described(self) -> dict[str, Any]:
-        """The job as ``job.json`` has it before the cluster is known."""
         return {
             **self._training.document,
             "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption, self._training.lengths),
@@ -155,10 +151,7 @@ class Driver:
             "segments": [*self._segments.described, *self._resized.described],
         }
 
-    # From start to end ----------------------------------------------------------------------------------------------
-
     def _supervised(self) -> dict[str, Any]:
-        """Run the job, and end everything that was begun for it, the last first; return the summary."""
         ending = Ending()
         ending.later(self._launcher.close)
         ending.later(lambda: self._launcher.ended(ending.outcome.exit_code))
@@ -173,8 +166,8 @@ class Driver:
         ending.run_steps()
         finalize_records(self._recording, ending, self._summary, self._documents.status_to_restore)
         failure = RunFailedError(str(ending.failure)) if isinstance(ending.failure, DiskError) else ending.failure
-        if isinstance(failure, UsageError) and not self._began and self._resumption is None:
-            shutil.rmtree(self.path)  # the message says it all, and nothing was trained
+        if isinstance(failure, UsageError) and self._newest_trained is None and self._resumption is None:
+            shutil.rmtree(self.path)  # nothing was trained
         if isinstance(failure, RunFailedError | InterruptedRunError) and self._recording.writer.there:
             failure.run = self.path
         if failure is not None:
@@ -185,23 +178,17 @@ class Driver:
         return summary
 
     def _meet_nodes(self, ending: Ending) -> tuple[Nodes, Hosts, float]:
-        """Start or await the nodes; return them, what they are, and until when the tasks may take to start.
-
-        A launcher that has to wait for nodes has the start time-out for that, and the start of what runs on them has another.
-        """
         recording = self._recording
         channels = self._launcher.start()
         deadline = time.monotonic() + self.job.start_timeout
+        leaving = self._signals.ask if self._starts_again else None
         nodes = Nodes(
             channels,
-            recording.sample,
-            recording.log,
-            recording.trace,
+            ReportHandlers(recording.sample, recording.log, recording.trace, leaving),
             self._launcher.check,
             node_timeout_seconds=self.job.node_timeout,
             replace=self._launcher.replace,
             on_useless=self._progress.message,
-            on_leaving=self._signals.ask if self._starts_again else None,
         )
         ending.later(lambda: nodes.finish(ending.outcome.exit_code))
         if self._starts_again:
@@ -219,13 +206,12 @@ class Driver:
         return nodes, hosts, deadline
 
     def _run(self, nodes: Nodes, hosts: Hosts, deadline: float) -> None:
-        """Attempt the run until it has been trained, or until the policy has it end with a failure; then finish it."""
         first = origin = self._resumption.origin if self._resumption else Origin()
-        restarts = Restarts(self._policy, self._training, nodes, self._recording, self._progress, lambda: self._signals.interrupted)
+        restarts = Restarts(self._policy, self._training, nodes, self._recording, lambda: self._signals.interrupted)
         training = self._training
         while True:
-            told, compiled = self._notices.restarted, self._compiled_before
-            attempt = Attempt(training, nodes, self._recording, self._progress, origin, self._spent, restarts, told, compiled)
+            notify, compiled = self._notices.restarted, self._compiled_before
+            attempt = Attempt(training, nodes, self._recording, origin, self._spent, restarts, notify, compiled)
             self._attempts.append(attempt)
             try:
                 self._start(attempt, hosts, deadline)
@@ -244,15 +230,13 @@ class Driver:
         self._finish(attempt, nodes)
 
     def _newest_origin(self, first: Origin, failure: TrainerError | None = None) -> Origin:
-        """Return where the run goes on. Raises RunFailedError, which tells of the failure too, where no checkpoint is sound."""
         try:
             return newest_origin(self.path, self.job, self._training.model, first)
         except UsageError as error:
-            told = "" if failure is None else f"{failure}; and "
-            raise RunFailedError(f"{told}the run cannot go on: {error}", getattr(failure, "task", None)) from failure or error
+            before = "" if failure is None else f"{failure}; and "
+            raise RunFailedError(f"{before}the run cannot go on: {error}", getattr(failure, "task", None)) from failure or error
 
     def _start(self, attempt: Attempt, hosts: Hosts, deadline: float) -> None:
-        """Bring an attempt's cluster to life, warm."""
         recording = self._recording
         attempt.form_cluster(hosts, deadline)
         self._write_job(attempt)
@@ -271,7 +255,7 @@ class Driver:
 
     @property
     def _compiled_before(self) -> bool | None:
-        """Whether steps are to be compiled, as the job says or as it was chosen when the run began; None where the choice is to be made."""
+        """Whether steps are compiled; None if ``--compile auto`` has yet to choose."""
         if self.job.compile != "auto":
             return self.job.compile == "on"
         chosen = [attempt.compiled for attempt in self._attempts if attempt.compiled is not None]
@@ -280,7 +264,6 @@ class Driver:
         return self._resumption.compiled
 
     def _write_job(self, attempt: Attempt) -> None:
-        """Write ``job.json`` with the cluster of the newest attempt, and the updates that the run comes to with it."""
         chosen = {} if self.job.compile != "auto" or attempt.compiled is None else {"compiled": attempt.compiled}
         described = {**self._described(), "total_steps": attempt.loop.triggers.total, **attempt.cluster, **chosen}
         self._documents.make(partial(self._recording.writer.write_job, described))
@@ -288,11 +271,11 @@ class Driver:
             self._documents.make(partial(write_vocabulary, self.path, self._training.data.attachment(VOCABULARY)))
 
     def _train(self, attempt: Attempt) -> None:
-        """Train; the run clock runs from the start of the first attempt to the end of the last."""
+        """Train; the run clock lasts from the first attempt's start to the last one's end."""
         recording, resumption = self._recording, self._resumption
         attempt.load_origin()
-        restarts = self._began
-        before = recording.run_seconds if restarts else resumption.run_seconds if resumption else 0.0
+        restarts = self._newest_trained is not None
+        before = recording.run_seconds if restarts else resumption.origin.run_seconds if resumption else 0.0
         if restarts or resumption is not None:
             self._take_back(attempt.origin, before)
         nodes = self._begin_segment(attempt, before)
@@ -310,7 +293,6 @@ class Driver:
         attempt.train()
 
     def _begin_segment(self, attempt: Attempt, run_seconds: float) -> dict[str, Any]:
-        """Begin a segment of the run where it goes on on other nodes than before; return what events say of that."""
         places = attempt.training.places
         if self._resized.goes_on(places, attempt.origin):
             return {}
@@ -320,27 +302,22 @@ class Driver:
         return {"nodes": list(places)}
 
     def _take_back(self, origin: Origin, run_seconds: float) -> None:
-        """Take the run back to where the state was saved that its tasks have now; what was recorded later than `run_seconds` goes too."""
         recording = self._recording
-        origin.remove_later_checkpoints(self.path)  # first: records never end before the newest checkpoint, whenever this is cut short
+        origin.remove_later_checkpoints(self.path)  # first, so that records never end before the newest checkpoint
         recording.rewind(origin.start.cursor.step, run_seconds)
         self._documents.commit()
         recording.add_followers(self._command, run_seconds)
         if self.job.mllog:
-            recording.add_mllog(self.job, self._training.data.info.sizes, run_seconds)
+            recording.add_mllog(self._training.data.info.sizes, run_seconds)
         for error in origin.damaged:
             recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
 
     def _finish(self, attempt: Attempt, nodes: Nodes) -> None:
-        """Training is over: stop the clock, and calibrate unless the user has ended it.
-
-        Raises RunFailedError where the last state that was to be saved was not: what the run was for is lost.
-        """
         recording = self._recording
         recording.stop_clock()
         recording.event("run_ended")
         if self.job.monitor:
-            with nodes.interrupts_deferred():  # the run is whole; what an interrupt can still cut short is its calibration
+            with nodes.interrupts_deferred():  # the run is complete: an interrupt only ends its calibration
                 attempt.tasks.sample_now()
         if attempt.totals.interrupted:
             kept = resume_hint(self.job, self.path)
@@ -353,15 +330,12 @@ class Driver:
             kept = resume_hint(self.job, self.path)
             raise RunFailedError(f"the last checkpoint, {attempt.saver.unsaved}, could not be saved; {kept}")
 
-    # End ------------------------------------------------------------------------------------------------------------
-
     @property
-    def _began(self) -> bool:
-        """Whether training has begun, in any attempt."""
-        return any(attempt.began for attempt in self._attempts)
+    def _newest_trained(self) -> Attempt | None:
+        return next((attempt for attempt in reversed(self._attempts) if attempt.began), None)
 
     def _end_clock(self) -> None:
-        self._recording.flush_pending(self._resumption.run_seconds if self._resumption else 0.0)
+        self._recording.flush_pending(self._resumption.origin.run_seconds if self._resumption else 0.0)
         self._recording.stop_clock()
 
     def _end_attempts(self, *, politely: bool) -> None:
@@ -369,14 +343,13 @@ class Driver:
             attempt.end(politely=politely)
 
     def _leave_to_starter(self, ending: Ending, nodes: Nodes) -> None:
-        if nodes.violation is None:  # one that is broken would be so again
+        if nodes.violation is None:  # a restart would break again
             leave_to_starter(ending.failure, saved=any(attempt.saver.newest for attempt in self._attempts))
 
     def _summary(self, state: RunState) -> dict[str, Any] | None:
-        """Return the summary of a run that ended so; none where training had not begun."""
-        if not self._began:
+        attempt = self._newest_trained
+        if attempt is None:
             return None
-        attempt = next(attempt for attempt in reversed(self._attempts) if attempt.began)
         spent = self._spent(attempt)
         clock = Clock(
             run_seconds=self._recording.run_seconds,
@@ -385,28 +358,23 @@ class Driver:
             earlier=self._resized.earlier or self._segments.earlier,
             **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )
-        return self._training.summary(
-            self.path,
-            clock,
-            state,
-            attempt.totals,
+        machines = None if self._hosts is None else [machine_of(host) for host in self._hosts]
+        facts = DriverFacts(
             nodes_sharing_cores=attempt.nodes_sharing_cores,
             precision_used=attempt.precision_used,
-            compiled=attempt.compiled,
             device_used=attempt.device_used,
-            machines=None if self._hosts is None else [machine_of(host) for host in self._hosts],
+            compiled=attempt.compiled,
+            machines=machines,
         )
+        return self._training.summary(self.path, clock, state, attempt.totals, facts)
 
     def _done(self) -> tuple[int, float]:
-        """Return the updates that the run has done by now, and the seconds that it has taken."""
-        began = next((attempt for attempt in reversed(self._attempts) if attempt.began), None)
-        if began is not None:
-            return began.totals.updates_reported, self._recording.run_seconds
-        resumption = self._resumption
-        return (resumption.origin.start.cursor.step, resumption.run_seconds) if resumption is not None else (0, 0.0)
+        if (attempt := self._newest_trained) is not None:
+            return attempt.totals.updates_reported, self._recording.run_seconds
+        origin = self._resumption.origin if self._resumption else Origin()
+        return origin.start.cursor.step, origin.run_seconds
 
     def _spent(self, attempt: Attempt) -> dict[str, Any]:
-        """Return the seconds that the run has spent by now, where it is in this attempt, with its earlier parts."""
         totals = attempt.totals
         return {
             "init_seconds": self._segments.earlier_init_seconds + self._recording.init_seconds,
@@ -416,12 +384,11 @@ class Driver:
             "train_seconds_by_node": attempt.train_seconds_by_node,
         }
 
-    # Signals --------------------------------------------------------------------------------------------------------
-
     def _end_in_good_order(self) -> None:
         stopping = next((attempt for attempt in self._attempts if attempt.interrupt()), None)
         if stopping is not None:
-            what = "ending the translation; the run is complete" if stopping.only_translates else "saving a checkpoint and ending the run"
+            translates = stopping.loop.only_translates
+            what = "ending the translation; the run is complete" if translates else "saving a checkpoint and ending the run"
             note(f"trainer: {what} (once more to end it at once)")
             return
         note("trainer: ending the run (once more to end it at once)")
@@ -429,7 +396,6 @@ class Driver:
             interrupt()
 
     def _end_at_once(self) -> NoReturn:
-        """Tasks follow their agents, and agents follow this process."""
         self._launcher.kill()
         cause = "interrupted twice by the user"
         note(f"error: {cause}; ended at once; {resume_hint(self.job, self.path)}")
@@ -439,26 +405,21 @@ class Driver:
         except DiskError as error:
             note(f"trainer: the status (interrupted, exit code {code}) could not be written: {error}")
         finally:
-            os._exit(code)
+            os._exit(code)  # agents end with this process, and tasks with their agents
 
 
 def run(
     job: Job,
+    invocation: Invocation,
     *,
-    sources: Mapping[str, str],
     progress: Progress,
-    command: Sequence[str],
     launcher: Launcher,
     resumption: Resumption | None = None,
     policy: RestartPolicy | None = None,
     notifier: Notifier | None = None,
     starts_again: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
-    """Run a job on the launcher's nodes, or go on with a run; return the run directory and the summary.
-
-    What fails is raised, after it has been recorded and told by `notifier`, where `policy`, or what the job says of restarts, does not have
-    the run begin anew. `starts_again`: see `Driver`.
-    """
-    driver = Driver(job, sources, progress, command, resumption, policy, notifier, starts_again=starts_again)
+    """Run or resume a job with a `Driver`; return the run directory and the summary."""
+    driver = Driver(job, invocation, progress, resumption, policy, notifier, starts_again=starts_again)
     summary = driver.execute(launcher)
     return driver.path, summary

@@ -1,8 +1,7 @@
-"""Which failure to blame where several tasks or nodes have ended: the first cause, and not what it caused.
+"""The root cause among several failures of tasks and nodes.
 
-A task that loses a peer ends because of it, often before the driver hears of the peer. So a task that gives the loss of a peer as its
-reason is blamed last. Clocks of different machines are never compared: on one node its own count of deaths decides, between nodes the
-order of arrival.
+A task that loses a peer ends, often before the driver hears of the peer, so it is blamed last. Clocks of machines are never compared: on
+one node its own count of deaths decides, between nodes the order of arrival.
 """
 
 from __future__ import annotations
@@ -16,28 +15,18 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import RunFailedError, StalledRunError, TrainerError, UsageError
-from ...core.liveness.memory_exhaustion import REMEDY, worker_in
-from ...engine.peer_loss import indicates_peer_loss
+from ...core.liveness import REMEDY, worker_in
 from ...engine.protocol.messages import Message
+from ...engine.worker_watch import indicates_peer_loss
 
-__all__ = ["FORK_SERVER", "AddressInUseError", "Failures", "NodeLostError", "TaskDiedError", "Termination", "first_cause", "is_victim"]
-
-
-FORK_SERVER = "fork-server"
-"""What stands for the name of a task where the process has ended from which tasks were forked, and they with it."""
-
-WARMING_UP = "warming up"
-"""The phase of a start in which backends compile."""
-
+FORK_SERVER = "fork-server"  # task name if a fork server ended, with the tasks that it had forked
+WARMING_UP = "warming up"  # includes compilation
 MOST_QUOTED_CHARACTERS = 300
-
-_SAYS_NOTHING = re.compile(
+_SAYS_NOTHING = re.compile(  # log lines that do not explain a death: stacks, their titles, and frameworks' infos and warnings
     r"""\s*$|\s+File\ "|\s*(?:frame\ )?\#\d|\s*@\s+0x|(?:Current\ t|T)hread\ 0x|Extension\ modules:|\*\*\*\ (?:Begin|End)
     |\[?[IW]\d{4}\ |.{0,60}:\ [IW]\ \S+:\d+|terminate\ called|Stack\ (?:Trace|trace)""",
     re.VERBOSE,
 )
-"""Lines of a log that tell nobody why its task has ended: stacks, their titles, and what frameworks say at the levels of information and
-warning."""
 
 
 class AddressInUseError(TrainerError):
@@ -45,26 +34,24 @@ class AddressInUseError(TrainerError):
 
 
 class _LossError(RunFailedError):
-    """Something that a run is made of has ended, on this node."""
-
     def __init__(self, message: str, task: str | None, node: int) -> None:
         super().__init__(message, task)
         self.node = node
 
 
 class TaskDiedError(_LossError):
-    """A task has ended, and the run has not. `stalled`: because it had seen that others do not get on."""
+    """A task has ended before the run. `stalled`: because it found that others stalled."""
 
     stalled = False
 
 
 class NodeLostError(_LossError):
-    """A node has gone, or was cut off; `task` names its agent."""
+    """A node has ended or was cut off; `task` names its agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """The end of a task, or of a whole node where `death` is None. `victim`: it ended because it had lost a peer."""
+    """The end of a task, or of a node (`death` is None); a `victim` had lost a peer."""
 
     node: int
     death: Message | None
@@ -72,41 +59,35 @@ class Termination:
 
     @property
     def order(self) -> float:
-        """Its place among the terminations of its node; the node's own is the last."""
-        return float("inf") if self.death is None else self.death["order"]
+        """Its place on its node; the node's own end is the last."""
+        return math.inf if self.death is None else self.death["order"]
 
 
 def is_victim(death: Message, error: Message | None) -> bool:
-    """Return whether a task ended because it had lost a peer: `error`, its own report, says so, or else the end of its log.
-
-    What a signal has ended is no victim, whatever it had logged before, save by SIGABRT: so frameworks end themselves.
-    """
+    """Return whether a task ended because it had lost a peer, as its error or log says."""
     if error is not None:
         return bool(error.get("peer_lost"))
-    return death["signal"] in (None, "SIGABRT") and any(map(indicates_peer_loss, death["tail"]))
+    return death["signal"] in (None, "SIGABRT") and any(map(indicates_peer_loss, death["tail"]))  # frameworks abort themselves
 
 
 def ended_with_fork_server(death: Message) -> bool:
-    """Return whether a task ended because the fork server did: nobody has waited for its process, and so heard its usage of the CPU."""
+    """Return whether a task ended with the fork server, as its CPU time is then unknown."""
     return death["pid"] is not None and death["cpu_seconds"] is None
 
 
 def first_cause(terminations: Sequence[Termination]) -> Termination:
-    """Return the one to blame of `terminations`, which are in the order of their arrival; at least one.
+    """Return the root cause among at least one of `terminations`, in the order of arrival.
 
-    Victims are blamed only where there is nothing else; of equals the first that arrived, or one of its node that ended before it.
+    Victims are blamed only if all are; of equals the first to arrive, or an earlier one of its node.
     """
     equals = [each for each in terminations if not each.victim] or list(terminations)
     return min((each for each in equals if each.node == equals[0].node), key=lambda each: each.order)
 
 
 class Failures:
-    """What a group of tasks has lost, in the order of arrival, and what its tasks said of that.
+    """The failures of a group of tasks, in the order of arrival, and the tasks' reports."""
 
-    `lost` nodes were so before it began. The death of a `dispensable` task that had been ready is known, and no failure.
-    """
-
-    def __init__(self, lost: Iterable[int], dispensable: Collection[str] = ()) -> None:
+    def __init__(self, lost: Iterable[int], dispensable: Collection[str] = ()) -> None:  # `dispensable` may end once ready
         self._ended: list[tuple[int, Message | None]] = [(node, None) for node in lost]
         self._dispensable = dispensable
         self._ready: set[str] = set()
@@ -115,13 +96,13 @@ class Failures:
         self._errors: dict[str, Message] = {}
         self._phases: dict[str, str] = {}
         self._warming_since: dict[str, float] = {}
-        self.warming_up_seconds = 0.0  # of the task that took longest, until it was ready
+        self.warming_up_seconds = 0.0  # the longest of all tasks
 
     def __bool__(self) -> bool:
         return bool(self.terminations)
 
     def record(self, node: int, message: Message | None) -> bool:
-        """Keep what a node says of its tasks' ends, or None for its own; return whether it was that."""
+        """Keep a report of a task's end (None: the node's loss); return whether it was one."""
         if message is None or message.kind == "death":
             self._ended.append((node, message))
             if message is not None and self._awaited[message["task"]]:
@@ -137,13 +118,13 @@ class Failures:
         return True
 
     def mark_ready(self, task: str) -> None:
-        """A task has started: what it was doing for that is over."""
+        """Note that a task has started."""
         self._ready.add(task)
         self._phases.pop(task, None)
         self.warming_up_seconds = max(self.warming_up_seconds, time.monotonic() - self._warming_since.pop(task, math.inf))
 
     def replaced(self, task: str) -> None:
-        """A task is started anew by itself: its end, which is known or yet to come, is no failure, and it has to start like any other."""
+        """Note that a task restarts alone: its end, known or pending, is no failure."""
         self._awaited[task] += 1
         if any(death is not None and death["task"] == task for _, death in self._unforgiven):
             self._forgive(task)
@@ -160,16 +141,16 @@ class Failures:
         return [ended for ended in self._ended if not any(ended is each for each in self._forgiven)]
 
     def only_of(self, tasks: Collection[str]) -> bool:
-        """Whether all that has ended and should not have are some of these tasks."""
+        """Return whether only these tasks have failed."""
         return all(each.death is not None and each.death["task"] in tasks for each in self.terminations)
 
     def is_ready(self, task: str) -> bool:
-        """Whether a task is ready, and neither it nor its node has ended since."""
+        """Return whether a task is ready and has not ended since."""
         gone = any(death["task"] == task for _, death in self._unforgiven if death is not None)
         return task in self._ready and not gone and not self._awaited[task]
 
     def phase_of(self, task: str) -> str | None:
-        """Return what a task that is not ready yet said last that it was doing, if it has said so."""
+        """Return the last phase that a starting task reported."""
         return self._phases.get(task)
 
     @property
@@ -179,16 +160,22 @@ class Failures:
 
     @property
     def terminations(self) -> list[Termination]:
-        """All that has ended and should not have, in order of arrival."""
+        """The unexpected ends of tasks and nodes, in order of arrival."""
         expected = self._ready.intersection(self._dispensable)
-        unexpected = [(node, death) for node, death in self._unforgiven if death is None or death["task"] not in expected]
         return [
-            Termination(node, death, death is not None and is_victim(death, self._errors.get(death["task"]))) for node, death in unexpected
+            Termination(node, death, death is not None and is_victim(death, self._errors.get(death["task"])))
+            for node, death in self._unforgiven
+            if death is None or death["task"] not in expected
         ]
 
     @property
+    def only_victims(self) -> bool:
+        """Whether every failure is a victim's."""
+        return all(each.victim for each in self.terminations)
+
+    @property
     def certain(self) -> bool:
-        """Whether something has ended that no other end can have caused: a node, or a task that was killed after it had been ready."""
+        """Whether a failure is surely a cause: of a node, or of a killed, ready task."""
         return any(
             not each.victim
             and (each.death is None or (each.death["task"] in self._ready and each.death["signal"] not in (None, "SIGABRT")))
@@ -196,7 +183,7 @@ class Failures:
         )
 
     def reported_cause(self) -> TrainerError | None:
-        """Return what a task said before it ended that no other end can have caused: a wrong request, or a port that was taken."""
+        """Return a usage error or a taken port, which no other failure can cause."""
         for error in self._errors.values():
             if error["exit_code"] == UsageError.exit_code:
                 return UsageError(error["message"])
@@ -206,17 +193,17 @@ class Failures:
         return None
 
     def death_of(self, node: int, name: str, death: Message) -> TaskDiedError:
-        """Return the error that names a task's end, on the node of this `name`, with the last lines of its log."""
+        """Return the error for a task's end on the node `name`, with the end of its log."""
         task: str = death["task"]
         how = _ending_of(death)
         doing = f" while {self._phases[task]}" if task in self._phases else ""
         error = self._errors.get(task)
         why = f" ({error['type']}: {error['message'].splitlines()[0] if error['message'] else ''})" if error else ""
-        told: str | None = None if error is None else error.get("out_of_memory")
-        if told is not None:
-            told = "".join(told.splitlines()[:1])
-            starved = worker_in(told) or task
-            how, why = f"{how}, as {'it' if starved == task else starved} ran out of memory", f" ({told}): {REMEDY}"
+        out_of_memory: str | None = None if error is None else error.get("out_of_memory")
+        if out_of_memory is not None:
+            first = "".join(out_of_memory.splitlines()[:1])
+            starved = worker_in(first) or task
+            how, why = f"{how}, as {'it' if starved == task else starved} ran out of memory", f" ({first}): {REMEDY}"
         elif death["signal"] == "SIGKILL" and death.get("oom_kills"):
             why = f"; the kernel has killed for want of memory meanwhile, so that it ran out of memory, most likely: {REMEDY}"
         elif not why and (last := _last_words(death)) is not None:
@@ -229,10 +216,7 @@ class Failures:
 
 
 def _last_words(death: Message) -> str | None:
-    """Return the last line of the log of a task that a signal has ended which may say why; None where there is none.
-
-    A lost peer is why a framework ends itself, by SIGABRT, and not why another signal came.
-    """
+    """Return the last line of a log that explains a signal; a lost peer explains SIGABRT only."""
     said = next((line.strip() for line in reversed(death["tail"]) if not _SAYS_NOTHING.match(line)), None)
     if said is None or death["signal"] is None or (death["signal"] != "SIGABRT" and indicates_peer_loss(said)):
         return None

@@ -1,6 +1,6 @@
-"""Requests that the driver has sent to nodes and leading tasks and that are unanswered; an answer to no such request is refused.
+"""Unanswered requests of the driver to nodes and leading tasks; other answers are refused.
 
-What nodes send without being asked is limited in time and number too, so that no node can keep the driver busy or fill its disk.
+Unrequested messages are limited in time and number, so no node can keep the driver busy or fill its disk.
 """
 
 from __future__ import annotations
@@ -12,69 +12,43 @@ from dataclasses import dataclass
 
 from ...engine.protocol.messages import Message
 
-__all__ = ["OutstandingRequests"]
-
 _OF_NODES = frozenset({"hello", "leaving", "peers_probed", "ports", "probe_port", "sampled", "states", "stacks", "stopped"})
 _OF_COMMANDS = frozenset(
     {"done", "steps", "evaluated", "predicted", "decoded", "translated", "calibrated", "state_begin", "state_part", "state_end"}
 )
-_OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "state_end"})
-"""What the first leading task alone reports."""
-
-_ONCE_ENDING = frozenset({"log", "trace"})
-"""What a node sends between being asked to stop and having stopped."""
-
-_MOST_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000, "compile_timed": 1}
-"""How often something may be said of a task from its start to its end: a start has half a dozen phases."""
-
-MOST_SIGNS = 100_000
-"""Of life, for one order to translate: with one a second, more than a day."""
-
-_SPARE_SAMPLES = 20
-"""How many more samples than its interval allows a node may send: one may follow another at once, and a machine may be busy."""
-
+_OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "state_end"})  # only the first leading task reports these
+_ONCE_ENDING = frozenset({"log", "trace"})  # sent between the request to stop and its confirmation
+_MOST_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000, "compile_timed": 1}  # per task; a start has about six
+MOST_SIGNS = 100_000  # heartbeats during one translation: more than a day at one a second
+_SPARE_SAMPLES = 20  # beyond the interval, as a busy machine may send some in quick succession
+# Steps are reported during any command, as each but ``train`` first makes the cluster quiescent.
 _DURING = {"evaluated": "evaluate", "predicted": "predict", "decoded": "decode", "translated": "translate", "calibrated": "calibrate"}
-"""The command that an answer is part of; steps are reported during any, as each but ``train`` begins by making the cluster quiescent."""
-
-
-_ANSWERS_OF = {
+_ANSWERS_OF = {  # one answer per command, heartbeats apart; pairs of equal fields in answer and command
     "evaluated": (("sequence", "sequence"), ("split", "split")),
     "predicted": (("start", "start"),),
     "decoded": (("start", "start"),),
     "translated": (("order", "sequence"),),
 }
-"""Answers of which a command has exactly one, apart from heartbeats: their fields, each with the command's field of the same value."""
-
 _ANSWERED_BY_ALL = frozenset({"predict", "decode", "translate"})
 
 
 @dataclass(slots=True)
 class _Command:
-    """A command that a leading task has not done yet.
-
-    `answered`: what it asks for has arrived. `signs`: so often the task has said that it is at it.
-    """
-
     message: Message
     answered: bool = False
-    signs: int = 0
+    signs: int = 0  # heartbeats
 
 
 @dataclass(slots=True)
 class _State:
-    """A state that the first leading task has copied and is to bring."""
-
     sequence: int
     begun: bool = False
 
 
 class OutstandingRequests:
-    """Keeps what is asked, and says of an answer what is wrong with its time. Each leading task does its commands one after another.
+    """Checks whether an answer is due; each leading task does its commands in order."""
 
-    `may_leave`: whatever has started the nodes may be about to end one, whose agent then says so, once.
-    """
-
-    def __init__(self, nodes: Iterable[int], *, may_leave: bool = False) -> None:
+    def __init__(self, nodes: Iterable[int], *, may_leave: bool = False) -> None:  # may announce its end, once per agent
         self._owed: Counter[tuple[int | str, str]] = Counter()
         self._may_leave = may_leave
         self._commands: dict[str, deque[_Command]] = {}
@@ -91,7 +65,7 @@ class OutstandingRequests:
         self._owed[node, "leaving"] = int(self._may_leave)
 
     def of_new_agent(self, node: int) -> None:
-        """Another agent takes a node's place: it owes its greeting, and nothing that the one before was asked."""
+        """Note a new agent of a node, which owes only its greeting."""
         for key in [key for key in self._owed if key[0] == node]:
             del self._owed[key]
         self._await_greeting(node)
@@ -99,17 +73,17 @@ class OutstandingRequests:
         self._sampling.pop(node, None)
 
     def of_samples(self, node: int, interval_seconds: float | None) -> None:
-        """A node takes samples from now on; None: it takes those only that it is asked for."""
+        """Note that a node takes samples from now on; None: only requested ones."""
         if interval_seconds is not None:
             self._sampling.setdefault(node, (time.monotonic(), interval_seconds))
 
     def of_node(self, node: int, kind: str) -> None:
-        """A node has been asked for one message of a kind."""
+        """Note a request to a node for one message of a kind."""
         self._owed[node, kind] += 1
         self._samples[node] -= kind == "sampled"
 
     def started(self, tasks: Iterable[str], leaders: Iterable[str]) -> None:
-        """Tasks are being started, of which some lead; what was asked of others before is forgotten."""
+        """Note the start of tasks, some of which lead; earlier requests are dropped."""
         for task in tasks:
             self._owed[task, "ready"] = 1
         self._commands = {leader: deque() for leader in leaders}
@@ -118,18 +92,18 @@ class OutstandingRequests:
         self._remarks.clear()
 
     def started_again(self, task: str) -> None:
-        """A task is being started by itself, in the place of one that has ended, or is being ended: then it may still say that."""
+        """Note the restart of a single task, whose earlier death may still be reported."""
         self._owed[task, "ready"] = 1
         self._remarks[task, "phase"] = self._remarks[task, "error"] = 0
         self._remarks[task, "death"] -= 1
 
     def of_leader(self, leader: str, command: Message) -> None:
-        """A leading task has been sent a command."""
+        """Note a command to a leading task."""
         self._commands[leader].append(_Command(command))
         self._trains = self._trains or command.kind == "train"
 
     def wrong_with(self, node: int, message: Message) -> str | None:
-        """Return why a message, which is sound in itself, may not come now, or None; then it is what was asked for."""
+        """Return why a valid message may not arrive now; else None, and its request is answered."""
         kind = message.kind
         if kind in _OF_NODES or kind == "ready":
             key = (message["from"] if kind == "ready" else node, kind)
@@ -185,7 +159,7 @@ class OutstandingRequests:
         return None
 
     def _wrong_with_end(self, task: str, command: _Command) -> str | None:
-        """A command is done: return what is missing of it, or None; then the next one is being done."""
+        """Return what is missing of a completed command, or None and continue with the next."""
         first = task == next(iter(self._commands))
         kind = command.message.kind
         if not command.answered and (kind in _ANSWERED_BY_ALL or (kind == "evaluate" and first)):

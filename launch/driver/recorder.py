@@ -1,4 +1,4 @@
-"""Records a run: puts every record onto the run clock, writes it into the run directory, and shows it to the user and to loggers."""
+"""Recording of a run on its clock, for the run directory, the display and the loggers."""
 
 from __future__ import annotations
 
@@ -12,51 +12,35 @@ from typing import Any
 
 import psutil
 
+from ...core.console import UnsafeNameError, inside
 from ...core.errors import DiskError, RunFailedError, writing
 from ...core.job import Job
-from ...core.untrusted.path_names import UnsafeNameError, inside
-from ...engine.progress.base import Progress
+from ...engine.progress import Progress
 from ...records.loggers.base import RunLogger, replay
 from ...records.loggers.mllog import MLLogWriter, Sizes
 from ...records.loggers.tensorboard import TensorBoardWriter
-from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from ...records.store.run_directory import RunReader, RunState, RunWriter
 from ...records.store.sample_thinning import SampleThinner
-from ..stacks.places import STACKS, TaskStack, append_stacks
+from ...records.store.schema import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from ..node.stacks import STACKS, TaskStack, append_stacks
 
-__all__ = ["PROFILE", "Recording"]
-
-PROFILE = "profile"
-"""The folder of a run directory that holds the traces of ``--profile``."""
-
-CHECK_SECONDS = 2.0
-"""How often is looked whether the run directory is still there."""
-
-_URGENT_EVENTS = ("mlflow_lost", "mlflow_incomplete")
-"""Events about followers that a person should read at once."""
-
-_DRIVER_FIELDS = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds", "samples", "merged")
-"""Fields of a sample that are not taken as its agent sent them."""
+PROFILE = "profile"  # folder of a run directory with the traces of ``--profile``
+CHECK_SECONDS = 2.0  # between checks that the run directory still exists
+_URGENT_EVENTS = ("mlflow_lost", "mlflow_incomplete")  # loggers' events for the user
+_DRIVER_FIELDS = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds", "samples", "merged")  # set by the driver only
 
 
 class Recording:
-    """A run's records and its clock. `began` is when the command started, in seconds of the machine's clock.
-
-    What happens before the run clock starts is held back until then, because its time on that clock is not known earlier. `resumed` is
-    the directory of a run that goes on.
-
-    What the disk refuses ends the run: it raises DiskError in whoever made it, and so does every record after it, none of which is kept.
-    `refused` is that error. `violation` is what a node did while the run was ending that makes it fail nevertheless.
-    """
+    """A run's records, which wait for the start of the run clock; `resumed` is a run directory."""
 
     def __init__(self, job: Job, progress: Progress, resumed: Path | None = None) -> None:
         self.job = job
         self.writer = RunWriter.create(job) if resumed is None else RunWriter.reopen(resumed)
         self.progress = progress
-        self.began = psutil.Process().create_time()
+        self.began = psutil.Process().create_time()  # of the command
         self.init_seconds = 0.0
-        self.refused: DiskError | None = None
-        self.violation: RunFailedError | None = None
+        self.refused: DiskError | None = None  # raised by the record that failed and by every later one
+        self.violation: RunFailedError | None = None  # of a node during the shutdown; fails the run
         self._tasks: dict[str, int] = {}
         self._own_node: int | None = 0
         self._ending = False
@@ -75,17 +59,15 @@ class Recording:
         """The run directory."""
         return self.writer.path
 
-    # The clock ------------------------------------------------------------------------------------------------------
-
     def start_clock(self, run_seconds: float = 0.0) -> None:
-        """Start the run clock, at `run_seconds`, and write what was held back; a second call does nothing."""
+        """Start the run clock at `run_seconds`, and write the waiting records; idempotent."""
         with self._early_lock:
             if self._zero is None:
                 self.init_seconds = time.time() - self.began
                 self.flush_pending(run_seconds)
 
     def flush_pending(self, run_seconds: float) -> None:
-        """Write what was held back, with `run_seconds` as the time on a run clock that has not been started; else there is nothing."""
+        """Write the waiting records as if the run clock started at `run_seconds`, unless it has."""
         with self._early_lock:
             if self._zero is not None:
                 return
@@ -97,33 +79,29 @@ class Recording:
             self._pending.clear()
 
     def begin_segment(self, run_seconds: float) -> None:
-        """A part of the run on other nodes begins at `run_seconds`: later samples are of it. The clock itself goes on."""
+        """Assign later samples to a segment from `run_seconds`; the clock continues."""
         self.write_waiting_samples()
         self._part_began_seconds = run_seconds
 
     def stop_clock(self) -> None:
-        """The time until here is that of the run, `run_seconds`; a second call does nothing. What is recorded later has a later time."""
+        """Stop `run_seconds`, but not later records' times; idempotent."""
         if self._stopped_at is None:
             self._stopped_at = self.clock()
             self._thinner.want_each()
 
     @property
     def run_seconds(self) -> float:
-        """What the run took, in seconds on its clock: until that was stopped, or until now."""
+        """Seconds of the run on its clock, until its stop or now."""
         return self.clock() if self._stopped_at is None else self._stopped_at
 
     def clock(self) -> float:
-        """Return seconds on the run clock. Raises RuntimeError where it has not been started."""
+        """Return seconds on the run clock. Raises RuntimeError if it has not been started."""
         return self._since_zero(time.monotonic())
 
     def _since_zero(self, moment: float) -> float:
         if self._zero is None:
             raise RuntimeError("the run clock has not been started")
         return moment - self._zero
-
-    def _timestamped(self, write: Callable[[float], None]) -> None:
-        """Write a record stamped with this moment: now, or as soon as the run clock starts."""
-        self._timestamped_at(time.monotonic(), write)
 
     def _timestamped_at(self, moment: float, write: Callable[[float], None]) -> None:
         with self._early_lock:
@@ -132,22 +110,17 @@ class Recording:
                 return
         write(self._since_zero(moment))
 
-    # Followers ------------------------------------------------------------------------------------------------------
-
     def load_followers(self) -> None:
-        """Load what the job asks for, and no more: what cannot be told is known then before anything of a run that goes on is changed.
-
-        Raises UsageError.
-        """
+        """Import the job's loggers. Raises UsageError before a resumed run is changed."""
         if self.job.mlflow is not None:
             from ...records.loggers.mlflow import load_mlflow
 
             load_mlflow(self.job.mlflow)
 
     def rewind(self, step: int, run_seconds: float) -> None:
-        """Take the records back to a checkpoint of `step` updates; of events and samples those up to `run_seconds` stay.
+        """Cut the records back to `step`, events and samples to `run_seconds`. Raises DiskError.
 
-        Who has heard the others hears that this attempt has failed; add followers anew. Call while nothing is written. Raises DiskError.
+        The loggers' runs end as failed; add new ones. Call while nothing is written.
         """
         self.write_waiting_samples()
         followers, self._followers, self._following = self._followers, [], False
@@ -157,10 +130,9 @@ class Recording:
         self.writer.cut(step, run_seconds)
 
     def add_followers(self, command: Sequence[str], run_seconds: float | None = None) -> None:
-        """Tell TensorBoard and MLflow too, as the job asks. Loading them takes a while: call it while the tasks load theirs.
+        """Add the job's TensorBoard and MLflow loggers, which are slow to import; idempotent.
 
-        Where a run goes on, `run_seconds` is the run clock at its checkpoint; call after the records were cut, and what stays is told
-        first. `command` is what the user typed. A second call does nothing.
+        In a resumed run `run_seconds` is the run clock at the checkpoint; call after the records were cut, which are replayed first.
         """
         if self._following:
             return
@@ -180,22 +152,18 @@ class Recording:
         self._followers += added
 
     def _on_logger_event(self, event: str, **detail: Any) -> None:
-        """Tell the user what a follower says of itself, where it is bad news, and record it. Called from a follower's thread, too."""
         if event in _URGENT_EVENTS:
-            told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in detail.items() if value is not None)
-            self.progress.message(f"{event.replace('_', ' ')}: {told}")
-        with suppress(DiskError):  # which the next record of the run raises where it ends the run
+            details = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in detail.items() if value is not None)
+            self.progress.message(f"{event.replace('_', ' ')}: {details}")
+        with suppress(DiskError):  # raised again by the next record
             self.event(event, **detail)
 
-    def add_mllog(self, job: Job, sizes: Sizes, run_seconds: float | None = None) -> None:
-        """Write MLPerf's event log too, from now on; `sizes` are the examples of the splits.
-
-        Where a run goes on, `run_seconds` is the run clock at its checkpoint; call after the cut, and what stays is told first.
-        """
+    def add_mllog(self, sizes: Sizes, run_seconds: float | None = None) -> None:
+        """Also write MLPerf's event log; `sizes` are the examples of the splits."""
         zero = None if run_seconds is None else time.time() - run_seconds
         began = self.began if zero is None else zero - (time.time() - self.began)
         with writing(self.path):
-            mllog = MLLogWriter(self.path, job, sizes, began, zero)
+            mllog = MLLogWriter(self.path, self.job, sizes, began, zero)
         if zero is not None:
             mllog.replay(RunReader(self.path))
         self._followers.append(mllog)
@@ -209,21 +177,21 @@ class Recording:
         self._append(lambda to: to.evaluation(record))
 
     def event(self, event: str, **detail: Any) -> None:
-        """Record that something happened just now."""
+        """Record an event with the present time."""
 
         def write(now: float) -> None:
             record = EventRecord(event, now, detail)
             self._append(lambda to: to.event(record))
 
-        self._timestamped(write)
+        self._timestamped_at(time.monotonic(), write)
 
     def sample(self, fields: Mapping[str, Any]) -> None:
-        """Take a node's resources, as its agent sent them. Where very many come in, a line stands for several (`SampleThinner`)."""
-        own = {key: value for key, value in fields.items() if key not in _DRIVER_FIELDS}
+        """Record an agent's sample of its node; of many, several share a line."""
+        measured = {key: value for key, value in fields.items() if key not in _DRIVER_FIELDS}
         tasks = tuple(TaskSample(**task) for task in fields["tasks"])
         agent = fields["trainer_cpu_seconds"]
         used = agent + time.process_time() if agent is not None and fields["node"] == self._own_node else agent
-        record = SystemRecord(**own, time_seconds=time.monotonic(), tasks=tasks, trainer_cpu_seconds=used)
+        record = SystemRecord(**measured, time_seconds=time.monotonic(), tasks=tasks, trainer_cpu_seconds=used)
         before = self._thinner.samples_per_line
         lines = self._thinner.add(record)
         if self._thinner.samples_per_line != before:
@@ -234,13 +202,11 @@ class Recording:
             self._show(self._on_run_clock(record, self._since_zero(record.time_seconds)))
 
     def write_waiting_samples(self) -> None:
-        """Write what stands for all samples that wait for others."""
+        """Write the samples that wait to be merged."""
         for line in self._thinner.flush():
             self._write_sample(line)
 
     def _write_sample(self, line: SystemRecord) -> None:
-        """Write a line about a sample, whose time is still that of this machine's clock."""
-
         def write(now: float) -> None:
             record = self._on_run_clock(line, now)
             self._append(lambda to: to.system(record))
@@ -251,24 +217,22 @@ class Recording:
         self._timestamped_at(line.time_seconds, write)
 
     def _show(self, record: SystemRecord) -> None:
-        """Tell who follows of a sample, unless the run clock has stopped: what nodes do then is no training."""
         if self._stopped_at is None:
             self.progress.node(record)
 
     def _on_run_clock(self, record: SystemRecord, now: float) -> SystemRecord:
         return replace(record, time_seconds=now, part_began_seconds=self._part_began_seconds)
 
-    def _append(self, tell: Callable[[RunWriter | RunLogger], None]) -> None:
-        """Write a record into the run directory, and tell the followers."""
+    def _append(self, write: Callable[[RunWriter | RunLogger], None]) -> None:
         with self._disk_errors(self.path):
             if self.refused is not None:
                 raise self.refused
-            tell(self.writer)
+            write(self.writer)
             for follower in self._followers:
-                tell(follower)
+                write(follower)
 
     def check(self, *, at_once: bool = False) -> None:
-        """Raise DiskError where anything was refused, or the run directory can be written no more; looks every few seconds or `at_once`."""
+        """Raise DiskError if a write failed or, at intervals, the directory is not writable."""
         with self._disk_errors(self.path):
             if self.refused is not None:
                 raise self.refused
@@ -278,7 +242,7 @@ class Recording:
 
     @contextmanager
     def _disk_errors(self, path: Path) -> Iterator[None]:
-        """Remember what the disk refuses within the block, and raise DiskError about it as long as the run is not ending anyway."""
+        """Keep the first disk error, and raise it as DiskError unless the run is ending."""
         try:
             with writing(path):
                 yield
@@ -288,34 +252,31 @@ class Recording:
                 raise
 
     def expect(self, tasks: Mapping[str, int], own_node: int | None = 0) -> None:
-        """Hear which tasks there are, by name, and on which node each is: no other's files are taken.
-
-        `own_node` is the node whose samples count the driver's own CPU time, one on its machine.
-        """
+        """Set each task's node, and the node whose samples include the driver's CPU time."""
         self._tasks = dict(tasks)
         self._own_node = own_node
 
     def log(self, node: int, task: str, text: bytes) -> None:
-        """Append to the log of a task whose node does not see our files; one under a name that is no task of the node is a `violation`."""
+        """Append to a task's log from a node without shared files; a wrong name is a `violation`."""
         with self._named(node, "log"):
             self._of_a_task(node, task)
             with self._disk_errors(self.path), _delete_if_incomplete(self.writer.log_path(node, task)) as path, path.open("ab") as file:
                 file.write(text)
 
     def trace(self, node: int, path: str, data: bytes) -> None:
-        """Append to a file of a task's trace; `path` is ``<task>/<file>`` on the node, and any other a `violation`."""
+        """Append to a trace; a `path` other than ``<task>/<file>`` is a `violation`."""
         with self._named(node, "trace"):
             self._of_a_task(node, path.partition("/")[0] if isinstance(path, str) else path)
             target = inside(self.path / PROFILE / str(node), path)
             if self.refused is not None:
-                return  # part of a trace is of no use to anybody
+                return  # a partial trace is useless
             with self._disk_errors(target):
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with _delete_if_incomplete(target), target.open("ab") as file:
                     file.write(data)
 
     def stacks(self, occasion: str, stacks: Mapping[str, TaskStack]) -> None:
-        """Keep where tasks stand: all of it in a file of the run directory, the innermost line of each in an event."""
+        """Write tasks' stacks to a file, and the innermost line of each to an event."""
         if not stacks:
             return
         with self._disk_errors(self.path / STACKS):
@@ -328,7 +289,6 @@ class Recording:
 
     @contextmanager
     def _named(self, node: int, what: str) -> Iterator[None]:
-        """Make a violation of a name that no such file of the node can have: told and recorded once, and the run fails of it."""
         try:
             yield
         except UnsafeNameError as error:
@@ -345,25 +305,25 @@ class Recording:
                 self.progress.message(str(violation))
 
     def ending(self) -> None:
-        """From now on what the disk refuses raises nothing, so that the run is ended in good order; see `refused`."""
+        """From now on keep disk errors as `refused` without raising, to complete the shutdown."""
         self._ending = True
 
     def ended(self, state: RunState, summary: Mapping[str, Any] | None) -> None:
-        """Tell the followers how the run ended; `summary` is None where it never trained. Raises DiskError, once all are told."""
-        with writing(self.path), ExitStack() as telling:
+        """Pass the end of the run to all loggers, then raise any DiskError."""
+        with writing(self.path), ExitStack() as calls:
             for follower in reversed(self._followers):
-                telling.callback(follower.on_end, state, summary)  # the last one is called first
+                calls.callback(follower.on_end, state, summary)  # the last one is called first
 
     def close(self) -> None:
-        """Flush and close everything, the display included. Raises DiskError, once all is closed."""
-        with writing(self.path), ExitStack() as closing:
+        """Close everything, including the display. Raises DiskError after all is closed."""
+        with writing(self.path), ExitStack() as calls:
             for close in (self.progress.close, self.writer.close, *(follower.close for follower in reversed(self._followers))):
-                closing.callback(close)  # the last one is called first
+                calls.callback(close)  # the last one is called first
 
 
 @contextmanager
 def _delete_if_incomplete(path: Path) -> Iterator[Path]:
-    """Remove the file where the disk refuses part of it, so that there is room for what tells how the run ended."""
+    """Remove an incomplete file, to leave room for the run's status."""
     try:
         yield path
     except OSError:

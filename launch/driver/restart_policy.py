@@ -1,67 +1,42 @@
-"""What becomes of a run when something that it is made of has failed: a policy decides, and the driver carries it out.
+"""Policies that decide what follows a failure; the driver carries out the decision.
 
-A policy is asked about what another attempt could mend: a task or a node that was lost, a stall, a port that was taken. What the job
-itself is the cause of (a loss that is not finite, a full disk, a request that cannot be met) ends the run without it.
+They decide on failures that another attempt could fix: a lost task or node, a stall, a taken port. Failures that the job itself causes (a
+non-finite loss, a full disk) end the run without them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal, Protocol
 
 from ...core.errors import StalledRunError, TrainerError
 from ...core.job import Job
-from ..virtual.errors import NetworkLostError
+from ..virtual.namespaces import NetworkLostError
 from .first_failure import AddressInUseError, NodeLostError, TaskDiedError
+from .recorder import Recording
 
-__all__ = [
-    "AttemptSummary",
-    "Decision",
-    "FailFast",
-    "Failure",
-    "LimitedRestarts",
-    "PortClashRetry",
-    "Resize",
-    "Restart",
-    "RestartPolicy",
-    "RestartTask",
-    "Stop",
-    "cause_of",
-    "failure_of",
-    "policy_of",
-]
-
-MOST_PORT_CLASHES = 3
-"""A port may be taken by another program between its reservation and its use."""
-
-LONGEST_PAUSE_SECONDS = 30.0
-"""A run that fails again and again without an update in between waits twice as long each time, up to this."""
+MOST_PORT_CLASHES = 3  # a port may be taken between its reservation and its use
+LONGEST_PAUSE_SECONDS = 30.0  # upper bound of the pause, which doubles with each failure without progress
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What an attempt has ended with.
+    """The failure of an attempt."""
 
-    `kind`: a task has died; a node was lost; nothing was finished for the stall time-out; a port was taken before a task could listen; the
-    network that the nodes live in was lost, and they with it.
-    `task` and `node` are the first that failed, where one is known. `cause` is for people, in one line. `step`: updates done by then.
-    `rejoins`: the attempt need not end with it, since the task can be started anew by itself (`RestartTask`) while others train on.
-    """
-
-    kind: Literal["task", "node", "stall", "port", "network"]
-    task: str | None
-    node: int | None
-    cause: str
-    step: int
-    rejoins: bool = False
+    kind: Literal["task", "node", "stall", "port", "network"]  # died task, lost node, stall, taken port, lost nodes' network
+    task: str | None  # that failed first, if known
+    node: int | None  # that failed first, if known
+    cause: str  # one line
+    step: int  # updates done
+    rejoins: bool = False  # the task can restart alone (`RestartTask`)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSummary:
-    """An attempt that is over: the step at which it began, how many seconds it lasted, and what it ended with."""
+    """A failed attempt: its first step, seconds and failure."""
 
     first_step: int
     seconds: float
@@ -70,19 +45,17 @@ class AttemptSummary:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the run with the failure. `because`: what people are told before it, where the failure does not say it all."""
+    """End the run with the failure, after the text `because`."""
 
     because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start the tasks anew on the same nodes, after so many seconds, and go on from the newest checkpoint.
+    """Restart all tasks on the same nodes after a pause, from the newest checkpoint, if any.
 
-    A run that has saved none begins anew. Where one of these nodes is lost this cannot be done, and the run ends with that, unless more is
-    said. `replaces_nodes`: the launcher is asked for another in its place. `min_nodes`: where there is none, the run goes on with the nodes
-    that there are, at least so many, as `Resize` does, and with all nodes of the run as soon as they are back. Raises ValueError for
-    fewer than 0 seconds.
+    A lost node ends the run, except: with `replaces_nodes` the launcher replaces it if it can; with `min_nodes` the run resumes on the
+    nodes that answer, at least this many, as with `Resize`, and on all as soon as they are back. Raises ValueError for negative seconds.
     """
 
     after_seconds: float = 0.0
@@ -96,10 +69,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class RestartTask:
-    """Start the one task anew that has failed, after so many seconds, in the attempt that goes on meanwhile.
-
-    No other answer does that, and this one is none about a failure that does not say `rejoins`. Raises ValueError for fewer than 0 seconds.
-    """
+    """Restart only the failed task, if it `rejoins`. Raises ValueError for negative seconds."""
 
     after_seconds: float = 0.0
 
@@ -110,11 +80,10 @@ class RestartTask:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Start the tasks anew on so many of the nodes that are there, after so many seconds, and go on from the newest checkpoint.
+    """Restart all tasks after a pause on this many nodes, from the newest checkpoint, if any.
 
-    They are the lowest-numbered ones that answer when the time is over; where these are too few, the run ends. A run that has saved no
-    checkpoint begins anew. An update is of as many examples as before, and these come in the same order: the global batch stays in sync
-    mode, a worker's batch in async mode. Raises ValueError for a number that is not whole or less than 1, and for fewer than 0 seconds.
+    The run uses the lowest-numbered nodes that answer, or ends if there are too few. The order of examples and the size of an update stay
+    the same: the global batch in sync mode, a worker's in async mode. Raises ValueError for nodes below 1 or negative seconds.
     """
 
     nodes: int
@@ -131,82 +100,68 @@ Decision = Stop | Restart | RestartTask | Resize
 
 
 class RestartPolicy(Protocol):
-    """Decides what follows a failure.
-
-    The driver asks the policy that it is given and no other: whoever wants a start repeated whose ports were taken wraps `PortClashRetry`
-    around their own.
-    """
+    """Decides what follows a failure; `PortClashRetry` adds retries with other ports."""
 
     def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
-        """Return what is to be done about a failure, before which there were `attempts`, oldest first; the present one is none of them.
-
-        `nodes` is how many of the run's nodes are still there, those that the attempt did not use among them.
-        """
+        """Return the decision after a failure and earlier `attempts`, with `nodes` answering."""
         ...
 
 
 class FailFast:
-    """The first failure ends the run."""
+    """Ends the run at the first failure."""
 
     def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
         """Stop."""
         return Stop()
 
 
+@dataclass(frozen=True)
 class PortClashRetry:
-    """A start whose ports were taken by others is tried again at once, with other ports; what else fails is for `otherwise` to decide."""
+    """Repeats a start whose ports were taken, with others; else as `otherwise` decides."""
 
-    def __init__(self, otherwise: RestartPolicy) -> None:
-        self._otherwise = otherwise
+    otherwise: RestartPolicy
 
     def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
-        """Restart after a clash of ports, unless it is the third in a row."""
+        """Restart after a port clash, unless it is the third in a row."""
         if failure.kind != "port":
-            return self._otherwise.decide(failure, attempts, nodes)
+            return self.otherwise.decide(failure, attempts, nodes)
         clashes = 1 + sum(1 for _ in takewhile(lambda attempt: attempt.failure.kind == "port", reversed(attempts)))
         if clashes >= MOST_PORT_CLASHES:
             return Stop(f"{MOST_PORT_CLASHES} times a port was taken before a task could listen")
         return Restart()
 
 
+@dataclass
 class LimitedRestarts:
-    """Goes on after a failure, `most` times, or `most` times within `window_seconds`; lost nodes are replaced where they can be.
+    """Restarts up to `most` times (within `window_seconds`), and replaces lost nodes.
 
-    `min_nodes` as in `Restart`. `clock` returns seconds. A failure without an update more than at the failure before makes the next start
-    wait, longer each time, so that a cause that lasts does not keep the machines busy with starts. A task that can be started anew by
-    itself is; there a failure that soon follows its last one makes it wait.
+    Failures without progress double the pause before the next start. A task that can restart alone does, with a pause after failures in
+    quick succession.
     """
 
-    def __init__(
-        self,
-        most: int,
-        window_seconds: float | None = None,
-        min_nodes: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._most = most
-        self._window_seconds = window_seconds
-        self._min_nodes = min_nodes
-        self._clock = clock
-        self._restarted_at: list[float] = []
-        self._of_task: dict[str | None, tuple[float, int]] = {}
+    most: int
+    window_seconds: float | None = None
+    min_nodes: int | None = None  # as in `Restart`
+    clock: Callable[[], float] = time.monotonic
+    _restarted_at: list[float] = field(default_factory=list, init=False)
+    _of_task: dict[str | None, tuple[float, int]] = field(default_factory=dict, init=False)
 
     def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
-        """Restart, all or the one task, unless that has been done as often as it may."""
-        now, window = self._clock(), self._window_seconds
+        """Restart all tasks or only the failed one, unless the limit is reached."""
+        now, window = self.clock(), self.window_seconds
         if window is not None:
             self._restarted_at = [at for at in self._restarted_at if now - at < window]
-        if len(self._restarted_at) >= self._most:
-            times = "once" if self._most == 1 else f"{self._most} times"
+        if len(self._restarted_at) >= self.most:
+            times = "once" if self.most == 1 else f"{self.most} times"
             within = "" if window is None else f" within {window:g} s (--restart-window)"
             return Stop(f"restarted {times}{within}, as often as --max-restarts allows")
         self._restarted_at.append(now)
         if failure.rejoins:
             return RestartTask(self._pause_of_task(failure.task, now))
-        return Restart(self._pause_seconds(failure, attempts), replaces_nodes=True, min_nodes=self._min_nodes)
+        return Restart(self._pause_seconds(failure, attempts), replaces_nodes=True, min_nodes=self.min_nodes)
 
     def _pause_of_task(self, task: str | None, now: float) -> float:
-        """Return the pause before one task's next start: none after it has lasted, else 1 s, doubled with each failure that came soon."""
+        """Return 0 s, or 1 s doubled with each failure in quick succession."""
         before, soon = self._of_task.get(task, (now - 2 * LONGEST_PAUSE_SECONDS, 0))
         soon = soon + 1 if now - before < 2 * LONGEST_PAUSE_SECONDS else 0
         self._of_task[task] = now, soon
@@ -214,26 +169,26 @@ class LimitedRestarts:
 
     @staticmethod
     def _pause_seconds(failure: Failure, attempts: Sequence[AttemptSummary]) -> float:
-        """Return the pause before the next start: none after progress, else 1 s, doubled with each failure in a row without any."""
+        """Return 0 s after progress, else 1 s doubled with each failure."""
         steps = [attempt.failure.step for attempt in attempts]
         without = sum(1 for _ in takewhile(lambda step: failure.step <= step, reversed(steps)))
         return min(LONGEST_PAUSE_SECONDS, 2.0 ** (without - 1)) if without else 0.0
 
 
 def policy_of(job: Job) -> RestartPolicy:
-    """Return what becomes of a job's failures, as its settings say; a start whose ports were taken is tried again in any case."""
+    """Return the policy of a job's settings, with retries on other ports."""
     if not job.max_restarts:
         return PortClashRetry(FailFast())
     return PortClashRetry(LimitedRestarts(job.max_restarts, job.restart_window, job.min_nodes))
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what a failure's cause is for people: the first line of its error."""
+    """Return the first line of an error, which a log may follow."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def failure_of(error: BaseException, step: int, *, rejoins: bool = False) -> Failure | None:
-    """Return the failure that an error of an attempt stands for, `step` updates into the training; None where it is none of these."""
+    """Return the failure behind an error after `step` updates, if another attempt may fix it."""
     if not isinstance(error, TrainerError):
         return None
     cause = cause_of(error)
@@ -248,3 +203,74 @@ def failure_of(error: BaseException, step: int, *, rejoins: bool = False) -> Fai
     if isinstance(error, StalledRunError):
         return Failure("stall", error.task, None, cause, step, rejoins)
     return None
+
+
+@dataclass(slots=True)
+class _Absence:
+    start_at: float
+    start_seconds: float
+    ready_by: float | None = None
+
+
+class AbsentTasks:
+    """Lost tasks that restart, from `begin` to `end`; times in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._absent: dict[str, _Absence] = {}
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._absent
+
+    def begin(self, task: str, start_at: float, start_seconds: float) -> None:
+        """Note a lost task, the time of its start, and its limit; replaces an earlier loss."""
+        self._absent[task] = _Absence(start_at, start_seconds)
+
+    def due(self, now: float) -> list[tuple[str, float]]:
+        """Return the tasks to start now, each once, with the limit of their start."""
+        found = [(task, absence) for task, absence in self._absent.items() if absence.ready_by is None and absence.start_at <= now]
+        for _, absence in found:
+            absence.ready_by = now + absence.start_seconds
+        return [(task, absence.start_seconds) for task, absence in found]
+
+    def overdue(self, now: float) -> str | None:
+        """Return a started task that is not ready in time, if any."""
+        return next((task for task, absence in self._absent.items() if absence.ready_by is not None and now > absence.ready_by), None)
+
+    @property
+    def started(self) -> list[str]:
+        """The started tasks that are not ready yet."""
+        return [task for task, absence in self._absent.items() if absence.ready_by is not None]
+
+    def end(self, task: str) -> None:
+        """Note that a task is ready again."""
+        del self._absent[task]
+
+
+@dataclass(frozen=True)
+class LoneRestarts:
+    """Restarts lost tasks (`replace`, after seconds), and records and notifies that."""
+
+    recording: Recording
+    replace: Callable[[str, float], None]
+    on_absent: Callable[[str], None]
+    on_back: Callable[[str], None]
+    notify: Callable[[str, str], None]  # gets the cause and the task when it is back
+    _lost: dict[str, tuple[float, str]] = field(default_factory=dict, init=False)
+
+    def begin(self, task: str, cause: str, after_seconds: float) -> None:
+        """Restart a lost task after a pause."""
+        since, _ = self._lost.get(task, (time.monotonic(), ""))
+        self._lost[task] = since, cause
+        self.recording.event("task_failed", task=task, cause=cause)
+        self.recording.progress.message(f"{cause}; {task} restarts while training continues")
+        self.on_absent(task)
+        self.replace(task, after_seconds)
+
+    def end(self, task: str) -> None:
+        """Report that a task is ready again."""
+        since, cause = self._lost.pop(task)
+        absent_seconds = time.monotonic() - since
+        self.recording.event("task_restarted", task=task, absent_seconds=absent_seconds)
+        self.recording.progress.message(f"{task} takes part again, after {absent_seconds:.1f} s")
+        self.on_back(task)
+        self.notify(cause, task)

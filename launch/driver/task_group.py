@@ -1,8 +1,7 @@
-"""The tasks of one attempt at a run, from their start to their end, as the driver sees them: what they are sent, what they answer.
+"""The tasks of one attempt: the driver's messages to them, and their answers.
 
-One that has ended may be started anew by itself, where whoever has the group wants that (`on_loss`), and the others go on meanwhile.
-Tasks of another attempt are another group's. None of them can be taken for one's own: each group hears its nodes until they have told
-that all of its tasks have ended, which is the last that they say of them.
+A lost task may restart while the others train (`on_loss`). Each attempt has its own group, which receives messages until the nodes report
+that all of its tasks have ended, so tasks of two attempts cannot be confused.
 """
 
 from __future__ import annotations
@@ -15,38 +14,26 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ...backends.base import State
-from ...backends.compiling.choice import CompileChoice, Timing
+from ...backends.compiling import CompileChoice, Timing
 from ...core.cluster import Role, Task, TaskSpec
 from ...core.errors import RunFailedError, StalledRunError, TrainerError
-from ...core.liveness.silence import TICK_SECONDS
-from ...core.liveness.startup_watchdog import REPORT_SECONDS
+from ...core.liveness import REPORT_SECONDS, TICK_SECONDS
 from ...engine.protocol.messages import Message, PreparedJson
 from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields
-from ..links.inquiry import LinkInquiry
-from ..links.verdict import cut_off
-from ..replacement.absent_tasks import AbsentTasks
-from ..stacks.collect import COLLECT_SECONDS
-from ..stacks.inquiries import Inquiries
-from ..stacks.places import TaskStack
+from ..node.links import LinkInquiry, cut_off
+from ..node.stacks import COLLECT_SECONDS, Inquiries, TaskStack
 from .first_failure import FORK_SERVER, Failures, NodeLostError, TaskDiedError, ended_with_fork_server, first_cause
 from .nodes import Nodes
+from .restart_policy import AbsentTasks
 
-__all__ = ["ClusterState", "TaskGroup", "TaskReady", "load_state"]
-
-CAUSE_WINDOW_SECONDS = 1.0
-"""How long after a death further deaths are awaited, so that the first cause is told from its victims."""
-
-KILL_SECONDS = 15.0
-"""How long nodes may take to end their tasks by force and to send what these have left behind."""
+CAUSE_WINDOW_SECONDS = 1.0  # wait for further deaths, to tell the root cause from its victims
+KILL_SECONDS = 15.0  # for nodes to kill their tasks and to send their last reports
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """How the cluster stands: the kernel's state letter of each task that is known, and what is wrong with each node that said nothing.
-
-    `stacks`: where each task stands of which its node has told that.
-    """
+    """The kernel's state letters and stacks of tasks, and problems of silent nodes."""
 
     states: Mapping[str, str]
     silent: Mapping[int, str]
@@ -54,31 +41,22 @@ class ClusterState:
 
 
 class TaskReady(NamedTuple):
-    """What a task that is warm says: the number format that it computes in, and the kind of device (``cpu``, ``gpu``); None: nothing."""
+    """The number format and device (``cpu``, ``gpu``) of a warm task, if reported."""
 
     precision_used: str | None
     device_used: str | None
 
 
 class TaskGroup:
-    """Talks to the tasks `placed` on `nodes`, those of them that lead in their order. It raises what ends them, until `end_tasks`.
-
-    `survives`: the roles of those whose death, once they are ready, ends nothing, as their backend declares it. `places` are the numbers of
-    the nodes that are used, all where none are named. The others are asked nothing, and their loss is none of the group's. What
-    `find_stacks` has asked about comes to `inquiries.on_answer`, from within `receive`.
-
-    `rejoins`: the roles of those that can be started anew by themselves. `on_loss` is asked, from within `receive`, about the end of one of
-    them, or that the first leading task has found it stalled, where nothing else has failed; it has called `replace` when it returns True,
-    else the error is raised. `on_rejoined` is called when such a task is ready again.
-    """
+    """Messages with the tasks `placed` on `nodes`. Raises what ends them, until `end_tasks`."""
 
     def __init__(
         self,
         nodes: Nodes,
         placed: Sequence[TaskSpec],
-        survives: Collection[Role] = (),
-        places: Collection[int] | None = None,
-        rejoins: Collection[Role] = (),
+        survives: Collection[Role] = (),  # the death of such a task, once ready, is no failure
+        places: Collection[int] | None = None,  # the nodes in use, by default all; the loss of others is ignored
+        rejoins: Collection[Role] = (),  # such tasks can restart alone
     ) -> None:
         self.nodes = nodes
         self._places = frozenset((channel.node for channel in nodes.channels) if places is None else places)
@@ -94,6 +72,7 @@ class TaskGroup:
         self.compile_choice: CompileChoice | None = None
         self._stalled: deque[str] = deque()
         self._unheard: deque[tuple[int, Message]] = deque()
+        # Called within `receive` for the end or stall of a task that rejoins: calls `replace` and returns True, or the error is raised.
         self.on_loss: Callable[[TrainerError], bool] = lambda error: False
         self.on_rejoined: Callable[[str], None] = lambda task: None
         self._ending = False
@@ -107,14 +86,12 @@ class TaskGroup:
 
     @property
     def first_is_on_this_machine(self) -> bool:
-        """Whether the agent of the first leading task is a process of this machine, as its launcher has it; its own word is not asked."""
+        """Whether the first leading task is on this machine, by its launcher, not its node."""
         first = next(iter(self._leaders), None)
         return first is not None and self.nodes.channels[self.node_of[first]].shares_files
 
-    # Starting -------------------------------------------------------------------------------------------------------
-
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:
-        """Ask each node's agent for ports."""
+        """Request ports from each node's agent."""
         for node, count in counts.items():
             self.nodes.ask(node, Message("reserve", {"count": count}), "ports")
         reserved = {node: message["ports"] for node, message in self._collect("ports", counts, timeout_seconds, "ports").items()}
@@ -124,31 +101,28 @@ class TaskGroup:
         return reserved
 
     def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
-        """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
+        """Have every node start its tasks; `request` returns the rest of its ``start`` message."""
         cluster = PreparedJson(tasks[0].cluster.to_json()) if tasks else None
         self._tasks, self._request = {task.name: task for task in tasks}, request
-        own: dict[int, list[dict[str, Any]]] = {node: [] for node in self._places}
+        by_node: dict[int, list[dict[str, Any]]] = {node: [] for node in self._places}
         for task in tasks:
-            own[task.placed.node].append(task_to_fields(task, cluster))
+            by_node[task.placed.node].append(task_to_fields(task, cluster))
         self._heard_at = time.monotonic()
         for node in sorted(self._places):
             fields = request(node)
             self.nodes.asked.of_samples(node, fields["sample_interval_seconds"])
-            self.nodes.members.tell(node, Message("start", {**fields, "tasks": own[node]}))
+            self.nodes.members.tell(node, Message("start", {**fields, "tasks": by_node[node]}))
 
     def keep_spares(self, job: Mapping[str, Any], places: Collection[int] | None = None) -> None:
-        """Have every node, or those of these numbers, start spares until it has as many as tasks."""
+        """Have all or these nodes start a standby process per task."""
         for node in sorted(self._places if places is None else places):
             self.nodes.members.tell(node, Message("spares", {"job": job}))
 
     def await_ready(self, timeout_seconds: float) -> dict[str, TaskReady]:
-        """Await every task's report that it is warm; return what each says of itself.
-
-        Raises AddressInUseError, UsageError or RunFailedError where one cannot be.
-        """
+        """Wait until every task is warm. Raises AddressInUseError, UsageError or RunFailedError."""
         ready: dict[str, TaskReady] = {}
         deadline = time.monotonic() + timeout_seconds
-        reported = deadline + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
+        reported = deadline + 2 * REPORT_SECONDS  # a stuck task first reports its stacks
         while len(ready) < len(self.node_of):
             _, message = self._expect("ready", reported, partial(self._described_starts, ready), "--start-timeout")
             if time.monotonic() > deadline:
@@ -159,7 +133,7 @@ class TaskGroup:
 
     @property
     def warming_up_seconds(self) -> float:
-        """How long the task that took longest warmed up, with what it compiled."""
+        """The longest warm-up of a task, including compilation."""
         return self._failures.warming_up_seconds
 
     def _described_starts(self, ready: Collection[str]) -> str:
@@ -170,7 +144,6 @@ class TaskGroup:
         return f"task {task} on {self.nodes.name(self.node_of[task])}" + (f" ({doing})" if doing else "")
 
     def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str) -> dict[int, Message]:
-        """Await one message of a kind from each of the nodes."""
         answers: dict[int, Message] = {}
         deadline = time.monotonic() + timeout_seconds
         missing = set(nodes)
@@ -192,8 +165,6 @@ class TaskGroup:
             if message.kind == kind:
                 return node, message
 
-    # While it runs --------------------------------------------------------------------------------------------------
-
     def send(self, message: Message) -> None:
         """Send a command to every leading task."""
         for name in self._leaders:
@@ -201,7 +172,7 @@ class TaskGroup:
             self._send_to(name, message)
 
     def send_to_first(self, message: Message) -> None:
-        """Send a message to the first leading task, as long as the tasks are not being ended; safe from any thread."""
+        """Send a message to the first leading task, unless the tasks are being ended; thread-safe."""
         if not self._ending:
             self._send_to(next(iter(self._leaders)), message)
 
@@ -209,15 +180,16 @@ class TaskGroup:
         self.nodes.members.tell(self.node_of[task], Message(message.kind, {**message.fields, "to": task}, message.arrays))
 
     def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
-        """Return the next message of a leading task with the task's number, or None after the time."""
+        """Return the number of a leading task and its next message, or None after the timeout."""
         answer = self._next(timeout_seconds)
         if answer is None or answer[1].get("from") not in self._leaders:
             return None
-        fields = dict(answer[1].fields)
-        return self._leaders[fields.pop("from")], Message(answer[1].kind, fields, answer[1].arrays)
+        message = answer[1]
+        fields = dict(message.fields)
+        return self._leaders[fields.pop("from")], Message(message.kind, fields, message.arrays)
 
     def _next(self, timeout_seconds: float) -> tuple[int, Message] | None:
-        """Return the next message that concerns the caller; errors and deaths are dealt with here."""
+        """Return the next message for the caller; handle errors and deaths."""
         left = self._unheard.popleft() if self._unheard else self._sorted(timeout_seconds)
         if not self._ending:
             self.nodes.raise_if_interrupted()
@@ -231,7 +203,6 @@ class TaskGroup:
         return left
 
     def _bring_back(self) -> None:
-        """Deal with what was told of tasks that stand still, and start those anew whose time it is."""
         while self._stalled:
             if (task := self._stalled.popleft()) not in self._absent:
                 error = StalledRunError(f"stalled: {task} has finished nothing for most of --stall-timeout, while others were idle", task)
@@ -243,11 +214,11 @@ class TaskGroup:
             fields = {**self._request(node), "start_seconds": seconds, "tasks": [task_to_fields(self._tasks[task])]}
             self.nodes.asked.started_again(task)
             self.nodes.members.tell(node, Message("start_again", fields))
-        if (late := self._absent.overdue(now - 2 * REPORT_SECONDS)) is not None:  # one that is stuck says first where, and ends
+        if (late := self._absent.overdue(now - 2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
             raise StalledRunError(f"{self._described_start(late)} was restarted, but not ready within --start-timeout", late)
 
     def _look_at_links(self) -> None:
-        """Where no task has said anything for the node time-out, ask whether the nodes reach each other. Raises NodeLostError where not."""
+        """Have the nodes probe each other after a long silence. Raises NodeLostError."""
         limit = self.nodes.node_timeout_seconds
         if limit is not None and time.monotonic() - max(self._heard_at, self._links.ended_at) >= limit:
             self._ask_about_links()
@@ -255,44 +226,48 @@ class TaskGroup:
             raise error
 
     def _ask_about_links(self) -> None:
-        """Have the nodes that have tasks find out whether they reach each other, unless they are at it or all have the same address."""
+        """Have the nodes with tasks probe each other, unless they do or share one address."""
         nodes = self.nodes.answering.intersection(self.node_of.values())
         if self._tasks and len({self.nodes.channels[node].address for node in nodes}) > 1:
             self._links.begin(nodes)
 
     def _node_cut_off(self) -> NodeLostError | None:
-        """Return the error that names a node which others do not reach, where that has just been found."""
         found = self._links.fetch()
         cut = None if found is None else cut_off(found, self.nodes.name)
         return None if cut is None else self.nodes.isolate(cut.node, cut.described)
 
     def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:
-        """Await a message; keep what tells of an end, and return what does not, if anything."""
+        """Wait for a message; return it, unless it is handled here."""
         answer = self.nodes.receive(timeout_seconds, self.node_of)
-        if answer is None or (answer[1] is None and not self._concerns(answer[0])):
+        if answer is None:
             return None
-        if answer[1] is not None and "from" in answer[1].fields and answer[1].kind != "error":
+        node, message = answer
+        if message is None:
+            if node in self._places or node in self.nodes.members.broken:  # a violation ends every run
+                self._failures.record(node, None)
+            return None
+        if "from" in message.fields and message.kind != "error":
             self._heard_at = time.monotonic()
-        if self._failures.record(*answer) or answer[1] is None:
-            return None
-        if answer[1].kind == "stacks":
-            self.inquiries.hear(answer[1])
-        elif answer[1].kind in ("probe_port", "peers_probed"):
-            self._links.hear(answer[0], answer[1])
-        elif answer[1].kind == "compile_timed":
-            self._hear_timing(answer[1])
-        elif answer[1].kind == "worker_stalled":
-            self._stalled.append(f"worker-{answer[1]['worker']}")
-        elif answer[1].kind == "ready" and answer[1]["from"] in self._absent:
-            self._absent.end(answer[1]["from"])
-            self._failures.mark_ready(answer[1]["from"])
-            self.on_rejoined(answer[1]["from"])
+        return None if self._failures.record(node, message) or self._handle(node, message) else (node, message)
+
+    def _handle(self, node: int, message: Message) -> bool:
+        if message.kind == "stacks":
+            self.inquiries.hear(message)
+        elif message.kind in ("probe_port", "peers_probed"):
+            self._links.hear(node, message)
+        elif message.kind == "compile_timed":
+            self._hear_timing(message)
+        elif message.kind == "worker_stalled":
+            self._stalled.append(f"worker-{message['worker']}")
+        elif message.kind == "ready" and message["from"] in self._absent:
+            self._absent.end(message["from"])
+            self._failures.mark_ready(message["from"])
+            self.on_rejoined(message["from"])
         else:
-            return answer[0], answer[1]
-        return None
+            return False
+        return True
 
     def _hear_timing(self, message: Message) -> None:
-        """Take in what a task has timed; once all have that time it, tell them what follows."""
         self._timings[message["from"]] = Timing(message["plain_seconds"], message["compiled_seconds"], message["reason"])
         if len(self._timings) < message["tasks"] or self.compile_choice is not None:
             return
@@ -301,40 +276,33 @@ class TaskGroup:
             self._send_to(task, Message("compile", {"compile": self.compile_choice.compiled}))
 
     def can_replace(self, task: str) -> bool:
-        """Whether a task can be started anew by itself: others that could be are there, and go on meanwhile, and so is its node."""
+        """Return whether a task can restart alone: its node answers, and another task trains."""
         others = (other for other in self._rejoins if other != task and self._failures.is_ready(other))
         return task in self._rejoins and any(others) and self.node_of[task] in self.nodes.answering and not self._ending
 
     def replace(self, task: str, after_seconds: float, start_seconds: float) -> None:
-        """Start a task anew by itself after so many seconds; a start may take `start_seconds`. What is left of it is ended then."""
+        """Restart a task after a pause, within `start_seconds`; its remains are killed then."""
         self._failures.replaced(task)
         self._absent.begin(task, time.monotonic() + after_seconds, start_seconds)
 
-    def _concerns(self, lost: int) -> bool:
-        """Whether the loss of a node is one of this group: it is used, or was cut off for what it sent, which ends every run."""
-        return lost in self._places or lost in self.nodes.members.broken
-
     def _refuse(self, node: int, wrong: str) -> NoReturn:
-        """Cut a node off for what it has sent. Raises RunFailedError, which says so, or names what had ended before."""
+        """Cut a node off for a message. Raises the first failure, which may be earlier."""
         if self.nodes.cut_off(node, wrong):
             self._failures.record(node, None)
         raise self.first_failure()
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
-        """Cut the node of a leading task off, whose answer cannot be. Raises RunFailedError."""
+        """Cut off the node of a leading task for an impossible answer. Raises RunFailedError."""
         self._refuse(self.node_of[list(self._leaders)[leader]], f"an answer that cannot be: {wrong}")
 
     def sample_now(self, timeout_seconds: float = 5.0) -> None:
-        """Have every node take a sample now and await it, so that figures of the run clock begin and end with it."""
+        """Have every node take a sample now, so figures cover the whole run clock."""
         for node in sorted(self._places):
             self.nodes.ask(node, Message("sample_now"), "sampled")
         self._collect("sampled", self._places, timeout_seconds, "samples")
 
     def standing(self, timeout_seconds: float = 0.75) -> ClusterState:
-        """Ask how the tasks are, for the report of a stall, and return what is heard of it in the time. Raises nothing.
-
-        A node that does not answer is not waited for any more when the run ends.
-        """
+        """Return states and stacks after a stall, from nodes that answer in time. Raises nothing."""
         states: dict[str, str] = {}
         members = self.nodes.members
         waiting = members.present & self._places
@@ -349,16 +317,15 @@ class TaskGroup:
                 waiting = waiting - {node}
         self.nodes.ignores_requests(waiting)
         lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost if node in self._places}
-        stacks = {} if waiting or lost else self._stacks_of(self._places)  # with a node that has gone all others wait for that
+        stacks = {} if waiting or lost else self._stacks_of(self._places)  # a lost node explains the stall
         silent = {node: f"the agent of {self.nodes.name(node)} does not answer" for node in sorted(waiting)}
         return ClusterState({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent}, stacks)
 
     def find_stacks(self, task: str) -> None:
-        """Ask where a task stands; nobody waits for the answer."""
+        """Request a task's stacks, without waiting for them."""
         self.inquiries.ask(self.node_of[task], [task], awaited=False)
 
     def _stacks_of(self, nodes: Iterable[int]) -> dict[str, TaskStack]:
-        """Ask nodes where their tasks stand; return what is heard of it within the time that agents take at most, or that it was not."""
         inquiries = self.inquiries
         inquiries.found.clear()
         for node in nodes:
@@ -371,19 +338,14 @@ class TaskGroup:
         inquiries.give_up()
         return {task: found[task] for task in self.node_of if task in found}
 
-    # How it ends ----------------------------------------------------------------------------------------------------
-
     def end_tasks(self, grace_seconds: float, *, politely: bool) -> None:
-        """End every task and await it: with ``close`` first where the cluster is in order, then by force. Bounded.
-
-        A node that does not tell in time that its tasks have ended is lost.
-        """
+        """End every task in bounded time, first `politely`; a node that does not confirm is lost."""
         self._ending = True
         self.inquiries.on_answer = None
         nodes = self.nodes
         nodes.give_up_silent()
         waiting = nodes.answering & self._places
-        for name in self._absent.started:  # in the middle of their start they would not hear that they are to go
+        for name in self._absent.started:  # starting tasks receive nothing
             nodes.members.tell(self.node_of[name], Message("kill", {"task": name}))
         if politely:
             for name, place in self.node_of.items():
@@ -401,26 +363,22 @@ class TaskGroup:
 
     @property
     def deaths(self) -> list[Message]:
-        """The deaths reported so far, in order of arrival; after `end_tasks` those of all tasks."""
+        """The deaths reported so far, in order of arrival; after `end_tasks` all."""
         return self._failures.deaths
 
     def first_failure(self) -> TrainerError:
-        """Await further deaths for a moment, unless the cause is certain; then return the error that names the first cause.
-
-        Where only victims have fallen, or none of the tasks has said anything for long before, a node that the others do not reach is that.
-        """
+        """Return the root cause's error, after further deaths if it is uncertain."""
         limit = self.nodes.node_timeout_seconds
         suspicious = limit is not None and time.monotonic() - self._heard_at >= limit / 2
-        if not self._failures.certain and (suspicious or all(each.victim for each in self._failures.terminations)):
+        if not self._failures.certain and (suspicious or self._failures.only_victims):  # perhaps an unreachable node
             self._ask_about_links()
         arrived = {node: mark for node, mark in self.nodes.members.arrivals.items() if node in self._places}
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while not self._failures.certain and (remaining := deadline - time.monotonic()) > 0:
             self._put_off(self._sorted(remaining))
         self._await_silent_cause(arrived)
-        told = self._failures.reported_cause()
-        if told is not None:
-            return told
+        if (reported := self._failures.reported_cause()) is not None:
+            return reported
         while self._links.under_way and not self._failures.certain:
             if (cut := self._node_cut_off()) is not None:
                 return cut
@@ -433,27 +391,23 @@ class TaskGroup:
         return self._failures.death_of(first.node, self.nodes.name(first.node), first.death)
 
     def _await_silent_cause(self, before: Mapping[int, Hashable]) -> None:
-        """Where only victims have fallen, wait until each node has said something since `before`, or is lost: then that is the cause."""
+        """If only victims have ended, wait until each node has sent something or is lost."""
         if self.nodes.node_timeout_seconds is None:
             return
         deadline = time.monotonic() + self.nodes.node_timeout_seconds + CAUSE_WINDOW_SECONDS
-        while time.monotonic() < deadline and all(each.victim for each in self._failures.terminations):
+        while time.monotonic() < deadline and self._failures.only_victims:
             now = self.nodes.members.arrivals
             if all(now[node] != mark for node, mark in before.items() if node in now):
                 return
             self._put_off(self._sorted(TICK_SECONDS))
 
     def _put_off(self, answer: tuple[int, Message] | None) -> None:
-        """Keep what has arrived meanwhile, for whoever goes on after a failure."""
         if answer is not None:
             self._unheard.append(answer)
 
 
 def load_state(control: TaskGroup, state: State, timeout_seconds: float) -> None:
-    """Have every leading task take over a state, which travels to the first of them.
-
-    Raises RunFailedError where a task dies of it, or after the time.
-    """
+    """Have every leading task load a state. Raises RunFailedError, also after the timeout."""
     for message in load_messages(state):
         control.send_to_first(message)
     control.send(Message("load", {"sequence": 0}))

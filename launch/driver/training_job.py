@@ -1,4 +1,4 @@
-"""What a run trains: its job, the model, the data and the tasks that do it; and what ``job.json`` and ``summary.json`` say of that."""
+"""The training of a run, and its part of ``job.json`` and ``summary.json``."""
 
 from __future__ import annotations
 
@@ -15,67 +15,58 @@ from ...backends.base import batch_lengths, refuse_unweighted
 from ...backends.capabilities import Exchange, refuse_unsupported
 from ...backends.loading import load_backend
 from ...checkpoint import described_data
-from ...core.cluster import Role, TaskSpec
+from ...core.cluster import Role, TaskSpec, procs_per_node_of
 from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
-from ...core.worker_layout import procs_per_node_of
-from ...data.amounts import commonest_class_fraction, split_amounts
-from ...data.augment import augmentation
-from ...data.bucketing import longer_than
+from ...core.update_rules import refuse_without_width
+from ...data.base import commonest_class_fraction, split_amounts
+from ...data.batching import longer_than
+from ...data.preprocessing import augmentation
 from ...data.sampler import Sampler, padding_share, run_sampler
 from ...data.sources.translation.tokenizer import pieces_digest
 from ...data.store.stored_dataset import StoredDataset, open_dataset
-from ...engine.learning_rate import refuse_without_width
 from ...engine.loop_interfaces import TrainingTotals
-from ...engine.translation.decodings import described, refuse_idle
-from ...metrics.recorded import described_metrics
+from ...engine.translation import described, refuse_idle
+from ...metrics.base import described_metrics
 from ...models.base import ModelSpec
 from ...models.build import build_model
-from ...models.decoding.translation import refuse_unscorable
-from ...models.metric_trials import refuse_uncomputable
-from ...records.schema import Clock
+from ...models.decoding import refuse_unscorable
+from ...models.objectives import refuse_uncomputable
 from ...records.store.run_directory import RunState
-from ...records.summary.summary import summarise
+from ...records.store.schema import Clock
+from ...records.summary import DriverFacts, summarise
 from .cluster_setup import refuse_empty_servers
 from .recorder import PROFILE
-
-__all__ = ["TrainingJob"]
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A job that can be carried out, with its data open. `placed` are its tasks; `packages` those whose releases are recorded.
+    """A valid job with its data open and its tasks `placed`."""
 
-    `survives`: the roles of those tasks whose death training goes on without; `rejoins`: those of tasks that can be started anew alone.
-    `places` are the numbers of the nodes that it is for, in order. `job` is what the tasks are told, whose nodes are these; `asked` is what
-    the user asked for, which the run's records have. `gpu_advice` says how the backend's framework comes to see GPUs. `exchanges` are those
-    that the backend has.
-    """
-
-    asked: Job
-    job: Job
+    asked: Job  # the user's, for the records
+    job: Job  # that of the tasks, on the nodes `places`
     model: ModelSpec
     data: StoredDataset
     placed: Sequence[TaskSpec]
     packages: Sequence[str]
-    survives: frozenset[Role]
+    survives: frozenset[Role]  # the death of such a task does not end training
     places: tuple[int, ...]
-    gpu_advice: str = ""
-    rejoins: frozenset[Role] = frozenset()
+    gpu_advice: str = ""  # how the framework finds GPUs
+    rejoins: frozenset[Role] = frozenset()  # such tasks can restart alone
     exchanges: frozenset[Exchange] = frozenset({"native"})
 
     @classmethod
     def of(cls, job: Job) -> TrainingJob:
-        """Open a job's data and build its model. What cannot be met is refused here, before anything is started: UsageError."""
+        """Open a job's data and build its model. Raises UsageError for an impossible job."""
         data = open_dataset(job.data, job.data_dir)
         augmentation(job.augment, data.info)
         model = build_model(job.model, data.info)
         refuse_unweighted(job, data, model.objective.weight)
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
         refuse_idle(job, model.objective)
-        described(job, model.objective, data.info.sizes["test"])  # raises where translations cannot be scored here
+        described(job, model.objective, data.info.sizes["test"])  # raises if translations cannot be scored
         refuse_uncomputable(model.objective)
         if model.objective.translation is not None:
             refuse_unscorable(data, model.objective.translation)
@@ -83,8 +74,8 @@ class TrainingJob:
         forward_plugin(job.model, job.backend)
         refuse_empty_servers(job, model)
         backend = load_backend(job.backend)
-        refuse_unsupported(job, job.backend, backend.capabilities)
         declared = backend.capabilities
+        refuse_unsupported(job, job.backend, declared)
         placed, packages = backend.placement(job), sorted(declared.packages)
         rejoins: frozenset[Role] = declared.rejoins if job.mode == "async" else frozenset()
         places = tuple(range(job.nodes))
@@ -92,11 +83,10 @@ class TrainingJob:
         return cls(job, job, model, data, placed, packages, *given)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
-        """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.
+        """Return the same training on these nodes. Raises RunFailedError if that is not possible.
 
-        An update is of as many examples, so that learning rates and the number of updates stay what they were: of the global batch in sync
-        mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes. Where batches are filled by
-        tokens, an update has as many tokens. Micro-batches stay as small, so that there are more of them where a worker has a larger share.
+        Learning rate, number of updates and examples (or tokens) per update stay the same: of the global batch in sync mode, of a worker's
+        larger batch in async mode. Micro-batches keep their size and grow in number.
         """
         asked, limits = self.asked, self.asked.cores_per_node
         if len(places) == asked.nodes:
@@ -132,7 +122,7 @@ class TrainingJob:
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]] | None:
-        """The lengths of the training examples, by which batches may be filled; None for data that is no text."""
+        """Token counts of the training examples, to fill batches; None without text."""
         return batch_lengths(self.job, self.data)
 
     @property
@@ -142,12 +132,12 @@ class TrainingJob:
 
     @property
     def data_description(self) -> dict[str, Any]:
-        """What ``job.json`` and checkpoints say of the data."""
+        """The data as in ``job.json`` and checkpoints."""
         return described_data(self.data.info, self.data.digest, self.asked.data_dir, pieces_digest(self.data))
 
     @property
     def document(self) -> dict[str, Any]:
-        """What ``job.json`` says of it, whoever asked for it and wherever it runs."""
+        """The part of ``job.json`` that depends on neither command nor cluster."""
         return {
             **self.asked.recorded(),
             "global_batch_size_resolved": self.asked.global_batch if self.asked.batch_tokens is None else None,
@@ -162,20 +152,8 @@ class TrainingJob:
             "translation_signatures": described(self.asked, self.model.objective, self.data.info.sizes["test"]),
         }
 
-    def summary(
-        self,
-        run: Path,
-        clock: Clock,
-        state: RunState,
-        totals: TrainingTotals,
-        *,
-        nodes_sharing_cores: int | None,
-        precision_used: str,
-        compiled: bool | None,
-        device_used: str | None,
-        machines: Sequence[str] | None,
-    ) -> dict[str, Any]:
-        """Return the summary of a run of it that ended in this state; see `records.summary.summary`."""
+    def summary(self, run: Path, clock: Clock, state: RunState, totals: TrainingTotals, facts: DriverFacts) -> dict[str, Any]:
+        """Return the summary of a run in this state; see `records.summary.summarise`."""
         summary = summarise(
             run,
             clock,
@@ -183,15 +161,13 @@ class TrainingJob:
             updates_scheduled=totals.updates_scheduled,
             updates_applied=totals.updates_applied,
             examples_per_epoch=self.data.info.sizes["train"],
-            nodes_sharing_cores=nodes_sharing_cores,
-            precision_used=precision_used,
-            compiled=compiled,
-            device_used=device_used,
-            synthetic=self.data.info.synthetic,
-            machines=machines,
-            padding_share=padding_share(self.sampler, self.asked.accumulate),
+            facts=replace(facts, padding_share=padding_share(self.sampler, self.asked.accumulate), synthetic=self.data.info.synthetic),
         )
-        return {**summary, "profile": PROFILE if (run / PROFILE).is_dir() else None, **self._mean_batches}
+        summary["profile"] = PROFILE if (run / PROFILE).is_dir() else None
+        if self.asked.batch_tokens is not None:  # then batch sizes are means
+            mean = self.mean_worker_batch
+            summary |= {"batch_size": mean, "global_batch_size": mean * self.asked.workers}
+        return summary
 
     @property
     def sampler(self) -> Sampler:
@@ -200,7 +176,7 @@ class TrainingJob:
 
     @property
     def too_long(self) -> str | None:
-        """A sentence for people on training examples that have more tokens than a batch may; None where there are none."""
+        """A message about training examples longer than a batch, if any."""
         tokens, lengths = self.asked.batch_tokens, self.lengths
         if tokens is None or lengths is None:
             return None
@@ -215,20 +191,9 @@ class TrainingJob:
 
     @property
     def mean_worker_batch(self) -> int:
-        """Examples of a worker's batch: of the largest one, or, where batches are filled by tokens, the mean over an epoch, rounded.
-
-        Where an update would be of more than all training examples, it is of those.
-        """
+        """Examples of the largest worker's batch, or the mean if batches are filled by tokens."""
         job, sampler = self.asked, self.sampler
         sharing = job.workers if job.mode == "sync" else 1
         if job.batch_tokens is None:
             return min(job.per_worker_batch, math.ceil(sampler.size / sharing))
         return max(1, round(sampler.size / sampler.steps_per_epoch / sharing))
-
-    @property
-    def _mean_batches(self) -> dict[str, int]:
-        """What a summary says of the size of batches, where they are filled by tokens."""
-        if self.asked.batch_tokens is None:
-            return {}
-        mean = self.mean_worker_batch
-        return {"batch_size": mean, "global_batch_size": mean * self.asked.workers}

@@ -1,1 +1,1 @@
-"""Who starts the agents, and how do they reach the driver?"""
+"""Launchers of the agents, and the transports to the driver."""

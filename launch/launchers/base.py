@@ -1,73 +1,49 @@
-"""What every launcher gives the driver: a channel to the agent of each node."""
+"""The interface of launchers: a channel to each node's agent."""
 
 from __future__ import annotations
 
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ...core.job import Job
-from ...core.process import ending_in_words, python
+from ...core.process import ending_in_words as ending_in_words  # for launchers of other packages
+from ...core.process import python
 from ...engine.protocol.messages import Message, PreparedJson, Stream
 from ..node.scratch import remove_scratch
 
-__all__ = [
-    "AGENT_MODULE",
-    "AgentProcess",
-    "AgentStarter",
-    "Launcher",
-    "LauncherDefaults",
-    "NodeChannel",
-    "StartedAgent",
-    "agent_command",
-    "end_agents",
-    "end_lost",
-    "ending_in_words",
-    "how_it_ended",
-    "send_prepare",
-]
-
 AGENT_MODULE = "crosstrain.launch.node.agent"
-
-OWN_END_SECONDS = 0.5
-"""How long is waited for the exit code of a child whose channel has ended."""
+OWN_END_SECONDS = 0.5  # time limit for the exit code of a child whose channel has ended
 
 
 class _Input(Protocol):
-    """What a process reads."""
-
-    def close(self) -> None:
-        """End it."""
-        ...
+    def close(self) -> None: ...
 
 
 class AgentProcess(Protocol):
-    """An agent that this process has started, or what has started it on another machine: a child, or what stands for one elsewhere."""
+    """The child that is an agent or carries its channel, or an object that represents either."""
 
     @property
     def stdin(self) -> _Input | None:
-        """Its input, at whose end an agent ends."""
-        ...
+        """Return its input; an agent ends with it."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, below 0 for a signal. Raises subprocess.TimeoutExpired after so many seconds."""
-        ...
+        """Return the exit code, below 0 for a signal. Raises subprocess.TimeoutExpired."""
 
     def terminate(self) -> None:
-        """Have it end soon; safe in a signal handler, as `kill` is."""
-        ...
+        """End it soon; safe in a signal handler, as `kill` is."""
 
     def kill(self) -> None:
         """End it at once."""
-        ...
 
 
 def how_it_ended(process: AgentProcess, explain: Callable[[int], str]) -> str | None:
-    """Say how a child has ended whose channel is at its end; None where it does not end. `explain` as in `NodeChannel`."""
+    """Describe the end of a child whose channel has ended; None if it has not ended."""
     try:
         return explain(process.wait(timeout=OWN_END_SECONDS))
     except subprocess.TimeoutExpired:
@@ -76,14 +52,12 @@ def how_it_ended(process: AgentProcess, explain: Callable[[int], str]) -> str | 
 
 @dataclass(slots=True)
 class NodeChannel:
-    """The driver's end of one node: its channel, address, and what is known about its resources.
+    """The driver's end of one node: its channel, address and resources.
 
-    `address` is empty until the agent has said it, where only that knows it. `host` is the node's name as the user has written it, where he
-    has. `isolated`: the node has interfaces of its own, so that their counters are the node's; None where the agent has to find out.
-    `cores` is the node's CPU limit, where it has one. `shares_files`: the agent is on this machine, and sees the driver's files. `process`
-    is our child, the agent or what has started it on another machine, and `explain` says what its exit code means. `ports` are those that
-    a contract assigns to tasks. `scratch` is the folder of temporary files of an agent on this machine. `fork_server` says what has become
-    of the fork server of its tasks, where it has one.
+    `address` is empty until the agent sends it. `host` is the node's name as the user wrote it. `isolated`: the node has its own
+    interfaces; None if the agent has to find out. `cores` is the node's CPU limit. `shares_files`: the agent sees the driver's files.
+    `process` is the agent or the carrier of its channel, and `explain` describes its exit code. `ports` are those that a contract assigns
+    to tasks. `scratch` is the temporary folder of an agent on this machine. `fork_server` describes the end of its tasks' fork server.
     """
 
     node: int
@@ -100,7 +74,7 @@ class NodeChannel:
     fork_server: Callable[[], str] | None = None
 
     def cut_off(self) -> None:
-        """Give the node up at once: kill an agent on this machine, end what carries the channel of another, or the connection itself."""
+        """Disconnect the node at once: kill a local agent, or the carrier of a remote one."""
         if self.process is not None and self.shares_files:
             self.process.kill()
             return
@@ -111,10 +85,7 @@ class NodeChannel:
 
 @dataclass(frozen=True, slots=True)
 class StartedAgent:
-    """An agent that a child of this process is, or has started: the child, the channel over its standard input and output, and its node.
-
-    `address`, `isolated`, `cores`, `host`, `explain` and `shares_files` as in `NodeChannel`.
-    """
+    """A started agent, with the fields of `NodeChannel`."""
 
     process: AgentProcess
     stream: Stream
@@ -127,86 +98,72 @@ class StartedAgent:
 
 
 class AgentStarter(Protocol):
-    """Starts a command on a node, with a channel to its standard input and output; where that is, is all that starters differ in.
+    """Starts a command of ours on a node, with a channel to its standard input and output.
 
-    The command is one of ours. On another machine its messages begin after the line `AGENT_BEGINS`. An agent on this machine is given
-    ``--parent`` with this process's number, so that it ends with it however it ends; the others end with whatever has started them, with
-    their input, or when they no longer hear of the driver.
+    On another machine its messages begin after the line `AGENT_BEGINS`. A local agent gets ``--parent`` with this process's pid, and ends
+    with it; a remote one ends with its parent, its input, or the driver's heartbeats.
     """
 
     @property
     def name(self) -> str:
-        """What it is called where it cannot start something."""
-        ...
+        """Return its name in error messages."""
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
-        """Start `command` on node `node`. Raises OSError where it cannot be started."""
-        ...
+        """Start `command` on node `node`. Raises OSError."""
 
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Brings the nodes' agents to life.
+    """Starts the nodes' agents.
 
-    What makes one, `prestart` and `start` raise UsageError where the user has to ask for something else (the command ends with 2), and
-    RunFailedError where what was asked for has failed (1); `start` also InterruptedRunError, after `interrupt`. Whatever `prestart` or
-    `start` raises, `close` is called. Another exception is taken for a mistake in the launcher, and shown with its traceback.
+    The plug-in's `make`, `prestart` and `start` raise UsageError if the user has to change the command (exit code 2), and RunFailedError if
+    the start failed (1); `start` also InterruptedRunError, after `interrupt`. `close` is called after any exception. Other exceptions are
+    bugs of the launcher, shown with their traceback.
     """
 
     def prestart(self) -> None:
-        """Begin what can go on while this process still loads its own code; does nothing where a start may have to wait for others."""
-        ...
+        """Begin what can be done while this process loads its own code, without waiting for others."""
 
     def start(self) -> Sequence[NodeChannel]:
-        """Start or await one agent a node; return their channels in node order. A second call returns the same ones."""
-        ...
+        """Start or await one agent per node; return their channels in node order. Idempotent."""
 
     def close(self) -> None:
-        """End whatever `start` started; bounded in time; a second call does nothing."""
-        ...
+        """End everything that `start` started, within bounded time; idempotent."""
 
     def replace(self, node: int) -> NodeChannel | None:
-        """Start another agent in the place of a lost node's; return its channel, or None where there is nowhere to start one.
-
-        Does not wait for it. What is left of the lost one is ended first, as far as it can be reached.
-        """
-        ...
+        """Start another agent for a lost node without waiting; return its channel, if possible."""
 
     def interrupt(self) -> None:
-        """Have a `start` that waits for others raise InterruptedRunError soon; safe in a signal handler."""
-        ...
+        """Make a waiting `start` raise InterruptedRunError soon; safe in a signal handler."""
 
     def kill(self) -> None:
         """End it at once, without waiting; safe in a signal handler."""
-        ...
 
     def check(self) -> None:
-        """Raise RunFailedError where something that the nodes live in has gone."""
-        ...
+        """Raise RunFailedError if the nodes' network or cluster is gone."""
 
     def ended(self, exit_code: int) -> None:
-        """Hear what the run's exit code is, before `close`."""
-        ...
+        """Take the run's exit code, before `close`."""
 
 
 class LauncherDefaults:
-    """What a launcher does not have to do, for those that have nothing to do there; see `Launcher`."""
+    """Optional methods of a `Launcher` that do nothing."""
 
     def prestart(self) -> None:
         """Begin nothing before `start`."""
 
     def replace(self, node: int) -> NodeChannel | None:
-        """Return None: there is nowhere to start another agent."""
+        """Return None: agents cannot be replaced."""
         return None
 
     def interrupt(self) -> None:
-        """Do nothing: `start` waits for nobody."""
+        """Do nothing: `start` does not wait."""
 
     def check(self) -> None:
-        """Do nothing: the nodes live in nothing of ours."""
+        """Do nothing: the nodes depend on nothing else."""
 
     def ended(self, exit_code: int) -> None:
-        """Do nothing: nobody else waits for the code."""
+        """Do nothing: no other process needs the code."""
 
 
 def agent_command(node: int, *options: str) -> list[str]:
@@ -215,10 +172,7 @@ def agent_command(node: int, *options: str) -> list[str]:
 
 
 def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = False) -> None:
-    """Have the agent of node `node` start the tasks that are sure to be there, its workers; which task each of them is it hears later.
-
-    It is the first message to an agent, which answers with its greeting. `one_machine`: all nodes are on one, and share its GPUs.
-    """
+    """Have a node's agent prestart its workers; with `one_machine`, all nodes share its GPUs."""
     described, workers = _prepared(job)
     tasks = workers[node]
     shared = (sum(workers[:node]), job.workers) if one_machine else (0, tasks)
@@ -226,27 +180,16 @@ def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = Fal
     try:
         stream.send(Message("prepare", fields))
     except OSError:
-        return  # the agent has gone; the end of its stream says so
+        return  # the agent is gone, as the end of its stream shows
 
 
 @lru_cache(1)
 def _prepared(job: Job) -> tuple[PreparedJson, Sequence[int]]:
-    """Return what the first messages to all agents of a run have in common: the job, and how many workers each node has."""
     return PreparedJson(job.model_dump(mode="json")), job.workers_by_node
 
 
-def _close_input(agent: AgentProcess) -> None:
-    """Close the agent's input, which ends it; one that is gone already is fine."""
-    if agent.stdin is None:
-        return
-    try:
-        agent.stdin.close()
-    except BrokenPipeError:
-        return
-
-
 def end_lost(channel: NodeChannel, agents: list[AgentProcess]) -> None:
-    """End our child that carries the channel of a node which is lost, take it out of `agents`, and remove what its agent has left here."""
+    """End a lost node's carrier, and remove it and the agent's temporary files on this machine."""
     channel.cut_off()
     if channel.process is not None:
         end_agents([channel.process], patience_seconds=1.0)
@@ -257,9 +200,11 @@ def end_lost(channel: NodeChannel, agents: list[AgentProcess]) -> None:
 
 
 def end_agents(agents: Sequence[AgentProcess], patience_seconds: float = 5.0) -> None:
-    """End our children that are agents, or have started them, by the end of their input; kill whichever takes longer than this."""
+    """Close the agents' input, and kill those that have not ended after this time."""
     for agent in agents:
-        _close_input(agent)
+        if agent.stdin is not None:
+            with suppress(BrokenPipeError):  # it has ended
+                agent.stdin.close()
     deadline = time.monotonic() + patience_seconds
     for agent in agents:
         try:

@@ -1,7 +1,4 @@
-"""The transport of agents that dial back: they prove that they know the run's secret, and say who they are.
-
-The other transport is an agent's standard input and output (`engine.protocol.transport`).
-"""
+"""The transport of agents that connect to the driver and prove that they know the secret."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...core.untrusted.listener import Exchange
+from ...core.listener import Exchange
 from ...engine.protocol.messages import Lent, Message, Stream
 from ...engine.protocol.transport import accept
-
-__all__ = ["Joiner", "LateStream", "prove", "refuse"]
 
 
 class Joiner(NamedTuple):
@@ -25,10 +20,7 @@ class Joiner(NamedTuple):
 
 
 def prove(exchange: Exchange, secret: bytes, well_formed: Callable[[Message], bool]) -> Joiner:
-    """Return who joins, if it knows the secret; what it says of itself belongs to the proof's time.
-
-    `well_formed` says whether that is what a process of this run would say. Raises OSError otherwise.
-    """
+    """Return an authenticated process with its `well_formed` first message. Raises OSError."""
     stream = accept(exchange, secret)
     try:
         message = stream.receive()
@@ -41,24 +33,21 @@ def prove(exchange: Exchange, secret: bytes, well_formed: Callable[[Message], bo
 
 
 def refuse(joiner: Joiner, reason: str, *, for_now: bool = False) -> None:
-    """Turn a process away that knows the secret, and tell it why. `for_now`: it is not wrong, and may find a place with another driver."""
-    with contextlib.suppress(OSError):  # it has gone by itself
+    """Reject an authenticated process. `for_now`: another driver may accept it."""
+    with contextlib.suppress(OSError):  # it is gone
         joiner.stream.send(Message("refused", {"reason": reason, "for_now": for_now}))
     joiner.stream.close()
 
 
 class LateStream(Stream):
-    """The channel to an agent that has yet to dial: what is sent before is kept for it, and who receives waits for it.
-
-    `connect` gives it the connection that has come. Cutting or closing it before that ends it.
-    """
+    """The channel to an agent that has not connected yet; sent data is buffered until `connect`."""
 
     def __init__(self, begins_after: bytes | None = None) -> None:
         self._late = _LateFiles()
         super().__init__(self._late, self._late, begins_after)  # type: ignore[arg-type] # has what a Stream asks of its files
 
     def connect(self, joined: Stream) -> bool:
-        """Go on over this stream's connection, which belongs to this one from now on; return False where this one has ended."""
+        """Use this connection; return False if this stream has ended."""
         with self._lock:
             connected = self._late.connect(joined)
         if connected:
@@ -66,7 +55,7 @@ class LateStream(Stream):
         return connected
 
     def give_up_waiting(self) -> None:
-        """End the wait for a connection that will not come; does nothing to one that has."""
+        """Stop waiting for the connection."""
         self._late.give_up()
         self._late.tell_decided()
 
@@ -76,18 +65,16 @@ class LateStream(Stream):
         super().cut()
 
     def when_open(self, begin: Callable[[], None]) -> None:
-        """Call `begin` as soon as the connection has come, or will not come any more; from another thread, where that is later."""
+        """Call `begin` once the connection is there or impossible, possibly from another thread."""
         self._late.when_decided(begin)
 
     def lend(self) -> Lent:
-        """See `Stream.lend`. Raises ConnectionError where the connection has not come."""
+        """See `Stream.lend`. Raises ConnectionError if the connection has not come."""
         with self._lock:
             return self._late.lend()._replace(begins_after=self._begins_after, begun=self._begin)
 
 
 class _LateFiles:
-    """The reader and the writer of a connection that has yet to come. Writing keeps to the stream's lock."""
-
     def __init__(self) -> None:
         self._joined: Stream | None = None
         self._kept = bytearray()
@@ -119,7 +106,7 @@ class _LateFiles:
             self.tell_decided()
 
     def tell_decided(self) -> None:
-        """Call whoever waits for the connection, once: it has come, and has what was kept for it, or it will not."""
+        """Call `begin` once: the connection is there and has the buffered data, or is impossible."""
         with self._changed:
             begin, self._begin = self._begin, None
         if begin is not None:
@@ -131,7 +118,6 @@ class _LateFiles:
         return self._joined.lend()
 
     def _stream(self) -> Stream:
-        """Return the connection's own stream, which is awaited. Raises ConnectionError where it will not come."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._joined is not None)
             if self._joined is None:

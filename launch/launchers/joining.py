@@ -1,4 +1,4 @@
-"""Joining a run whose processes somebody else started: how a process reaches the driver, and which settings both must agree on."""
+"""Joining a run whose processes were started externally, with the same settings in all."""
 
 from __future__ import annotations
 
@@ -10,53 +10,45 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...core.console import note
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
-from ...core.liveness.silence import TICK_SECONDS, SilenceCounter
-from ...core.process import InterruptsIgnored, interrupts_answered
-from ...core.untrusted.console import note
-from ...core.untrusted.listener import PROOF_SECONDS
+from ...core.listener import PROOF_SECONDS
+from ...core.liveness import TICK_SECONDS, SilenceCounter
+from ...core.process import interrupts_answered, interrupts_ignored
+from ...core.settings.job_fields import fields_with_role
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
-from ..environments.base import Membership
 from ..node.agent import Agent
+from .environments import Membership
 
-__all__ = ["another_protocol", "automatic_request", "difference", "job_request", "join_run", "resume_request", "welcomed"]
-
-OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
-"""Fields that may differ between the nodes of one job."""
-
-RESUME = "resume"
-"""Stands among the settings that a process was asked for where it is to go on with a run."""
-
-DRIVER = 0
-"""The only peer that a standby listens for."""
-
-RETRY_SECONDS = 0.2
-"""How long a process waits before it tries again to reach the driver."""
+OWN_TO_EACH_NODE = frozenset({*fields_with_role("destination"), "data_dir"})  # fields that may differ between the nodes of one job
+RESUME = "resume"  # the key of a request that resumes a run
+DRIVER = 0  # the only peer of a standby's silence counter
+RETRY_SECONDS = 0.2  # interval of tries to reach the driver
 
 
 def job_request(job: Job) -> dict[str, Any]:
-    """Return what every process of a new run has to be asked for alike: the whole job."""
-    return _alike(job.model_dump(mode="json"))
+    """Return the settings that all processes of a new run must share: the whole job."""
+    return _common(job.model_dump(mode="json"))
 
 
 def resume_request(resume: Path, given: Mapping[str, Any], place: Membership) -> dict[str, Any]:
-    """Return the same for a run that goes on: what was given besides, and the run's name, which only the driver's machine has to have."""
-    return {RESUME: resume.name, **_alike(given), **place.shape}
+    """Return the settings that all processes of a resumed run share, with the run's name."""
+    return {RESUME: resume.name, **_common(given), **place.shape}
 
 
 def automatic_request(job: Job) -> dict[str, Any]:
-    """Return the same for a run that begins or goes on, as it stands: the job as it was typed, and that it was typed so."""
+    """Return the settings that all processes share with ``--resume auto``: the job as typed."""
     return {RESUME: "auto", **job_request(job)}
 
 
-def _alike(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _common(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in OWN_TO_EACH_NODE}
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Say what another process was asked for that the driver was not, or the other way round; None where they agree."""
+    """Describe how the driver's and another process's requests differ; None if they agree."""
     if "auto" in (ours.get(RESUME), theirs.get(RESUME)) and ours.get(RESUME) != theirs.get(RESUME):
         return "it and the driver were not both started with --resume auto"
     if (RESUME in ours) != (RESUME in theirs):
@@ -73,16 +65,13 @@ def _value(settings: Mapping[str, Any], key: str) -> str:
 
 
 def another_protocol(whose: str, theirs: object, ours: str) -> str:
-    """Say that a peer speaks another version of the protocol, or none that has a number."""
+    """Describe a peer with another version of the protocol, or none."""
     spoken = f"protocol {theirs}" if type(theirs) is int else "a protocol from before it had a number"
     return f"{whose} speaks {spoken}, {ours} {PROTOCOL}: install the same version everywhere"
 
 
 def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
-    """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher.
-
-    Raises RunFailedError where this node cannot do what it is asked.
-    """
+    """Join as an agent or standby; return the run's exit code. Raises RunFailedError on failure."""
     request = Message("join", {"protocol": PROTOCOL, "node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
     stream, node_timeout_seconds = welcomed(request, place, secret, start_timeout_seconds)
     driver = place.rendezvous[0]
@@ -90,9 +79,9 @@ def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_t
     def answer() -> None:
         note(f"trainer: node {place.node} has joined a run, which its driver alone ends: press Ctrl-C there (node 0, at {driver})")
 
-    with InterruptsIgnored(), interrupts_answered(answer):
+    with interrupts_ignored(), interrupts_answered(answer):
         if place.local_rank > 0:
-            return _Standby(stream, node_timeout_seconds, place).wait()
+            return _stand_by(stream, node_timeout_seconds, place)
         agent = Agent(stream, place.node, remote=True, loss_exit_code=place.loss_exit_code)
         if place.starts_again:
             signal.signal(signal.SIGTERM, lambda number, frame: agent.leave())  # the end of the block takes it back
@@ -104,54 +93,41 @@ def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_t
             raise failure from error
 
 
-class _Standby:
-    """A process that waits for the end of a run in which it has nothing to do.
+def _stand_by(stream: Stream, node_timeout_seconds: float, place: Membership) -> int:
+    counter = SilenceCounter(node_timeout_seconds, time.monotonic())
+    over = threading.Event()
+    problem = ""
 
-    On another node than the driver's it may be cut off from that, and gives it up when it says nothing for the node time-out, counted from
-    its first sign of life on. On the driver's own node it hears of the driver's end, however that ends, and waits where it is only stopped.
-    """
-
-    def __init__(self, stream: Stream, node_timeout_seconds: float, place: Membership) -> None:
-        self._stream = stream
-        self._counter = SilenceCounter(node_timeout_seconds, time.monotonic())
-        self._remote = place.node != 0
-        self._loss_exit_code = place.loss_exit_code
-        self._over = threading.Event()
-        self._why = ""
-
-    def wait(self) -> int:
-        """Return the run's exit code when it has ended. Raises RunFailedError where the driver goes before."""
-        listens = False
-        try:
-            while (message := self._stream.receive()) is not None:
-                if message.kind == "finish":
-                    return int(message["exit_code"])
-                if self._remote and not listens:
-                    listens = True
-                    threading.Thread(target=self._listen, name="silence", daemon=True).start()
-        except OSError as error:
-            self._why = self._why or f"the driver has gone ({error})"
-        finally:
-            self._over.set()
-        lost = RunFailedError(self._why or "the driver has gone")
-        lost.exit_code = self._loss_exit_code
-        raise lost
-
-    def _listen(self) -> None:
-        while not self._over.wait(TICK_SECONDS):
-            if self._counter.tick(time.monotonic(), {DRIVER: self._stream.arrivals}):
-                self._why = f"the driver has not been heard of for {self._counter.limit_seconds:g} s (--node-timeout)"
-                self._stream.cut()
+    def watch_driver() -> None:
+        nonlocal problem
+        while not over.wait(TICK_SECONDS):
+            if counter.tick(time.monotonic(), {DRIVER: stream.arrivals}):
+                problem = f"the driver has not been heard of for {counter.limit_seconds:g} s (--node-timeout)"
+                stream.cut()
                 return
+
+    watched = False
+    try:
+        while (message := stream.receive()) is not None:
+            if message.kind == "finish":
+                return int(message["exit_code"])
+            if place.node != 0 and not watched:
+                watched = True
+                threading.Thread(target=watch_driver, name="silence", daemon=True).start()
+    except OSError as error:
+        problem = problem or f"the driver has gone ({error})"
+    finally:
+        over.set()
+    lost = RunFailedError(problem or "the driver has gone")
+    lost.exit_code = place.loss_exit_code
+    raise lost
 
 
 def welcomed(request: Message, place: Membership, secret: bytes, start_timeout_seconds: float) -> tuple[Stream, float]:
-    """Ask the driver, which may not be listening yet or have strangers at its door, until it answers; return the channel to it.
+    """Ask the driver until it accepts; return the channel and the node time-out in seconds.
 
-    With it comes the run's node time-out, in seconds.
-
-    Raises UsageError where it refuses or has another secret, RunFailedError where the start time-out passes without an answer. Where
-    processes are started again in other places, another secret may be that of a run which has the driver's former address.
+    Raises UsageError if it refuses or has another secret, RunFailedError after the start time-out. If processes are restarted, another
+    secret is retried: it may be that of another run at the driver's former address.
     """
     host, ports = place.rendezvous
     deadline = time.monotonic() + start_timeout_seconds
@@ -176,8 +152,7 @@ def welcomed(request: Message, place: Membership, secret: bytes, start_timeout_s
 
 @contextmanager
 def _cut_at(deadline: float, stream: Stream) -> Iterator[None]:
-    """Cut a stream where the block is not through at the deadline, however its peer spends the time. Raises TimeoutError then."""
-    decided = threading.Lock()  # by whoever is first: the block, or the deadline
+    decided = threading.Lock()  # acquired by the first of the block and the deadline
 
     def give_up() -> None:
         if decided.acquire(blocking=False):
@@ -202,11 +177,7 @@ def _cut_at(deadline: float, stream: Stream) -> Iterator[None]:
 
 
 def _ask(request: Message, stream: Stream, *, starts_again: bool) -> tuple[Stream, float]:
-    """Return the stream, and the run's node time-out, where the driver welcomes us.
-
-    Raises UsageError where it refuses, OSError where it goes away; closes it then. Where processes are started again, a driver that refuses
-    this one for now has not ended yet with those that were there before, and counts as one that goes away.
-    """
+    """Return the stream and node time-out if accepted. Raises UsageError, OSError if retryable."""
     welcome = False
     try:
         stream.send(request)

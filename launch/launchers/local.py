@@ -1,4 +1,4 @@
-"""The local launcher: every node is an agent that this process starts on this machine, in a virtual node or on the host's own network."""
+"""The local launcher: every agent is a child, in a virtual node or on the host's network."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from ...core.job import Job
 from ...engine.protocol.transport import start_over_stdio
 from ..node.fork_server_client import ForkServer, open_fork_server
 from ..node.scratch import remove_scratch
-from ..virtual.errors import MissingCapabilityError, NetworkLostError
+from ..virtual.namespaces import MissingCapabilityError, NetworkLostError
 from .base import AgentProcess, Launcher, LauncherDefaults, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
-from .request import LauncherPlugin, LaunchRequest
+from .registry import LauncherPlugin, LaunchRequest
 
 if TYPE_CHECKING:
     from ..virtual.network import VirtualNetwork
 
-__all__ = ["LAUNCHER", "LocalLauncher", "make"]
-
 
 def make(run: LaunchRequest) -> Launcher:
-    """Return the launcher of a run whose nodes are all on this machine. Raises UsageError where they are to be elsewhere."""
+    """Return the launcher of a run on this machine. Raises UsageError for nodes elsewhere."""
     elsewhere = "--hosts" if run.hosts else run.membership.contract if run.membership is not None else None
     if elsewhere is not None:
         raise UsageError(
@@ -40,10 +38,7 @@ LAUNCHER = LauncherPlugin(make)
 
 @dataclass
 class LocalLauncher(LauncherDefaults):
-    """Starts agents as children. `warn` is called with a sentence for the user.
-
-    Depends on the job alone, so that agents can load while their driver does.
-    """
+    """Starts agents as children, which load while the driver does. `warn` logs for the user."""
 
     job: Job
     warn: Callable[[str], None]
@@ -56,14 +51,11 @@ class LocalLauncher(LauncherDefaults):
     _agents: list[AgentProcess] = field(default_factory=list)
 
     def prestart(self) -> None:
-        """Start the agents, which load what they need meanwhile."""
+        """Start the agents, which load their code while the driver does."""
         self.start()
 
     def start(self) -> list[NodeChannel]:
-        """Start one agent a node; a second call returns the same ones.
-
-        Raises UsageError where isolation was asked for and is not possible here.
-        """
+        """Start one agent per node; idempotent. Raises UsageError if isolation is impossible."""
         if not self._channels:
             self._fork_server = open_fork_server(self.job)
             network = self._virtual_network()
@@ -87,7 +79,7 @@ class LocalLauncher(LauncherDefaults):
         return channel
 
     def replace(self, node: int) -> NodeChannel | None:
-        """Start another agent in the same virtual node, or on this host; in a network of the same kind where the holder has ended."""
+        """Replace an agent in its place, or in a new network if the network's holder has ended."""
         end_lost(self._channels[node], self._agents)
         if self._network_lost:
             self._make_network_again()
@@ -95,7 +87,7 @@ class LocalLauncher(LauncherDefaults):
         return self._channels[node]
 
     def close(self) -> None:
-        """End the agents (they kill their tasks when their input closes), then what they live in."""
+        """End the agents and thereby their tasks, then the network."""
         end_agents(self._agents)
         if self._fork_server is not None:
             self._fork_server.close()
@@ -106,7 +98,7 @@ class LocalLauncher(LauncherDefaults):
         self._cleanup.close()
 
     def check(self) -> None:
-        """Raise NetworkLostError where the virtual network's holder has ended, once: from then on `replace` makes another network."""
+        """Raise NetworkLostError once if the network's holder has ended; `replace` then renews it."""
         if self.network is None or self._network_lost:
             return
         try:
@@ -116,7 +108,7 @@ class LocalLauncher(LauncherDefaults):
             raise
 
     def kill(self) -> None:
-        """Kill the agents at once, and who has forked tasks; the tasks follow them by the parent-death signal."""
+        """Kill the agents and the fork server; tasks end by the parent-death signal."""
         for agent in self._agents:
             agent.kill()
         if self._fork_server is not None:
@@ -124,13 +116,11 @@ class LocalLauncher(LauncherDefaults):
         self._remove_scratch()
 
     def _remove_scratch(self) -> None:
-        """Remove the temporary files of agents that were killed; the others have removed their own."""
         for channel in self._channels:
             if channel.scratch is not None:
                 remove_scratch(channel.scratch)
 
     def _virtual_network(self) -> VirtualNetwork | None:
-        """Start the virtual network, or return None where the nodes are to share, or have to share, the host's."""
         shaped = self.job.bandwidth is not None or self.job.cores_per_node is not None
         if self.job.network == "host":
             self._warn_about_host("as asked by --network host")
@@ -150,7 +140,6 @@ class LocalLauncher(LauncherDefaults):
         return self.network
 
     def _make_network_again(self) -> None:
-        """Make a network like the one that was lost, which goes with whatever is left in it. Raises OSError where that cannot be done."""
         assert self.network is not None
         self.network.close()
         try:
@@ -160,19 +149,17 @@ class LocalLauncher(LauncherDefaults):
         self._network_lost = False
 
     def _check_cores(self) -> None:
-        """Raise UsageError where a node is to have more cores than there are: the limit would be one in name alone."""
         if self.job.cores_per_node is None:
             return
         from ...monitor.host import cores_available
 
-        there, most = cores_available(), max(self.job.cores_per_node)
-        if there is not None and most > there:
-            allowed = f"at most {there:g} cores for a node, which is what this machine has for this command"
+        available, most = cores_available(), max(self.job.cores_per_node)
+        if available is not None and most > available:
+            allowed = f"at most {available:g} cores for a node, which is what this machine has for this command"
             raise UsageError.of("cores_per_node", f"{most:g}", allowed)
 
     @property
     def _alone(self) -> bool:
-        """Whether a single task does it all, and needs no network."""
         return self.job.workers == 1 and self.job.mode == "sync"
 
     def _warn_about_host(self, why: str) -> None:
@@ -191,7 +178,7 @@ class HostStarter:
     name = "this host"
 
     def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
-        """Start an agent, which inherits `descriptors`; see `AgentStarter`."""
+        """Start an agent that inherits `descriptors`; see `AgentStarter`."""
 
         def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
             return subprocess.Popen(command, pass_fds=descriptors, **options)
@@ -200,22 +187,22 @@ class HostStarter:
         return StartedAgent(*started, "127.0.0.1", isolated=False, shares_files=True)
 
     def place(self, node: int) -> tuple[dict[str, int], str]:
-        """Return what a process joins to be on the node: nothing; see `VirtualNetwork.place`."""
+        """Return no namespaces or CPU groups; see `VirtualNetwork.place`."""
         return {}, "-"
 
 
 @dataclass(frozen=True)
 class NamespaceStarter:
-    """Starts each agent in a virtual node, which has an address, counters and maybe a CPU limit of its own."""
+    """Starts each agent in a virtual node."""
 
     network: VirtualNetwork
     name = "virtual nodes"
 
     def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
-        """Start an agent, which inherits `descriptors`; see `AgentStarter`."""
+        """Start an agent that inherits `descriptors`; see `AgentStarter`."""
         started = start_over_stdio(partial(self.network.popen, node, pass_fds=descriptors), command)
         return StartedAgent(*started, self.network.addresses[node], isolated=True, cores=self.network.cores(node), shares_files=True)
 
     def place(self, node: int) -> tuple[dict[str, int], str]:
-        """Return what a process joins to be on the node."""
+        """See `VirtualNetwork.place`."""
         return self.network.place(node)

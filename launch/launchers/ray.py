@@ -1,7 +1,4 @@
-"""The launcher of nodes that a Ray cluster gives: an actor on each starts what is to run there, which dials back to this process.
-
-Ray's library runs in a client beside this process (`launch/ray_cluster`), which is asked for the nodes and for each start.
-"""
+"""The launcher of nodes on a Ray cluster, by a client process and an actor per node."""
 
 from __future__ import annotations
 
@@ -18,44 +15,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from ...core.console import note, one_line
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
+from ...core.listener import AuthenticatingListener
 from ...core.process import python
-from ...core.untrusted.console import note, one_line
-from ...core.untrusted.listener import AuthenticatingListener
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
-from ..environments.ray_job import in_ray_job
 from ..node.dialled import Summons
 from ..preflight.findings import Finding
 from .base import Launcher, NodeChannel, StartedAgent, end_agents
-from .carrier import ErrorLines, end_elsewhere, popen_with_errors
 from .dial_back import Joiner, LateStream, prove
-from .host_checks import remote_python
-from .remote import RemoteLauncher, refuse_virtual_nodes
-from .request import LauncherPlugin, LaunchRequest
+from .environments import in_ray_job
+from .host_list import remote_python
+from .registry import LauncherPlugin, LaunchRequest
+from .ssh import ErrorLines, RemoteLauncher, end_elsewhere, refuse_virtual_nodes
 
-__all__ = ["LAUNCHER", "RayLauncher", "RayStarter", "make"]
-
-CLIENT_MODULE = "crosstrain.launch.ray_cluster.client"
-
-LOOK_SECONDS = 0.2
-"""How often whoever waits for nodes looks whether the user has interrupted."""
-
-LEAVE_SECONDS = 10.0
-"""How long the client may take to give the nodes back."""
-
-LAST_LINES = 4
-"""Of what a command has said as errors, that are told of its end."""
-
+CLIENT_MODULE = "crosstrain.launch.launchers.ray_client"
+LOOK_SECONDS = 0.2  # interval of looking for an interrupt while waiting for nodes
+LEAVE_SECONDS = 10.0  # time limit for the client to give the nodes back
+LAST_LINES = 4  # lines of a command's standard error that are reported with its end
 KILLED = -9
-
 _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*):[0-9]{1,5}")
 
 
 def make(run: LaunchRequest) -> Launcher:
-    """Return the launcher of a run on a Ray cluster. Raises UsageError for what is no address of one, or does not go with it."""
+    """Return the launcher on a Ray cluster. Raises UsageError for an invalid address or options."""
     address = run.options.get("ray_address", "auto")
     if not _ADDRESS.fullmatch(address):
         raise UsageError(f"--ray-address: got {address!r}; allowed: auto, HOST:PORT of a cluster's head, or ray://HOST:PORT.")
@@ -76,23 +63,23 @@ LAUNCHER = LauncherPlugin(
 
 @dataclass
 class RayLauncher(RemoteLauncher):
-    """Awaits the nodes that Ray has been asked for, and goes on as with any other hosts."""
+    """Awaits Ray's nodes, then proceeds as with any other hosts."""
 
     starter: RayStarter
 
     def prestart(self) -> None:
-        """Start the client, which asks for the nodes; what is to run there begins as soon as Ray has given them."""
+        """Start the client, which requests the nodes and starts commands on them."""
         self.starter.open()
         super().prestart()
 
     def start(self) -> list[NodeChannel]:
-        """Await the nodes, and what the probes on them say. Raises as `RemoteLauncher` does, RunFailedError where Ray gives no nodes."""
+        """Await nodes and findings. Raises as `RemoteLauncher`, and RunFailedError without nodes."""
         self.prestart()
         self.starter.await_nodes()
         return super().start()
 
     def look(self, timeout_seconds: float) -> list[Finding]:
-        """Look at all nodes of the cluster that have a CPU, also at those that others use; see `LooksAtHosts`."""
+        """Check all nodes of the cluster with a CPU, also busy ones; see `LooksAtHosts`."""
         self.starter.open(whole_cluster=True)
         self.starter.await_nodes("--timeout")
         return self._look_at(self.starter.nodes, timeout_seconds)
@@ -103,22 +90,22 @@ class RayLauncher(RemoteLauncher):
         self.starter.close()
 
     def interrupt(self) -> None:
-        """Have a `start` that waits raise InterruptedRunError soon."""
+        """Make a waiting `start` raise InterruptedRunError soon."""
         self.starter.interrupt()
         super().interrupt()
 
     def kill(self) -> None:
-        """Cut the channels, at whose end the agents end, and end the client, at whose end Ray takes the nodes back."""
+        """Cut the channels and kill the client, so that agents end and Ray takes the nodes back."""
         super().kill()
         self.starter.kill()
 
     def check(self) -> None:
-        """Raise RunFailedError where the client has ended: Ray takes the nodes back then."""
+        """Raise RunFailedError if the client has ended, as Ray then takes the nodes back."""
         self.starter.check()
 
 
 class RayStarter:
-    """Starts commands on the nodes that Ray gives; see `AgentStarter`. Until a command has its node, its channel waits."""
+    """Starts commands on Ray's nodes; a command's channel waits until it has its node."""
 
     name = "Ray"
 
@@ -140,10 +127,14 @@ class RayStarter:
         self._closing = False
 
     def open(self, *, whole_cluster: bool = False) -> None:
-        """Start the client, and ask for the nodes, or for a place on each node that there is; a second call does nothing."""
+        """Start the client and request the nodes, or one place per node of the cluster; idempotent."""
         if self._client is not None:
             return
-        self._client, stream = start_over_stdio(popen_with_errors, python(CLIENT_MODULE))
+
+        def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
+
+        self._client, stream = start_over_stdio(popen, python(CLIENT_MODULE))
         assert self._client.stderr is not None
         self._said = ErrorLines("Ray", self._client.stderr, tell=lambda: False)
         job = self._job
@@ -154,7 +145,7 @@ class RayStarter:
             threading.Thread(target=work, args=(stream,), name=name, daemon=True).start()
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
-        """Have a command started on a node, which is another one where Ray has replaced the node. Does not wait for it."""
+        """Request a command on a node or its replacement, without waiting."""
         with self._lock:
             number = len(self._commands)
             started = _Command(node, number, command, self._requests)
@@ -168,10 +159,7 @@ class RayStarter:
         return StartedAgent(started, started.stream, "", isolated=None, explain=started.explain)
 
     def await_nodes(self, option: str = "--start-timeout") -> None:
-        """Return when Ray has given the nodes; `option` says how long that may take.
-
-        Raises RunFailedError where it does not in time, or cannot, and InterruptedRunError.
-        """
+        """Wait for the nodes (time-out: `option`). Raises RunFailedError, InterruptedRunError."""
         deadline = time.monotonic() + self._job.start_timeout
         while self._summoned_to is None:
             self.check()
@@ -182,16 +170,16 @@ class RayStarter:
             time.sleep(LOOK_SECONDS)
 
     def check(self) -> None:
-        """Raise RunFailedError where Ray has failed."""
+        """Raise RunFailedError if Ray has failed."""
         if self._failed is not None:
             raise RunFailedError(f"Ray: {self._failed}")
 
     def interrupt(self) -> None:
-        """Have `await_nodes` raise InterruptedRunError soon; safe in a signal handler."""
+        """Make `await_nodes` raise InterruptedRunError soon; safe in a signal handler."""
         self._interrupted = True
 
     def close(self) -> None:
-        """Have the client give the nodes back, and end it; a second call does nothing."""
+        """Give the nodes back and end the client; idempotent."""
         if self._client is None or self._closing:
             return
         self._closing = True
@@ -206,13 +194,12 @@ class RayStarter:
             self._client.kill()
 
     def _ask(self, stream: Stream) -> None:
-        """Send what is asked of the client: one that hangs in a call to Ray would hold up the driver."""
+        """Send requests, in a thread, as a hanging call to Ray would block the driver."""
         with contextlib.suppress(OSError, ValueError):  # it has ended, which `_hear` sees, or `close` has ended it
             while (request := self._requests.get()) is not None:
                 stream.send(request)
 
     def _hear(self, stream: Stream) -> None:
-        """Take what the client says, until it ends."""
         with contextlib.suppress(OSError):
             while (message := stream.receive()) is not None:
                 self._take(message)
@@ -244,7 +231,6 @@ class RayStarter:
             command.lose(f"has gone with Ray: {why}")
 
     def _open_door(self, address: str) -> None:
-        """Listen where the nodes reach this process, and have everything started that has waited for that."""
         try:
             listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=128)
         except OSError as error:
@@ -270,12 +256,10 @@ class RayStarter:
         command = self._commands.get(joiner.message["number"])
         joiner.stream.limit_silence(2 * self._job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
         if command is None or not command.stream.connect(joiner.stream):
-            joiner.stream.close()  # nobody is awaited under this number
+            joiner.stream.close()  # no command of this number is awaited
 
 
 class _Command:
-    """A command on a node; stands for its process, which is the child of Ray's actor there (see `AgentProcess`)."""
-
     def __init__(self, node: int, number: int, command: Sequence[str], requests: queue.SimpleQueue[Message | None]) -> None:
         self.node, self.number, self.command = node, number, command
         self.stream = LateStream(AGENT_BEGINS)
@@ -301,16 +285,16 @@ class _Command:
         return self._code
 
     def terminate(self) -> None:
-        """Cut the channel, at whose end the command ends; it is not waited for, since it may be out of reach."""
+        """Cut the channel, which ends the command, without waiting."""
         self.lose("has been cut off")
 
     def kill(self) -> None:
-        """Have it killed, and wait for it no longer."""
+        """Request its kill, without waiting."""
         self._requests.put(Message("kill", {"node": self.node, "number": self.number}))
         self.lose(None)
 
     def tell(self, line: str) -> None:
-        """Take a line of its standard error, which is shown once its messages have begun."""
+        """Take a line of its standard error; logged once its messages have begun."""
         text = one_line(line)
         if text.strip():
             self._lines.append(text)
@@ -318,19 +302,19 @@ class _Command:
                 note(f"node {self.node}: {text}")
 
     def end(self, code: int | None, why: str | None) -> None:
-        """Hear that it has ended, with which code, or why it is not known with which. What it has said before is still to be read."""
+        """Take its exit code, or why that is unknown. Earlier messages can still be received."""
         if not self._ended.is_set():
             self._code, self._why = KILLED if code is None else code, why
             self._ended.set()
         self.stream.give_up_waiting()
 
     def lose(self, why: str | None) -> None:
-        """Take it for ended, without a word from it."""
+        """Mark it as ended without an exit code, and cut its channel."""
         self.end(None, why)
         self.stream.cut()
 
     def explain(self, code: int) -> str:
-        """Say how it has ended, with what it has said last."""
+        """Describe its end, with its last lines."""
         if self._why is None:
             return end_elsewhere(self.command, code, [*self._lines])
         return self._why + "".join(f": {line}" for line in self._lines)

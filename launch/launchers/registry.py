@@ -1,83 +1,106 @@
-"""Which launcher starts the nodes of a run? The one that the job names, else the first of a table that serves the request.
-
-Launchers are a kind of plug-in (`core.plugins`): each is a `LauncherPlugin`, or a function that makes one for a `LaunchRequest`, and is
-imported only where it is asked something. What commands have to know of a launcher they ask here, by its name.
-"""
+"""The launchers by name, which are plug-ins (`core.plugins`), and the choice of one."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from ...core.errors import TrainerError, UsageError
+from ...core.job import Job
 from ...core.plugins import BUILT_IN, Plugin, find, load
-from ..environments.ray_job import in_ray_job
-from ..open_files import allow_files_of_nodes
 from .base import Launcher
+from .environments import Membership, in_ray_job
 from .host_list import Host
-from .request import LauncherPlugin, LaunchRequest
+from .machine_checks import allow_files_of_nodes
 
-__all__ = [
-    "AUTOMATIC",
-    "FOLLOW_OTHERS",
-    "LaunchRequest",
-    "LauncherPlugin",
-    "allocated",
-    "choose_launcher",
-    "launcher_plugin",
-    "name_of_launcher",
-    "placed_without",
-    "takes_option",
-    "who_takes",
-]
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """A run whose nodes this process, its driver, starts.
+
+    `membership` is this process's place among those started externally, `secret` what these share, and `asked` the request that all must
+    have (`joining.py`). `hosts` are in node order, `allocated` those of a batch system's job, and `python` is the interpreter there: an
+    absolute path, or None for the same as here. `options` has the other options about nodes, by name (`LauncherPlugin.takes`).
+    """
+
+    job: Job
+    warn: Callable[[str], None]
+    membership: Membership | None = None
+    secret: bytes = b""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    hosts: Sequence[Host] = ()
+    allocated: Sequence[Host] = ()
+    python: Path | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The hosts of a batch system's job, and the variable that lists them."""
+
+    hosts: Sequence[Host]
+    variable: str
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherPlugin:
+    """A launcher for commands. A plain function `make` is short for `LauncherPlugin(make)`.
+
+    `make` returns the launcher of a request; for its exceptions see `Launcher`. `takes` are its options about nodes, by their names in the
+    user's own file: ``hosts``, ``hostfile``, ``python`` and the rest of `core.settings.personal_options`. Other flags about nodes are
+    refused as idle, except ``--hosts``, which each launcher checks itself. `allocation` returns a batch system's nodes from a process's
+    variables, None outside of its jobs; they set the default number of nodes. `places` returns whether this process runs where this
+    launcher has nodes; then hosts of the user's own file are ignored. `nodes_in_words` describes these nodes. `own_cluster`: its nodes are
+    unrelated to a batch system's job.
+    """
+
+    make: Callable[[LaunchRequest], Launcher]
+    takes: Collection[str] = ()
+    allocation: Callable[[Mapping[str, str]], Allocation | None] = lambda environment: None
+    places: Callable[[Mapping[str, str]], bool] = lambda environment: False
+    nodes_in_words: str = ""
+    own_cluster: bool = False
+
 
 Serves = Callable[[LaunchRequest], bool]
-
 AUTO = "auto"
-
 AUTOMATIC: Sequence[tuple[str, Serves]] = (
     ("rendezvous", lambda run: run.membership is not None),
     ("ssh", lambda run: bool(run.hosts)),
     ("ray", lambda run: "ray_address" in run.options or in_ray_job(run.environment)),
     ("slurm", lambda run: len(run.allocated) > 1),
     ("local", lambda run: True),
-)
-"""What ``auto`` stands for: the launchers' names, and which requests each serves, in the order in which they are asked."""
-
-
-FOLLOW_OTHERS = (AUTO, "rendezvous")
-"""The launchers with which a process looks whether something else has started it as one of several."""
+)  # ``auto`` selects the first launcher whose predicate holds
+FOLLOW_OTHERS = (AUTO, "rendezvous")  # the launchers for which a process checks whether something else has started it as one of several
 
 
 def launcher_plugin(name: str) -> LauncherPlugin:
-    """Return what a launcher says of itself, also where what it needs is not installed.
-
-    Raises UsageError where there is none of that name, or it is broken.
-    """
+    """Return a launcher's plug-in, requirements unchecked. Raises UsageError."""
     return _plugin(find("launcher", name))
 
 
 def takes_option(launcher: str, option: str) -> bool:
-    """Return whether an option that says where nodes are is for this launcher; ``auto`` takes each, as it goes by what is given."""
+    """Return whether a launcher takes an option about nodes; ``auto`` takes all of them."""
     return launcher == AUTO or option in launcher_plugin(launcher).takes
 
 
 def who_takes(option: str) -> str:
-    """Return the name of the launcher of ours that takes an option."""
+    """Return the name of the built-in launcher that takes an option."""
     return next(plugin.name for plugin in BUILT_IN["launcher"] if option in _plugin(plugin).takes)
 
 
 def placed_without(option: str, environment: Mapping[str, str]) -> bool:
-    """Return whether a process with this environment has nodes there, by a launcher of ours that does not take this option."""
-    return any(plugin.gives_nodes(environment) for plugin in _built_in() if option not in plugin.takes)
+    """Return whether a built-in launcher without this option has nodes for this environment."""
+    others = (plugin for plugin in _built_in() if option not in plugin.takes)
+    return any(plugin.places(environment) or plugin.allocation(environment) is not None for plugin in others)
 
 
 def allocated(launcher: str, environment: Mapping[str, str]) -> tuple[Sequence[Host], str | None]:
-    """Return the hosts that a batch system has given to a process with this environment, none outside of its jobs.
-
-    The variable that says so comes with them where this launcher starts as many nodes as there are, unless the job says how many.
-    """
+    """Return a batch system's hosts, and the variable that lists them if it sets the nodes."""
     own = None if launcher == AUTO else launcher_plugin(launcher).allocation(environment)
     if own is not None:
         return own.hosts, own.variable
@@ -86,22 +109,23 @@ def allocated(launcher: str, environment: Mapping[str, str]) -> tuple[Sequence[H
 
 
 def name_of_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] = AUTOMATIC) -> str:
-    """Return the name of the launcher that the job names, or with ``auto`` of the first that serves the request."""
+    """Return the name of the job's launcher; with ``auto`` the first that serves the request."""
     return next(name for name, serves in automatic if serves(run)) if run.job.launcher == AUTO else run.job.launcher
 
 
 def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] = AUTOMATIC) -> Launcher:
-    """Return the launcher that the job names, or with ``auto`` the first that serves the request.
+    """Return the job's launcher; with ``auto`` the first that serves the request.
 
-    Raises UsageError where there is none of that name, or where it cannot start the nodes of this run, or this process not serve so many;
-    and where a package's is none, or raises what it should not, with the package's name.
+    Raises UsageError if it is unknown, cannot start this run's nodes, this process cannot serve so many, or, with the package's name, a
+    package's launcher is invalid or raises another exception.
     """
     allow_files_of_nodes(run.job.nodes + (run.membership.standbys if run.membership else 0), joining=run.membership is not None)
     row = find("launcher", name_of_launcher(run, automatic))
-    load(row, "launcher")  # says what it needs, where that is not installed
+    load(row, "launcher")  # reports a missing requirement
     make = _plugin(row).make
     if row in BUILT_IN["launcher"]:
         return make(run)
+    package = f"{row.name!r} ({row.target}{f', of the package {row.provider!r}' if row.provider else ''})"
     try:
         launcher: object = make(run)
     except TrainerError:
@@ -109,12 +133,12 @@ def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] 
     except Exception as error:  # a package's code may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         raised = f"has raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        raise UsageError(f"launcher: {_in_words(row)} {raised}; that is for its authors to mend") from error
+        raise UsageError(f"launcher: {package} {raised}; that is for its authors to mend") from error
     if isinstance(launcher, Launcher):
         return launcher
     lacks = ", ".join(sorted(name for name in _METHODS if not hasattr(launcher, name)))
     returned = f"has returned {launcher!r}, which is no launcher: missing {lacks}"
-    raise UsageError(f"launcher: {_in_words(row)} {returned}; that is for its authors to mend")
+    raise UsageError(f"launcher: {package} {returned}; that is for its authors to mend")
 
 
 _METHODS = ("check", "close", "ended", "interrupt", "kill", "prestart", "replace", "start")
@@ -127,7 +151,3 @@ def _built_in() -> Iterator[LauncherPlugin]:
 def _plugin(row: Plugin) -> LauncherPlugin:
     found = load(replace(row, requires=""), "launcher")
     return found if isinstance(found, LauncherPlugin) else LauncherPlugin(found)
-
-
-def _in_words(row: Plugin) -> str:
-    return f"{row.name!r} ({row.target}{f', of the package {row.provider!r}' if row.provider else ''})"

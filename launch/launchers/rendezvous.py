@@ -1,4 +1,4 @@
-"""The launcher of runs whose processes somebody else started: the driver waits here until all of them have joined (`joining.py`)."""
+"""The launcher of externally started processes: the driver waits until all have joined."""
 
 from __future__ import annotations
 
@@ -12,35 +12,28 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from ...core.console import note
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
-from ...core.untrusted.console import note
-from ...core.untrusted.listener import AuthenticatingListener, Exchange
-from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
-from ...engine.protocol.messages import PROTOCOL, Message, Stream
+from ...core.listener import AuthenticatingListener
+from ...engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, Message, Stream
 from ...engine.protocol.transport import start_over_stdio
-from ..environments.base import Membership
-from ..environments.host_names import NameResolver
 from .base import Launcher, LauncherDefaults, NodeChannel, agent_command, end_agents, send_prepare
 from .dial_back import Joiner, prove, refuse
+from .environments import Membership, NameResolver
 from .joining import another_protocol, difference
-from .remote import refuse_virtual_nodes
-from .request import LauncherPlugin, LaunchRequest
+from .registry import LauncherPlugin, LaunchRequest
+from .ssh import refuse_virtual_nodes
 
-__all__ = ["LAUNCHER", "ExternalLauncher", "apply_membership", "make"]
-
-
-BACKLOG = 1024
-"""Connections that wait for the door to come to them: as many as nodes may be started at the same moment."""
-
-LOOK_SECONDS = 0.2
-"""How often whoever waits for the others looks whether the user has interrupted it."""
+BACKLOG = 1024  # connections that wait to be accepted: as many as nodes may be started at the same moment
+LOOK_SECONDS = 0.2  # interval of looking for an interrupt while waiting for the others
 
 
 def make(run: LaunchRequest) -> Launcher:
-    """Return the launcher of a run whose other processes something else started. Raises UsageError where nothing has."""
+    """Return the launcher for external processes. Raises UsageError without a membership."""
     if run.membership is None:
         raise UsageError(
             "launcher: 'rendezvous' awaits nodes that are started elsewhere; give --rendezvous and --node-rank on each of them"
@@ -52,7 +45,7 @@ LAUNCHER = LauncherPlugin(make)
 
 
 def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) -> tuple[Job, dict[str, str]]:
-    """Return the job with the shape that the contract gives it. Raises UsageError where the user asked for another shape."""
+    """Return the job with the contract's shape, and its sources. Raises UsageError on conflict."""
     for key, value in place.shape.items():
         given = getattr(job, key)
         if not sources[key].startswith(("default", "run ")) and given != value:
@@ -66,10 +59,7 @@ def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) ->
 
 @dataclass
 class ExternalLauncher(LauncherDefaults):
-    """Awaits the agents of nodes 1 … and all standbys on the rendezvous; node 0's agent is a child of this process.
-
-    `asked` is what they must have been asked for too: `job_request` the job or, where a run goes on, `resume_request` (`joining.py`).
-    """
+    """Awaits the agents of nodes 1 … and all standbys; node 0's agent is its own child."""
 
     job: Job
     place: Membership
@@ -88,17 +78,14 @@ class ExternalLauncher(LauncherDefaults):
     _deciding: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Count the start time-out from here on for names too."""
         self._names = NameResolver(self.job.start_timeout, lambda: self._interrupted)
 
     def start(self) -> list[NodeChannel]:
-        """Listen, start the own agent, and await everybody. Raises RunFailedError, naming who is missing, after the start time-out."""
-        if not self._channels:
-            self._channels = self._await_everybody()
-        return self._channels
-
-    def _await_everybody(self) -> list[NodeChannel]:
-        self._door = AuthenticatingListener(self._listen(), self._prove, self._arrive, lambda text: note(f"trainer: {text}"))
+        """Listen, start the own agent, and await the others. Raises RunFailedError for missing ones."""
+        if self._channels:
+            return self._channels
+        proof = partial(prove, secret=self.secret, well_formed=_well_formed)
+        self._door = AuthenticatingListener(self._listen(), proof, self._arrive, lambda text: note(f"trainer: {text}"))
         why = "the run did not start"
         try:
             channels = self._gather()
@@ -108,7 +95,8 @@ class ExternalLauncher(LauncherDefaults):
             raise
         finally:
             self._shut_door(why)
-        return [channels[node] for node in sorted(channels)]
+        self._channels = [channels[node] for node in sorted(channels)]
+        return self._channels
 
     def _gather(self) -> dict[int, NodeChannel]:
         command = agent_command(0, "--parent", str(os.getpid()))
@@ -131,18 +119,17 @@ class ExternalLauncher(LauncherDefaults):
                 stream.limit_silence(2 * self.job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
             except OSError as error:
                 note(f"trainer: process {local_rank} of node {node} ({peer}) went away before it was welcomed: {error}")
-                continue  # it comes again, or is missed in the end
+                continue  # it joins again, or is missing in the end
             if local_rank == 0:
                 channels[node] = self._channel(node, stream, self._address(node) or peer, None)
             else:
                 standbys.add((node, local_rank))
                 self._standbys.append(stream)
         for stream in self._standbys:
-            threading.Thread(target=_give_signs_of_life, args=(stream, self._closing), name="alive", daemon=True).start()
+            threading.Thread(target=_send_heartbeats, args=(stream, self._closing), name="alive", daemon=True).start()
         return channels
 
     def _awaits(self, channels: dict[int, NodeChannel]) -> bool:
-        """Return whether nodes are missing. Where they are started again, one that has gone meanwhile is awaited once more."""
         if self.place.starts_again:
             for node in [node for node, channel in channels.items() if channel.stream.peer_ended]:
                 self._give_up(channels, node, "has gone before the others had come, and is awaited again")
@@ -150,12 +137,12 @@ class ExternalLauncher(LauncherDefaults):
 
     def _give_up(self, channels: dict[int, NodeChannel], node: int, why: str) -> None:
         if node == 0:
-            return  # our own child; whoever hears it says how it ended
+            return  # our own child, whose end is reported by its channel's reader
         note(f"trainer: node {node} {why}")
         channels.pop(node).stream.cut()
 
     def close(self) -> None:
-        """Let the standbys go and end the own agent."""
+        """Release the standbys and end the own agent."""
         self._closing.set()
         for stream in self._standbys:
             try:
@@ -167,8 +154,8 @@ class ExternalLauncher(LauncherDefaults):
         self._shut_door("the run has ended")
 
     def interrupt(self) -> None:
-        """Have a `start` that waits raise InterruptedRunError soon; safe in a signal handler."""
-        self._interrupted = True  # no more than that: the handler may have come in the middle of the queue's own work
+        """Make a waiting `start` raise InterruptedRunError soon; safe in a signal handler."""
+        self._interrupted = True  # no more than that: the handler may interrupt the queue's own code
 
     def kill(self) -> None:
         """Kill the own agent; the others end with their channels."""
@@ -176,18 +163,18 @@ class ExternalLauncher(LauncherDefaults):
             self._own.kill()
 
     def ended(self, exit_code: int) -> None:
-        """Remember what the standbys are to exit with."""
+        """Remember the standbys' exit code."""
         self._exit_code = exit_code
 
     def _listen(self) -> socket.socket:
-        """Listen where the others look for the driver; a name of its own may lead elsewhere as yet, to where it was before."""
+        """Listen at the rendezvous, whose name may still resolve to a former address."""
         host, ports = self.place.rendezvous
         while (listening := self._listen_on(self._names.address(host), ports)) is None:
             self._names.again(host, "is not an address of this machine, and node 0 has to have it")
         return listening
 
     def _listen_on(self, address: str, ports: Sequence[int]) -> socket.socket | None:
-        """Return the socket, None where the address is another machine's. Raises UsageError where all ports are taken."""
+        """Return the socket; None if the address is remote. Raises UsageError without a free port."""
         host = self.place.rendezvous[0]
         for port in ports:
             try:
@@ -200,10 +187,6 @@ class ExternalLauncher(LauncherDefaults):
         elsewhere = "; node 0 has to have this address" if problem.errno == errno.EADDRNOTAVAIL else ""
         raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}{elsewhere}")
 
-    def _prove(self, exchange: Exchange) -> Joiner:
-        """Return who joins, if it knows the secret. Raises OSError otherwise."""
-        return prove(exchange, self.secret, _well_formed)
-
     def _arrive(self, joiner: Joiner, host: str) -> None:
         with self._deciding:
             if self._over is None:
@@ -212,7 +195,6 @@ class ExternalLauncher(LauncherDefaults):
         refuse(joiner, self._over, for_now=True)
 
     def _shut_door(self, why: str) -> None:
-        """Listen no longer; whoever has come all the same is told `why` it came in vain."""
         if self._door is None:
             return
         self._door.close()
@@ -222,7 +204,6 @@ class ExternalLauncher(LauncherDefaults):
             refuse(self._arrived.get()[0], why, for_now=True)
 
     def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Joiner, str]:
-        """Return the next process that knows the secret, and its host."""
         while not self._interrupted:
             left = deadline - time.monotonic()
             with contextlib.suppress(queue.Empty):
@@ -233,7 +214,6 @@ class ExternalLauncher(LauncherDefaults):
         raise InterruptedRunError(f"interrupted by the user, while {self._awaited(channels, standbys)} had not joined yet")
 
     def _awaited(self, channels: Mapping[int, NodeChannel], standbys: int) -> str:
-        """Say who has not joined yet."""
         missing = [node for node in range(self.job.nodes) if node not in channels]
         return f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
 
@@ -254,20 +234,18 @@ class ExternalLauncher(LauncherDefaults):
         return NodeChannel(node, stream, address, None, None, process is not None, process, ports=self.place.ports)
 
     def _address(self, node: int) -> str:
-        """Return a node's address: what the contract says, else of node 0 what the rendezvous stands for; empty where none is said."""
         if self.place.addresses:
             return self._names.address(self.place.addresses[node])
         return self._names.address(self.place.rendezvous[0]) if node == 0 else ""
 
 
-def _give_signs_of_life(standby: Stream, closing: threading.Event) -> None:
-    """Say something to a standby every second, until the run is over or the standby has gone."""
+def _send_heartbeats(standby: Stream, closing: threading.Event) -> None:
     try:
         standby.send(ALIVE)
         while not closing.wait(INTERVAL_SECONDS):
             standby.send(ALIVE)
     except OSError:
-        return  # whoever started it hears of its end
+        return  # its own launcher notices its end
 
 
 def _well_formed(join: Message) -> bool:

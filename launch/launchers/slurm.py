@@ -1,37 +1,27 @@
-"""The launcher of nodes that Slurm has allocated: srun starts the agents, inside of ``salloc`` or ``sbatch``."""
+"""The launcher on Slurm's allocation: srun starts the agents, in ``salloc`` or ``sbatch``."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from ...core.errors import UsageError
-from ..node.identity import ADDRESS_TOWARDS_VARIABLE, ADDRESS_VARIABLE
+from ..node.scratch import ADDRESS_TOWARDS_VARIABLE, ADDRESS_VARIABLE
 from .base import Launcher, StartedAgent
-from .carrier import ErrorLines, end_elsewhere, start_elsewhere
 from .host_list import Host, parse_hosts
-from .remote import RemoteLauncher, refuse_virtual_nodes
-from .request import Allocation, LauncherPlugin, LaunchRequest
-
-__all__ = ["LAUNCHER", "SrunStarter", "allocation", "make"]
+from .registry import Allocation, LauncherPlugin, LaunchRequest
+from .ssh import RemoteLauncher, end_elsewhere, refuse_virtual_nodes, start_elsewhere
 
 OPTIONS = ("--quiet", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--unbuffered", "--export=ALL")
-"""Of each step: beside the others of its node, with all cores and memory that the job has there."""
-
+"""Each step shares its node's cores and memory with the other steps."""
 WITH_ADDRESS = f'export {ADDRESS_VARIABLE}= {ADDRESS_TOWARDS_VARIABLE}="$SLURM_LAUNCH_NODE_IPADDR"; exec "$@"'
-"""What a shell does on the node: its address is that towards the host where srun runs."""
-
-
+"""A node's shell script: its address is the one towards srun's host."""
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
 
 
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
-    """Return the nodes that Slurm has allocated to the job in which this process runs, in Slurm's order; None outside of a job.
-
-    The job's own list counts, not a step's: in a step of one node that would be itself alone. Raises UsageError for what is no list.
-    """
+    """Return the nodes of this Slurm job (not step), in Slurm's order. Raises UsageError."""
     listed = environment.get(NODES_VARIABLE, "").strip()
     if not listed or not environment.get("SLURM_JOB_ID", "").strip():
         return None
@@ -39,7 +29,7 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def make(run: LaunchRequest) -> Launcher:
-    """Return the launcher of a run on the first nodes of Slurm's allocation. Raises UsageError outside of one, or where it is too small."""
+    """Return the launcher on the allocation's first nodes. Raises UsageError if too few."""
     if run.hosts:
         raise UsageError("launcher: 'slurm' starts the nodes where Slurm has allocated them; leave --hosts and --hostfile out")
     if not run.allocated:
@@ -63,7 +53,7 @@ LAUNCHER = LauncherPlugin(make, takes=frozenset({"python"}), allocation=allocati
 
 @dataclass(frozen=True)
 class SrunStarter:
-    """Starts agents on allocated hosts, each in a step of its own of the job. `spares` have no node: unused ones, then lost ones."""
+    """Starts each agent in its own job step. `spares` are unused hosts, then lost ones."""
 
     hosts: list[Host]
     program: str
@@ -71,19 +61,18 @@ class SrunStarter:
     name = "srun"
 
     def relocate(self, node: int) -> None:
-        """Give a node whose host is lost a spare one, and keep the lost one for when there is no other; without spares it stays there."""
+        """Move a node with a lost host to a spare one, if any; the lost host becomes the last spare."""
         if self.spares:
             self.spares.append(self.hosts[node])
             self.hosts[node] = self.spares.pop(0)
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
-        """Start an agent; see `AgentStarter`. Its step ends with srun, and that with this process."""
+        """Start an agent; see `AgentStarter`. Its step ends with srun, and srun with this process."""
         host = self.hosts[node].name
         words = [self.program, *OPTIONS, f"--nodelist={host}", "sh", "-c", WITH_ADDRESS, "sh", *command]
-        process, stream, said = start_elsewhere(host, words)
-        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, said, command))
+        process, stream, errors = start_elsewhere(host, words)
 
+        def explain(code: int) -> str:
+            return end_elsewhere(command, code, errors.last(), " of srun")
 
-def _explain(said: ErrorLines, command: Sequence[str], code: int) -> str:
-    """Say how srun ended, with what it and the node have said last."""
-    return end_elsewhere(command, code, said.last(), " of srun")
+        return StartedAgent(process, stream, "", isolated=None, host=host, explain=explain)

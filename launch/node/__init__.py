@@ -1,1 +1,1 @@
-"""What happens on one node? Its agent starts, watches and ends the node's tasks."""
+"""The agent of a node: starts, watches and ends its tasks."""

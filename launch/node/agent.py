@@ -1,7 +1,6 @@
-"""The agent: the one process per node that starts, watches and measures the node's tasks.
+"""The agent: one process per node that starts, watches and measures the node's tasks.
 
-Started as ``python -m crosstrain.launch.node.agent``; its standard input and output are the control channel. When the channel closes, for
-whatever reason, the agent kills its tasks and ends.
+Started as ``python -m crosstrain.launch.node.agent``, with the control channel as standard input and output; exits when it closes.
 """
 
 from __future__ import annotations
@@ -13,52 +12,39 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.liveness.silence import TICK_SECONDS, SilenceCounter
+from ...core.console import note
+from ...core.liveness import TICK_SECONDS, SilenceCounter
 from ...core.process import ignore_interrupts, wake_when_parent_ends
-from ...core.untrusted.console import note
-from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
-from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
+from ...engine.protocol.messages import ALIVE, FILE_PIECE_BYTES, INTERVAL_SECONDS, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
 from ...monitor.gpu import describe_gpus
-from ..links.probe import PeerProbe
-from ..stacks.collect import collect_stacks, find_py_spy
-from .deaths import Death, tail
-from .fork_server_connection import ForkServerConnection
-from .identity import address_for_others, node_identity
-from .port_reservation import PortBlock
-from .scratch import make_scratch, remove_scratch
-from .supervisor import Supervisor
-from .task_environment import expected_gpus, task_environment
+from .fork_server_client import ForkServerConnection
+from .links import PeerProbe
+from .scratch import PortBlock, address_for_others, expected_gpus, make_scratch, node_identity, remove_scratch, task_environment
+from .stacks import collect_stacks, find_py_spy
+from .supervisor import Death, Supervisor, tail
 
 if TYPE_CHECKING:
     from ...monitor.collector import NodeSampler
-    from ...records.schema import SystemRecord
-
-__all__ = ["Agent", "main"]
+    from ...records.store.schema import SystemRecord
 
 ORPHAN_CHECK_SECONDS = 0.5
-ORPHAN_PATIENCE_SECONDS = 4.0
-"""The end of the control stream ends an agent at once; this is how long it may take before it is ended the hard way."""
-
-DRIVER = 0
-"""The only peer that an agent listens for."""
-
-HELD_UP_BYTES = 2**16
-"""With so much unread it is this agent that is busy, and the driver that has to wait: nothing more may arrive."""
+ORPHAN_PATIENCE_SECONDS = 4.0  # time from the end of the control stream until the agent is killed
+DRIVER = 0  # the only peer of the silence counter
+HELD_UP_BYTES = 2**16  # with so much unread, the agent is behind and the driver has to wait: nothing more may arrive
 
 
 class Agent:
-    """Serves one driver over `stream` until it says ``finish`` or goes away. `node` is the node's number.
+    """Serves one driver over `stream` until its ``finish`` or its end.
 
-    `remote`: the driver may be cut off from it, and is given up when it says nothing for too long. One whose child this agent is may have
-    been stopped and go on later. `loss_exit_code` is what the agent ends with where the driver is lost. `fork_server` as in `Supervisor`.
+    `remote`: a silent driver is given up; a local one may only be stopped (Ctrl-Z). `loss_exit_code` is for a lost driver.
     """
 
     def __init__(
@@ -80,7 +66,7 @@ class Agent:
         self._ended = threading.Event()
         self._ports = PortBlock()
         self._probe = PeerProbe(node)
-        self._probing = threading.Thread(target=self._probe_peers)
+        self._probing = threading.Thread()
         self._supervisor = Supervisor(self._from_task, self._on_death, self._on_pid, fork_server)
         self._keeps_spares = False
         self._environments: list[Mapping[str, str]] = []
@@ -93,10 +79,7 @@ class Agent:
         self._ships_logs = False
 
     def serve(self) -> int:
-        """Execute the driver's requests. Returns the run's exit code when it is over, or that of a lost driver; the tasks are gone then.
-
-        So they are where this node cannot do what it is asked. Raises OSError then.
-        """
+        """Execute requests; return the exit code after all tasks have ended. Raises OSError."""
         room = ReusableBuffer()
         try:
             while (message := self._received(room)) is not None:
@@ -114,7 +97,6 @@ class Agent:
             self._ended.set()
 
     def _received(self, room: ReusableBuffer) -> Message | None:
-        """Return the driver's next message, or None where it has gone."""
         try:
             return self._stream.receive(room)
         except OSError as error:
@@ -122,107 +104,101 @@ class Agent:
             return None
 
     def abandon(self) -> None:
-        """Kill the tasks, remove the temporary files and end this process at once; for when `serve` does not come to its end."""
+        """Kill the tasks, remove temporary files and exit; for when `serve` does not return."""
         self._supervisor.kill()
         remove_scratch(self._scratch)
         os._exit(self._loss_exit_code)
 
     def leave(self) -> None:
-        """Have the driver told that this node is going to be ended, so that it ends the run in time; safe in a signal handler."""
+        """Announce the end of this node to the driver; safe in a signal handler."""
         self._leaving = True
 
     def _handle(self, message: Message) -> None:
         if message.kind != "prepare":
             self._listen()
-        to = message.get("to")
-        if to is not None:
+        task = message.get("to")
+        if task is not None:
             fields = {key: value for key, value in message.fields.items() if key != "to"}
-            self._supervisor.send(to, Message(message.kind, fields, message.arrays))
-        elif message.kind == "alive":
-            pass  # that it has arrived says it all
-        elif message.kind == "prepare":
-            self._prepare(message)
-        elif message.kind == "reserve":
-            self._send(Message("ports", {"ports": self._ports.take(message["count"])}))
-        elif message.kind == "start":
-            self._start(message)
-        elif message.kind == "start_again":
-            self._start_again(message)
-        elif message.kind == "kill":
-            self._supervisor.kill_task(message["task"])
-        elif message.kind == "sample_now":
-            if self._sampler is not None:
-                self._on_sample(self._sampler.sample())
-            self._send(Message("sampled", {}))
-        elif message.kind == "spares":
-            self._keep_spares(message)
-        elif message.kind == "stop":
-            self._supervisor.stop(message["grace_seconds"], keep_spares=self._keeps_spares)
-            self._stop_sampler()
-            self._await_inspections()
-            self._ship_logs()
-            self._ship_traces()
-            self._send(Message("stopped", {}))
-        elif message.kind == "inspect":
-            self._send(Message("states", {"states": {name: self._supervisor.state_of(name) for name in self._supervisor.alive()}}))
-        elif message.kind == "open_probe":
-            port = None if self._probing.is_alive() else self._probe.listen(self._ports.take)
-            self._send(Message("probe_port", {"number": message["number"], "port": port}))
-        elif message.kind == "probe_peers" and not self._probing.is_alive():
-            self._probing = threading.Thread(target=self._probe_peers, args=(message,), name="probe", daemon=True)
-            self._probing.start()
-        elif message.kind == "find_stacks":
-            self._inspections.append(threading.Thread(target=self._find_stacks, args=(message,), name="stacks", daemon=True))
-            self._inspections[-1].start()
-        else:
+            self._supervisor.send(task, Message(message.kind, fields, message.arrays))
+        elif message.kind in _HANDLERS:
+            _HANDLERS[message.kind](self, message)
+        elif message.kind != ALIVE.kind:
             raise ConnectionError(f"unknown request {message.kind!r}")
 
-    def _find_stacks(self, asked: Message) -> None:
-        """Tell the driver where tasks stand; in a thread, as it may take seconds."""
-        with self._supervisor.inspected(asked["tasks"]) as inspected:
-            self._send(Message("stacks", {"number": asked["number"], "stacks": collect_stacks(inspected, find_py_spy())}))
+    def _reserve(self, message: Message) -> None:
+        self._send(Message("ports", {"ports": self._ports.take(message["count"])}))
 
-    def _probe_peers(self, asked: Message) -> None:
-        """Tell the driver which other nodes this one reaches; in a thread, as it may take seconds."""
-        ports = {int(node): port for node, port in asked["ports"].items()}
-        self._send(Message("peers_probed", {"number": asked["number"], **self._probe.run(ports, bytes.fromhex(asked["token"]))}))
+    def _sample_now(self, message: Message) -> None:
+        if self._sampler is not None:
+            self._on_sample(self._sampler.sample())
+        self._send(Message("sampled", {}))
 
-    def _await_inspections(self) -> None:
-        """What is said of tasks comes before the end of these."""
+    def _stop(self, message: Message) -> None:
+        self._supervisor.stop(message["grace_seconds"], keep_spares=self._keeps_spares)
+        self._stop_sampler()
+        self._join_inspections()
+        self._ship_logs()
+        self._ship_traces()
+        self._send(Message("stopped", {}))
+
+    def _inspect(self, message: Message) -> None:
+        self._send(Message("states", {"states": {name: self._supervisor.state_of(name) for name in self._supervisor.alive()}}))
+
+    def _find_stacks(self, message: Message) -> None:
+        def collect() -> None:
+            with self._supervisor.inspected(message["tasks"]) as inspected:
+                self._send(Message("stacks", {"number": message["number"], "stacks": collect_stacks(inspected, find_py_spy())}))
+
+        self._inspections.append(threading.Thread(target=collect, name="stacks", daemon=True))
+        self._inspections[-1].start()
+
+    def _join_inspections(self) -> None:
         while self._inspections:
             self._inspections.pop().join()
 
+    def _open_probe(self, message: Message) -> None:
+        port = None if self._probing.is_alive() else self._probe.listen(self._ports.take)
+        self._send(Message("probe_port", {"number": message["number"], "port": port}))
+
+    def _probe_peers(self, message: Message) -> None:
+        if self._probing.is_alive():
+            raise ConnectionError(f"unknown request {message.kind!r}")
+
+        def probe() -> None:
+            ports = {int(node): port for node, port in message["ports"].items()}
+            self._send(Message("peers_probed", {"number": message["number"], **self._probe.run(ports, bytes.fromhex(message["token"]))}))
+
+        self._probing = threading.Thread(target=probe, name="probe", daemon=True)
+        self._probing.start()
+
     def _prepare(self, message: Message) -> None:
-        """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""
         gpus = describe_gpus(os.environ)
         self._keeps_spares = bool(message["job"].get("spare_processes"))
         expected = expected_gpus(message, gpus["visible_gpus"])
         for visible_as in [*expected, *(expected if self._keeps_spares else ())]:
             self._prestart(message, task_environment(os.environ, self._scratch, visible_as))
-        from ...backends.packages import recorded_packages
+        from ...backends.loading import recorded_packages
         from ...monitor.host import describe_host
 
         host = describe_host(recorded_packages(message["job"]["backend"]), gpus)
         greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": node_identity(), "host": host}
         self._send(Message("hello", {**greeting, "scratch": str(self._scratch), "address": address_for_others(os.environ)}))
         self._node_timeout_seconds = message["job"]["node_timeout"]
-        threading.Thread(target=self._give_signs_of_life, name="alive", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="alive", daemon=True).start()
 
     def _prestart(self, message: Message, environment: Mapping[str, str]) -> None:
         self._supervisor.prestart(self._scratch, environment, Message("prepare", {"job": message["job"]}))
 
     def _keep_spares(self, message: Message) -> None:
-        """Start spares until there is one for each task, in the task's environment."""
-        there = self._supervisor.spare_environments()
+        existing = self._supervisor.spare_environments()
         for environment in self._environments:
-            if environment in there:
-                there.remove(environment)
+            if environment in existing:
+                existing.remove(environment)
             else:
                 self._prestart(message, environment)
         self._watch_spares()
 
     def _watch_spares(self) -> None:
-        """Have the monitor count what the spares use with what the tasks do."""
         for name, pid in self._supervisor.spares().items():
             self._watch(name, pid)
 
@@ -232,26 +208,25 @@ class Agent:
                 self._sampler.watch(name, pid)
 
     def _on_pid(self, name: str, pid: int) -> None:
-        """Have the monitor count what a process uses that was asked for earlier, where it is a task by now."""
         if name in self._supervisor.alive():
             self._watch(name, pid)
 
-    def _give_signs_of_life(self) -> None:
-        """Tell the driver every second that this agent lives, also while its main thread ends tasks or waits; and once of `leave`."""
-        told = False
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats, also while the main thread waits; ``leaving`` once after `leave`."""
+        announced = False
         while not self._ended.wait(INTERVAL_SECONDS):
             try:
                 self._stream.send(ALIVE)
-                if self._leaving and not told:
-                    told = True
+                if self._leaving and not announced:
+                    announced = True
                     self._stream.send(Message("leaving"))
             except OSError:
                 if self._remote:
                     self.leave_driver()
-                return  # a parent that has gone is noticed by its number
+                return  # the end of a parent is noticed by `_watch_parent`
 
     def _listen(self) -> None:
-        """Give the driver up where nothing more arrives: from its first request on; before, it awaits others in silence."""
+        """Watch the driver's heartbeats from its first request on; until then it is silent."""
         if self._remote and not self._listening:
             self._listening = True
             threading.Thread(target=self._watch_driver, name="silence", daemon=True).start()
@@ -266,7 +241,7 @@ class Agent:
                 return
 
     def leave_driver(self) -> None:
-        """End the tasks and have `serve` come to its end, or end without it."""
+        """End the tasks and make `serve` return, or exit without it."""
         self._supervisor.kill()
         self._stream.cut()
         if not self._ended.wait(ORPHAN_PATIENCE_SECONDS):
@@ -299,7 +274,6 @@ class Agent:
             self._supervisor.kill_unclaimed()
 
     def _start_task(self, fields: Mapping[str, Any], message: Message, start_deadline: float) -> Mapping[str, str]:
-        """Start one of the tasks of a message, or make it of a spare; return its environment."""
         gpus: Mapping[str, Mapping[str, Any]] = message["gpu_of_task"]
         name: str = fields["task"]
         log = self._log(name)
@@ -310,24 +284,21 @@ class Agent:
             self._supervisor.start(name, log, environment)
         elif (pid := self._supervisor.pid_of(name)) is not None:
             self._watch(name, pid)
-        profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
+        profile: dict[str, str] = {}
+        if message["job"].get("profile"):
+            folder = self._scratch / "profile" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            profile = {"profile_folder": str(folder)}
         common = {"job": message["job"], "start_deadline": start_deadline}
         common |= {field: message.get(field) for field in ("normalisation", "placeholder")}
         self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
         return environment
 
     def _start_again(self, message: Message) -> None:
-        """Start one task anew, while the others go on; what is left of it ends first, and is looked at before where that was asked for."""
-        self._await_inspections()
+        self._join_inspections()
         for fields in message["tasks"]:
             self._supervisor.end_task(fields["task"])
             self._start_task(fields, message, time.monotonic() + message["start_seconds"])
-
-    def _profile(self, task: str) -> Path:
-        """Return the folder for a task's traces; it exists."""
-        folder = self._scratch / "profile" / task
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     def _log(self, task: str) -> Path:
         return self._logs / f"{task}.log"
@@ -360,13 +331,11 @@ class Agent:
             self._ship(log, "log", {"task": log.stem}, "text")
 
     def _ship_traces(self) -> None:
-        """Send what the tasks left in their folders for traces."""
         folder = self._scratch / "profile"
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             self._ship(path, "trace", {"path": path.relative_to(folder).as_posix()}, "data")
 
     def _ship(self, path: Path, kind: str, fields: Mapping[str, str], array: str) -> None:
-        """Send a file in pieces, which the driver puts together, and remove it: tasks that are started anew begin another."""
         with path.open("rb") as file:
             pieces = iter(partial(file.read, FILE_PIECE_BYTES), b"")
             for data in chain([next(pieces, b"")], pieces):  # an empty file is one empty piece
@@ -374,18 +343,31 @@ class Agent:
         path.unlink()
 
     def _send(self, message: Message) -> None:
-        """Send to the driver. Where it is gone the end of the stream ends the agent; a reader thread must not die of it before."""
+        """Send to the driver; if it is gone, only the end of the stream ends the agent."""
         try:
             self._stream.send(message)
         except OSError:
             return
 
 
-def _watch_parent(agent: Agent, parent: int) -> None:
-    """End an agent that outlives its parent, whose end may not be that of its input, or where something in it hangs.
+_HANDLERS: Mapping[str, Callable[[Agent, Message], None]] = {
+    "prepare": Agent._prepare,
+    "reserve": Agent._reserve,
+    "start": Agent._start,
+    "start_again": Agent._start_again,
+    "kill": lambda agent, message: agent._supervisor.kill_task(message["task"]),
+    "sample_now": Agent._sample_now,
+    "spares": Agent._keep_spares,
+    "stop": Agent._stop,
+    "inspect": Agent._inspect,
+    "open_probe": Agent._open_probe,
+    "probe_peers": Agent._probe_peers,
+    "find_stacks": Agent._find_stacks,
+}  # how each kind of request of the driver is executed
 
-    The parent is the driver, or what started the agent for it: a shell, an ssh daemon, or an actor of Ray's.
-    """
+
+def _watch_parent(agent: Agent, parent: int) -> None:
+    """End an agent that outlives its parent (driver, shell, ssh daemon, Ray actor)."""
     while os.getppid() == parent:
         time.sleep(ORPHAN_CHECK_SECONDS)
     agent.leave_driver()

@@ -1,7 +1,6 @@
-"""Has a command's standard input and output be a connection to the driver, which this process dials before it becomes the command.
+"""Connects to the driver, then executes a command with the connection as its input/output.
 
-Started as ``python -m crosstrain.launch.node.dialled COMMAND ARGUMENTS…``. Its first line of input is a `Summons`: the secret must be seen
-neither in an argument nor in the environment.
+Started as ``python -m crosstrain.launch.node.dialled COMMAND ARGUMENTS…``. Its first line of input is a `Summons`, as it has the secret.
 """
 
 from __future__ import annotations
@@ -12,24 +11,17 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from ...core.untrusted.listener import PROOF_SECONDS
+from ...core.listener import PROOF_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
 
-__all__ = ["Summons", "main"]
-
-DIAL_SECONDS = 15.0
-"""How long the driver, which listens already, may be out of reach, or have others at its door."""
-
+DIAL_SECONDS = 15.0  # how long the listening driver may be unreachable or busy with other connections
 RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Summons:
-    """Where the driver is awaiting a command, the run's secret, and the number under which the command is awaited.
-
-    `silence_seconds`: after which the system ends a connection whose peer acknowledges nothing.
-    """
+    """The driver's address, the run's secret, the command's number, and the silence limit."""
 
     host: str
     port: int
@@ -38,12 +30,12 @@ class Summons:
     silence_seconds: float
 
     def line(self) -> str:
-        """Return it as the line of input that a process is summoned by."""
+        """Return it as a line of input."""
         return json.dumps(asdict(self)) + "\n"
 
 
 def main() -> None:
-    """Dial, join, and become the command. Ends with 1 and a sentence on standard error where the driver cannot be reached."""
+    """Connect, join, and execute the command. Exits with 1 if the driver cannot be reached."""
     summons = Summons(**json.loads(sys.stdin.readline()))
     try:
         stream = _dial(summons)

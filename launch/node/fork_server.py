@@ -1,16 +1,11 @@
-"""A process that has imported the framework once, and forks every task of this machine's nodes from itself.
+"""A process that imports the framework once, and forks every task of this machine's nodes.
 
-On one machine with several nodes each task would import the framework by itself, which takes most of their start: seconds of a core and
-hundreds of megabytes each. Forked tasks have it at once, and share its memory until they write to it. The standard library has the same
-idea (multiprocessing, start method ``forkserver``).
+The import takes seconds of a core and hundreds of megabytes, which forked tasks share until they write.
 
-Started by the local launcher as ``python -m crosstrain.launch.node.fork_server``. Over its first socket come the job, then one more
-connection for each agent, with the place in which that agent's tasks live. Over such a connection an agent asks for forks and kills, and
-hears of starts and ends, since only a parent can wait for a process. The server ends with the launcher, its tasks with the server
-(parent-death signal), and those of an agent with the agent's connection.
-
-Over the first socket other launchers can come too, each with a connection like it, and with what their tasks are to have of them and not
-of the process that has started the server (`conformance/fork_server_pool.py`).
+Started by the local launcher as ``python -m crosstrain.launch.node.fork_server``. Its first socket carries the job, then a connection per
+agent, with the namespaces and CPU groups of its tasks, or per other launcher, with its variables and working directory
+(`conformance/fork_server_pool.py`). Agents request forks and kills, and get starts and ends, as only a parent can wait for a process. The
+server ends with the launcher, its tasks with the server (parent-death signal) or with their agent's connection.
 """
 
 from __future__ import annotations
@@ -38,27 +33,20 @@ from ...core.job import Job
 from ...core.process import die_with_parent, ignore_interrupts, kill_group, python
 from ...engine.task import import_framework, run_task
 from ..virtual.enter import drop_capabilities, enter
-from .fork_server_client import is_transferred, path_entries
-from .fork_server_connection import PACKET_BYTES, receive_packet
-
-__all__ = ["ForkServer", "main"]
+from .fork_server_client import PACKET_BYTES, is_transferred, path_entries, receive_packet
 
 TASK_MODULE = "crosstrain.engine.task"
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher's connection, and what its tasks have of it and not of this process; `directory` is a descriptor of where it works.
-
-    Without one it has started this process, which has all of it.
-    """
+    """A launcher's connection, and its tasks' variables and directory (None: inherited)."""
 
     connection: socket.socket
     directory: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def adopt(self) -> None:
-        """In a task: work where the launcher does, with its variables."""
         if self.directory is None:
             return
         os.fchdir(self.directory)
@@ -70,7 +58,6 @@ class _Launcher:
         sys.path[:] = [*path_entries(self.variables), *(entry for entry in sys.path if entry not in own)]
 
     def close(self) -> None:
-        """Close what this process has of it."""
         self.connection.close()
         if self.directory is not None:
             os.close(self.directory)
@@ -78,10 +65,7 @@ class _Launcher:
 
 @dataclass
 class _Agent:
-    """An agent's connection, its tasks' place, and the processes forked for it, by the number that the agent gave each.
-
-    `user` and `network` are descriptors of namespaces, and `cgroups` the files to enter its CPU groups, as ``enter.py`` takes them.
-    """
+    """An agent's connection, namespaces, CPU groups (``enter.py``), and tasks' pids by number."""
 
     launcher: _Launcher
     connection: socket.socket
@@ -90,19 +74,17 @@ class _Agent:
     cgroups: str
     pid_of: dict[int, int] = field(default_factory=dict)
 
-    def tell(self, **said: Any) -> None:
-        """Send a message; to an agent that is gone nothing needs to be said."""
+    def send(self, **message: Any) -> None:
         try:
-            self.connection.send(json.dumps(said).encode())
+            self.connection.send(json.dumps(message).encode())
         except OSError:
             return
 
 
 class ForkServer:
-    """Serves a launcher, over `control`, the agents that it announces, and any other launchers."""
+    """Serves launchers and agents; each task's log begins with `written`, the import's output."""
 
     def __init__(self, control: socket.socket, written: bytes) -> None:
-        """`written` is what the import has written, which each task's log begins with."""
         self._owner = _Launcher(control)
         self._launchers = [self._owner]
         self._written = written
@@ -117,9 +99,9 @@ class ForkServer:
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Serve until the launcher is gone that has started this process."""
+        """Serve until the launcher that started this process is gone."""
         while True:
-            ready = {key.fd: key.data for key, _ in self._selector.select()}
+            ready = {key.fd for key, _ in self._selector.select()}
             if self._ended in ready:
                 _drain(self._ended)
                 self._reap()
@@ -133,27 +115,22 @@ class ForkServer:
                     self._forget(launcher)
 
     def _admit(self, launcher: _Launcher) -> bool:
-        """Take the connection of an agent, or of another launcher; return False at the end of this one's."""
-        try:
-            received = receive_packet(launcher.connection)
-        except OSError:
-            received = None
+        received = _receive(launcher.connection)
         if received is None:
             return False
-        said, (connection, *descriptors) = received
+        message, (connection, *descriptors) = received
         joined: _Agent | _Launcher
-        if "namespaces" in said:
-            named = dict(zip(said["namespaces"], descriptors, strict=True))
-            joined = _Agent(launcher, socket.socket(fileno=connection), named.get("user"), named.get("network"), said["cgroups"])
+        if "namespaces" in message:
+            named = dict(zip(message["namespaces"], descriptors, strict=True))
+            joined = _Agent(launcher, socket.socket(fileno=connection), named.get("user"), named.get("network"), message["cgroups"])
             self._agents.append(joined)
         else:
-            joined = _Launcher(socket.socket(fileno=connection), descriptors[0], said["variables"])
+            joined = _Launcher(socket.socket(fileno=connection), descriptors[0], message["variables"])
             self._launchers.append(joined)
         self._selector.register(joined.connection, selectors.EVENT_READ)
         return True
 
     def _forget(self, launcher: _Launcher) -> None:
-        """Kill the tasks of a launcher that is gone."""
         for agent in [agent for agent in self._agents if agent.launcher is launcher]:
             self._dismiss(agent)
         self._selector.unregister(launcher.connection)
@@ -161,33 +138,32 @@ class ForkServer:
         launcher.close()
 
     def _serve_agent(self, agent: _Agent) -> None:
-        try:
-            received = receive_packet(agent.connection)
-        except OSError:
-            received = None
+        received = _receive(agent.connection)
         if received is None:
             self._dismiss(agent)
             return
-        said, descriptors = received
-        if "kill" in said:
-            pid = agent.pid_of.get(said["kill"])
+        request, descriptors = received
+        if "kill" in request:
+            pid = agent.pid_of.get(request["kill"])
             if pid is not None:
                 kill_group(pid)
             return
-        number = said["fork"]
+        number = request["fork"]
+        server = os.getpid()
         try:
-            pid = self._fork(agent, said, descriptors)
-        except OSError:  # no memory, or too many processes: whoever starts a process of its own hears it of the kernel too
-            agent.tell(refused=number)
+            pid = os.fork()
+            if pid == 0:
+                self._become_task(agent, request, descriptors, server)
+        except OSError:  # no memory, or too many processes
+            agent.send(refused=number)
         else:
             agent.pid_of[number] = pid
-            agent.tell(forked=number, pid=pid)
+            agent.send(forked=number, pid=pid)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
     def _dismiss(self, agent: _Agent) -> None:
-        """Kill the tasks of an agent that is gone."""
         for pid in agent.pid_of.values():
             kill_group(pid)
         self._selector.unregister(agent.connection)
@@ -198,7 +174,6 @@ class ForkServer:
                 os.close(descriptor)
 
     def _reap(self) -> None:
-        """Tell of every process that has ended, in the kernel's order, and kill what is left of its group."""
         while True:
             try:
                 dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
@@ -206,23 +181,14 @@ class ForkServer:
                 return
             if dead is None:
                 return
-            kill_group(dead.si_pid)  # while it is a zombie its group number cannot belong to anybody else
+            kill_group(dead.si_pid)  # while it is a zombie, its group number is not reused
             pid, status, usage = os.wait4(dead.si_pid, 0)
             for agent in self._agents:
-                for number in [number for number, of in agent.pid_of.items() if of == pid]:
+                for number in [number for number, forked in agent.pid_of.items() if forked == pid]:
                     del agent.pid_of[number]
-                    agent.tell(ended=number, status=status, usage=list(usage))
+                    agent.send(ended=number, status=status, usage=list(usage))
 
-    def _fork(self, agent: _Agent, said: dict[str, Any], descriptors: list[int]) -> int:
-        """Fork a task; return its pid. Raises OSError."""
-        server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become_task(agent, said, descriptors, server)
-        return pid
-
-    def _become_task(self, agent: _Agent, said: dict[str, Any], descriptors: list[int], server: int) -> NoReturn:
-        """In the child: leave all that is the server's, enter the node, and be the task to its end."""
+    def _become_task(self, agent: _Agent, request: dict[str, Any], descriptors: list[int], server: int) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -239,16 +205,16 @@ class ForkServer:
             _rename_command_line(python(TASK_MODULE))
             self._leave(agent)
             agent.launcher.adopt()
-            os.environ["TMPDIR"] = said["temporary_folder"]
-            tempfile.tempdir = None  # what it was before is remembered there
-        except BaseException:  # noqa: BLE001 — told in the task's log, and the task ends
+            os.environ["TMPDIR"] = request["temporary_folder"]
+            tempfile.tempdir = None  # it caches the former folder
+        except BaseException:  # noqa: BLE001 — written to the task's log, and the task ends
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
         run_task(socket.socket(fileno=channel), server, stacks[0] if stacks else None)
 
     def _leave(self, own: _Agent) -> None:
-        """Close what is the server's, and that of other agents: whoever waits for the end of a connection must not wait for a task."""
+        """Close all other descriptors, so that no task keeps a connection open."""
         self._selector.close()
         os.close(self._ended)
         os.close(self._wakeup)
@@ -263,6 +229,13 @@ class ForkServer:
                     os.close(descriptor)
 
 
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    try:
+        return receive_packet(connection)
+    except OSError:
+        return None
+
+
 def _drain(descriptor: int) -> None:
     try:
         while os.read(descriptor, PACKET_BYTES):
@@ -272,10 +245,7 @@ def _drain(descriptor: int) -> None:
 
 
 def _rename_command_line(command: list[str]) -> None:
-    """Have lists of processes show another command: the words are where the kernel has put those of this process (proc_pid_stat(5)).
-
-    A command that is longer than there is room is cut.
-    """
+    """Overwrite this process's command line, as ps shows it (proc_pid_stat(5))."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the 48th and 49th of all
     words = b"".join(os.fsencode(word) + b"\0" for word in command)[: max(0, end - begin - 1)]
@@ -285,7 +255,7 @@ def _rename_command_line(command: list[str]) -> None:
 
 @contextmanager
 def _output_kept() -> Iterator[list[bytes]]:
-    """Have what this process writes within the block, native code included, kept in the list that is returned."""
+    """Capture this process's output, also of native code, in the yielded list."""
     before = [os.dup(1), os.dup(2)]
     written: list[bytes] = []
     kept = os.memfd_create("written")
@@ -304,11 +274,7 @@ def _output_kept() -> Iterator[list[bytes]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Import the framework, then fork until the launcher is gone. Leaves with os._exit, as tasks do.
-
-    A framework that cannot be imported, also not within half the time of a start, or that has started threads by being imported, is none to
-    fork from: the server ends, and the agents start tasks by themselves, which then tell what is wrong.
-    """
+    """Import the framework and fork until the launcher is gone; end early if the import fails."""
     parser = argparse.ArgumentParser(prog="crosstrain.launch.node.fork_server")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)

@@ -1,8 +1,4 @@
-"""Fork servers as a launcher has them: started for a run, or lent by a pool.
-
-A launcher usually starts a server of its own. Where many short runs follow each other, as in a test suite, a pool can lend them all the
-same (`conformance/fork_server_pool.py`); it is named by a variable.
-"""
+"""The launcher's and agent's side of a fork server, a run's own or a pool's."""
 
 from __future__ import annotations
 
@@ -12,64 +8,122 @@ import json
 import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ...backends.loading import load_backend
-from ...core.job import Job
 from ...core.process import ending_in_words, python, there_to_work_in
-from .fork_server_connection import is_own_user, receive_packet
-from .task_environment import task_environment
+from .scratch import task_environment
 
-__all__ = [
-    "POOL_VARIABLE",
-    "ForkServer",
-    "ForkServerProcess",
-    "inherited_state",
-    "is_transferred",
-    "open_fork_server",
-    "path_entries",
-    "pays_to_fork",
-]
+if TYPE_CHECKING:  # agents load this file without it
+    from ...core.job import Job
+
+PACKET_BYTES = 2**16  # size limit of messages on a fork server's sockets (SOCK_SEQPACKET); a job takes a few kilobytes
+MOST_DESCRIPTORS = 3
+
+
+def receive_packet(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return a message and its descriptors; None at the end. Raises OSError."""
+    text, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS)
+    return (json.loads(text), descriptors) if text else None
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Return whether a local socket's peer is this user (unix(7), SO_PEERCRED). For Linux."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return bool(user == os.geteuid())
+
+
+class ForkedTasksListener(Protocol):
+    """Gets the events of forked processes, by the number of their request, from one thread."""
+
+    def forked(self, number: int, pid: int) -> None:
+        """Take a process's pid."""
+
+    def ended(self, number: int, status: int, usage: resource.struct_rusage) -> None:
+        """Take a process's end, as in wait4(2), after its group was killed and it was reaped."""
+
+    def refused(self, number: int) -> None:
+        """Take that a process could not be forked."""
+
+    def fork_server_lost(self) -> None:
+        """Take that the server has ended, and its processes with it."""
+
+
+class ForkServerConnection:
+    """An agent's connection to the fork server."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def listen(self, listener: ForkedTasksListener) -> None:
+        """Call a listener with the server's messages, from a thread, until the server has ended."""
+        threading.Thread(target=self._read, args=(listener,), name="fork-server", daemon=True).start()
+
+    def fork(self, number: int, temporary_folder: str, descriptors: Sequence[int]) -> bool:
+        """Request a task with `descriptors` for channel, log, stacks; return False without server."""
+        return _send(self._connection, {"fork": number, "temporary_folder": temporary_folder}, descriptors)
+
+    def kill(self, number: int) -> None:
+        """Request the end of a task and its process group."""
+        _send(self._connection, {"kill": number})
+
+    def _read(self, listener: ForkedTasksListener) -> None:
+        while True:
+            try:
+                text = self._connection.recv(PACKET_BYTES)
+            except OSError:
+                text = b""
+            if not text:
+                listener.fork_server_lost()
+                return
+            message = json.loads(text)
+            if "forked" in message:
+                listener.forked(message["forked"], message["pid"])
+            elif "refused" in message:
+                listener.refused(message["refused"])
+            else:
+                listener.ended(message["ended"], message["status"], resource.struct_rusage(message["usage"]))
+
+
+def _send(connection: socket.socket, message: Mapping[str, object], descriptors: Sequence[int] = ()) -> bool:
+    try:
+        socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
+    except OSError:
+        return False
+    return True
+
 
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
-
-POOL_VARIABLE = "CROSSTRAIN_FORK_SERVERS"
-"""Names the socket of a pool of fork servers, in the abstract namespace (unix(7)). The runs that use it do without the import of the
-framework, so that the time of their start is not that of other runs."""
-
+POOL_VARIABLE = "CROSSTRAIN_FORK_SERVERS"  # abstract socket (unix(7)) of a pool of servers; such runs skip the framework's import
 POOL_ANSWER_SECONDS = 10.0
-
-END_SECONDS = 1.0
-"""How long is waited for the exit code of a server whose tasks have ended with it."""
-
+END_SECONDS = 1.0  # time limit for the exit code of a server whose tasks have ended with it
 TRANSFERRED = ("CROSSTRAIN_", "PYTEST_", "TRAINER_")
 TRANSFERRED_NAMES = frozenset({"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTHONPATH", "SHLVL", "XDG_CONFIG_HOME", "_"})
-"""Variables that no framework reads when it is imported: each task has those of its own launcher. What PYTHONPATH says holds for what a
-task imports from then on."""
-
-STATUS_FIELDS = ("Umask", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
-"""Lines of proc_pid_status(5) that a child inherits."""
+"""Variables that no framework reads on import, which each task gets from its own launcher."""
+STATUS_FIELDS = ("Umask", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")  # inherited (proc_pid_status(5))
 
 
 def pays_to_fork(job: Job) -> bool:
-    """Return whether several tasks on this machine could be forked from one process that has imported the framework.
+    """Return whether forking saves imports: several tasks, or restarts, on this machine."""
+    from ...backends.loading import load_backend
 
-    One task alone has nothing to share, unless it is started again.
-    """
     return _can_fork(job) and (len(load_backend(job.backend).placement(job)) > 1 or job.max_restarts > 0)
 
 
 def _can_fork(job: Job) -> bool:
-    """Return whether tasks may be forked here. With GPUs each task sees its own, which its environment says from the beginning."""
+    """Return whether tasks may be forked: not with GPUs, which are assigned before the import."""
+    from ...backends.loading import load_backend
+
     return sys.platform == "linux" and not any(map(glob.glob, GPU_DEVICES)) and load_backend(job.backend).capabilities.forks
 
 
 def open_fork_server(job: Job) -> ForkServer | None:
-    """Return what a run's tasks are forked from: a server that is lent, where there is one, its own where that pays, else None."""
+    """Return a run's fork server: a lent one if possible, its own if that pays, else None."""
     pool = os.environ.get(POOL_VARIABLE)
     if pool is not None and _can_fork(job) and (lent := _lent_server(pool, job)) is not None:
         return lent
@@ -77,10 +131,10 @@ def open_fork_server(job: Job) -> ForkServer | None:
 
 
 def _lent_server(pool: str, job: Job) -> ForkServer | None:
-    """Return a server of the pool of this name; None where there is none, or another user's, or where this process differs from it."""
+    """Return a server of this user's pool with the same inherited state, if any."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.settimeout(POOL_ANSWER_SECONDS)
-    said = {
+    request = {
         "job": job.model_dump(mode="json"),
         "state": inherited_state(),
         "variables": {key: value for key, value in task_environment(os.environ, None, None).items() if is_transferred(key)},
@@ -89,11 +143,11 @@ def _lent_server(pool: str, job: Job) -> ForkServer | None:
     try:
         control.connect(f"\0{pool}")
         if is_own_user(control):
-            socket.send_fds(control, [json.dumps(said).encode()], [directory])
+            socket.send_fds(control, [json.dumps(request).encode()], [directory])
             if (answer := receive_packet(control)) is not None and answer[0]["lent"]:
                 control.settimeout(None)
                 return ForkServer(control)
-    except OSError:  # the pool has ended: a server of one's own does as well
+    except OSError:  # the pool has ended: the caller starts its own server
         pass
     finally:
         os.close(directory)
@@ -102,20 +156,17 @@ def _lent_server(pool: str, job: Job) -> ForkServer | None:
 
 
 def is_transferred(variable: str) -> bool:
-    """Return whether a task that a lent server has forked has this variable of its launcher."""
+    """Return whether a task of a lent server gets this variable from its launcher."""
     return variable in TRANSFERRED_NAMES or variable.startswith(TRANSFERRED)
 
 
 def path_entries(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders that PYTHONPATH names in an environment."""
+    """Return the folders of PYTHONPATH."""
     return [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def inherited_state() -> str:
-    """Return a digest of what a child of this process would have from it, but for what a lent server's tasks have of their launcher.
-
-    Processes with equal digests could have started the same fork server. For Linux.
-    """
+    """Return a digest of the inherited state that sharing a server requires. For Linux."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
     limits["RLIMIT_NOFILE"] = limits["RLIMIT_OFILE"] = (0, limits["RLIMIT_NOFILE"][1])
@@ -136,42 +187,36 @@ def inherited_state() -> str:
 
 
 class ForkServer:
-    """A fork server as a launcher has it: a connection over which it announces its agents."""
+    """A launcher's connection to a fork server, over which it announces its agents."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
 
     def connect(self, namespaces: Mapping[str, int], cgroups: str) -> socket.socket:
-        """Return an agent's end of a new connection, whose tasks live in these namespaces (``user``, ``network``) and CPU groups.
+        """Return an agent's connection for tasks in these namespaces and CPU groups.
 
-        `cgroups` as ``enter.py`` takes it. Where the server has ended, its end is closed, and the agent starts tasks by itself.
+        `cgroups` as in ``enter.py``, `namespaces`: ``user``, ``network``. Without server it is closed, and the agent starts tasks.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._tell({"namespaces": list(namespaces), "cgroups": cgroups}, [theirs.fileno(), *namespaces.values()])
+            _send(self._control, {"namespaces": list(namespaces), "cgroups": cgroups}, [theirs.fileno(), *namespaces.values()])
         return ours
 
-    def _tell(self, said: Mapping[str, object], descriptors: Sequence[int]) -> None:
-        try:
-            socket.send_fds(self._control, [json.dumps(said).encode()], descriptors)
-        except OSError:
-            return  # it has ended; the agents find their connections closed
-
     def describe_end(self) -> str:
-        """Say in words that it has ended, and how, where that is known."""
+        """Describe the server's end."""
         return "the fork server, which was lent to this run, has ended"
 
     def kill(self) -> None:
-        """Have whatever it has forked for this launcher end at once; safe in a signal handler."""
+        """End what it has forked for this launcher; safe in a signal handler."""
         self._control.close()
 
     def close(self) -> None:
-        """Let go of it, and have its tasks end; a second call does nothing."""
+        """Disconnect, which ends its tasks; idempotent."""
         self._control.close()
 
 
 class ForkServerProcess(ForkServer):
-    """A fork server as a child of this process's main thread; it imports what a job's backend needs, and ends with this process."""
+    """A fork server that is a child of this process's main thread, and ends with this process."""
 
     def __init__(self, job: Job) -> None:
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -187,7 +232,7 @@ class ForkServerProcess(ForkServer):
                 start_new_session=True,
                 cwd=there_to_work_in(),
             )
-        self._tell({"job": job.model_dump(mode="json")}, ())
+        _send(self._control, {"job": job.model_dump(mode="json")})
 
     @property
     def ended(self) -> bool:
@@ -195,7 +240,7 @@ class ForkServerProcess(ForkServer):
         return self._process.poll() is not None
 
     def describe_end(self) -> str:
-        """Say in words how it has ended; call where its tasks have ended with it."""
+        """Describe the server's end; call after its tasks have ended."""
         try:
             how = ending_in_words(self._process.wait(END_SECONDS))
         except subprocess.TimeoutExpired:
@@ -203,15 +248,15 @@ class ForkServerProcess(ForkServer):
         return f"the fork server (process {self._process.pid}) {how}"
 
     def lend(self, launcher: socket.socket, directory: int, variables: Mapping[str, str]) -> None:
-        """Have it serve another launcher too, whose connection and working directory are handed over; see `open_fork_server`."""
-        self._tell({"variables": variables}, [launcher.fileno(), directory])
+        """Serve another launcher, too, with its connection and working directory."""
+        _send(self._control, {"variables": variables}, [launcher.fileno(), directory])
 
     def kill(self) -> None:
-        """End it at once, and with it whatever it has forked; safe in a signal handler."""
+        """End it and everything it has forked; safe in a signal handler."""
         self._process.kill()
 
     def close(self) -> None:
-        """End it, and wait for that; a second call does nothing."""
+        """End it and wait for that; idempotent."""
         self._control.close()
         self._process.kill()
         self._process.wait()

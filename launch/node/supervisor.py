@@ -1,11 +1,8 @@
-"""The tasks of one node: each started in a process group of its own, reaped in the order of death, and ended within a time limit.
+"""The tasks of one node: start, messages and end, each in its own process group.
 
-A task is a child of this process, or is forked by the machine's fork server where there is one (`fork_server.py`), which then waits for it
-and kills it in our stead. A task may be prestarted before it is known which task of the cluster it will be, so that its framework loads
-meanwhile. The death of a prestarted process that is no task yet is no failure: the task is then started normally.
-
-Only the main thread starts tasks, because the parent-death signal follows the thread that forked. One other thread reaps whatever
-dies, so that the order of deaths is the kernel's. A death is reported after everything that the task had sent.
+A task is a child of this process or of the machine's fork server (`fork_server.py`), which then reaps and kills it. A spare is prestarted
+before its role is known, so that its framework loads early; its death is no failure. Only the main thread starts tasks, as the parent-death
+signal follows the forking thread. One thread reaps, in the kernel's order of deaths; a death is reported after the task's messages.
 """
 
 from __future__ import annotations
@@ -25,33 +22,73 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...core.liveness.memory_exhaustion import kernel_oom_kills
+from ...core.liveness import kernel_oom_kills
 from ...core.process import kill_group, process_state, python
-from ...engine.protocol.error_report import error_message
-from ...engine.protocol.messages import Message, ReusableBuffer, Stream
-from ..stacks.collect import InspectedTask
-from .deaths import Death, death_of, never_started
-from .fork_server_connection import ForkServerConnection
-from .task_environment import task_environment
+from ...engine.protocol.messages import Message, ReusableBuffer, Stream, error_message
+from .fork_server_client import ForkServerConnection
+from .scratch import task_environment
+from .stacks import InspectedTask
 
-__all__ = ["Supervisor"]
+LOG_TAIL_LINES = 25
 
-KILLED_SECONDS = 5.0
-"""How long the kernel is given to end a process; one that waits for a disk may take longer."""
 
-FOREIGN_SECONDS = 0.01
-"""How long a child of this process that is no task has to be awaited by whoever has started it, before deaths are looked at again."""
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of a task; `order` counts the node's deaths.
+
+    A failed start has no pid, code or signal. CPU seconds are from wait4(2), with the task's children; None if the fork server has ended,
+    too. `oom_kills` counts the machine's processes killed for memory during the task; None if unknown, or if the task exited by itself.
+    """
+
+    task: str
+    pid: int | None
+    code: int | None
+    signal: str | None
+    order: int
+    cpu_seconds: float | None
+    max_rss_bytes: int | None
+    oom_kills: int | None = None
+
+
+def _death(child: _Child, order: int, status: int, usage: resource.struct_rusage | None) -> Death:
+    killed = os.WIFSIGNALED(status)
+    oom_kills = kernel_oom_kills() if killed else None
+    if oom_kills is not None:
+        oom_kills = None if child.oom_kills_before is None else max(0, oom_kills - child.oom_kills_before)
+    return Death(
+        task=child.name,
+        pid=child.pid,
+        code=None if killed else os.WEXITSTATUS(status),
+        signal=signal.Signals(os.WTERMSIG(status)).name if killed else None,
+        order=order,
+        cpu_seconds=None if usage is None else usage.ru_utime + usage.ru_stime,
+        max_rss_bytes=None if usage is None else usage.ru_maxrss * 1024,
+        oom_kills=oom_kills,
+    )
+
+
+def tail(log: Path) -> list[str]:
+    """Return the last lines of a log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            return file.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    except OSError as error:
+        return [f"(the log {log} could not be read: {error.strerror})"]
+
+
+KILLED_SECONDS = 5.0  # time limit for the kernel to end a process; waiting for a disk may take longer
+FOREIGN_SECONDS = 0.01  # interval of looking for deaths while a child that is no task is not reaped by the code that started it
 
 
 @dataclass
 class _Child:
-    """`number` counts the starts. `pid`: None until the fork server has said it. `process`: None of one that is forked.
+    """A process that is, or may become, a task; its `number` counts the starts.
 
-    `early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken.
-
-    `environment` is what it was started with. `ended` gets its death, once it has been reaped; where it never was a process,
-    why it could not be started, or None where it was to end before. `stacks`: what it writes its stacks to when it is asked to. `theirs`:
-    its end of the stream, until it has it.
+    `pid`: None until the fork server has sent it. `process`: None if forked. `early_log`: a former spare's output until it moves to `log`.
+    `usable`: a spare that can be claimed. `ended` gets the death, the error of the start, or None if ended before it started. `stacks`: the
+    file for its stacks. `theirs`: its end of the stream until it is started.
     """
 
     number: int
@@ -72,15 +109,15 @@ class _Child:
 
     @property
     def forked(self) -> bool:
-        """Whether the fork server is to kill and reap it."""
+        """Whether the fork server kills and reaps it."""
         return self.process is None
 
 
 class Supervisor:
-    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from a thread of each task, `on_pid` from any.
+    """Starts and ends the tasks of one node.
 
-    The arrays of a message are there for `on_message` until it returns. `on_pid` hears which process a task, or what may become one, is.
-    `fork_server` forks tasks that need no environment of their own but for the folder of temporary files.
+    `on_message` and `on_death` are called from a thread of each task, `on_pid` (also for spares) from any. A message's arrays are valid
+    until `on_message` returns. `fork_server` forks tasks whose environment differs from this process's only in the temporary folder.
     """
 
     def __init__(
@@ -104,26 +141,23 @@ class Supervisor:
             fork_server.listen(self)
 
     def start(self, name: str, log: Path, environment: Mapping[str, str]) -> None:
-        """Start one task, its output appended to `log`; one that cannot be started is reported as ended. Call from the main thread."""
+        """Start a task that appends to `log`; report a failure as its death. Main thread only."""
         try:
             self._spawn(name, log, environment, None)
         except OSError as error:
-            self._tell_unstarted(name, error)
+            self._report_unstarted(name, error)
 
     def prestart(self, folder: Path, environment: Mapping[str, str], prepare: Message) -> None:
-        """Start a task that has no name yet and send it `prepare`; it writes to a file in `folder` meanwhile. Call from the main thread."""
+        """Start a spare with `prepare`, which writes to `folder` until claimed. Main thread only."""
         self._spares += 1
         early = folder / f"spare-{self._spares}.early"
         try:
             self._spawn(early.stem, early, environment, early).stream.send(prepare)
         except OSError:
-            return  # it has died, or could not even be started, and is not taken then
+            return  # it has died or was not started, and is not claimed then
 
     def claim(self, name: str, log: Path, environment: Mapping[str, str]) -> Path | None:
-        """Make a living spare the task `name`; return the file that it writes to until it moves to `log`.
-
-        None: none lives that was started in this environment, which is not changed later: frameworks read it when they like.
-        """
+        """Make a spare of this environment the task `name`; return its present log, or None."""
         with self._changed:
             child = next((child for child in self._children.values() if child.usable and child.environment == environment), None)
             if child is None or child.early_log is None:
@@ -132,32 +166,32 @@ class Supervisor:
                 log.parent.mkdir(parents=True, exist_ok=True)
                 log.touch()
             except OSError:
-                return None  # whoever starts the task then reports it
+                return None  # `start` then reports it
             child.name, child.log, child.usable, child.spare = name, log, False, False
             return child.early_log
 
     def pid_of(self, task: str) -> int | None:
-        """Return the process number of a task that has not been reaped; None where there is no such one, or it is not known yet."""
+        """Return a task's pid; None if it was reaped or the pid is unknown yet."""
         with self._changed:
             child = self._named(task)
             return None if child is None else child.pid
 
     def _named(self, task: str) -> _Child | None:
-        """Return the task of a name; call with the lock held. Whoever is to have a name waits for the end of the one before."""
+        """Return a task by name, which is unique until its end; call with the lock held."""
         return next((child for child in self._children.values() if child.name == task), None)
 
     def spares(self) -> dict[str, int]:
-        """Return the process numbers of the spares that can be taken, by their names."""
+        """Return the pids of the spares that can be claimed, by name."""
         with self._changed:
             return {child.name: child.pid for child in self._children.values() if child.usable and child.pid is not None}
 
     def spare_environments(self) -> list[Mapping[str, str]]:
-        """Return the environments of the spares that can be taken."""
+        """Return the environments of the spares that can be claimed."""
         with self._changed:
             return [child.environment for child in self._children.values() if child.usable]
 
     def kill_unclaimed(self) -> None:
-        """Kill the spares that nobody has taken."""
+        """Kill the spares that were not claimed."""
         with self._changed:
             for child in self._children.values():
                 if child.spare and not child.reaped:
@@ -165,7 +199,7 @@ class Supervisor:
                     self._kill(child)
 
     def _spawn(self, name: str, log: Path, environment: Mapping[str, str], early_log: Path | None) -> _Child:
-        """Start a process, or have it end before it began, which its own thread tells. Raises OSError where there is not even that."""
+        """Start a process and its thread, which reports failures. Raises OSError without a thread."""
         is_spare = early_log is not None
         with ExitStack() as undone:
             ours, theirs = socket.socketpair()
@@ -198,30 +232,28 @@ class Supervisor:
 
     @contextmanager
     def _ending_unstarted(self, child: _Child) -> Iterator[None]:
-        """Make what keeps a process from being started within the block its end; call with the lock held."""
+        """End a child whose start raises OSError within the block; call with the lock held."""
         try:
             yield
         except OSError as error:
             self._discard(child, error)
 
-    def _discard(self, child: _Child, why: OSError | None) -> None:
-        """A child never becomes a process; its own thread tells `why`, where it was not to. Call with the lock held."""
+    def _discard(self, child: _Child, error: OSError | None) -> None:
+        """End a child that never starts; its thread reports an `error`. Call with the lock held."""
         child.reaped = True
         child.usable = False
         child.theirs.close()
         child.stream.cut()
-        child.ended.put(why)
+        child.ended.put(error)
 
-    def _tell_unstarted(self, name: str, error: OSError) -> None:
-        """Report a task that could not be started as one that has ended by an error of its own."""
+    def _report_unstarted(self, name: str, error: OSError) -> None:
         self._on_message(name, error_message(error, peer_lost=False))
         with self._changed:
             self._deaths += 1
             order = self._deaths
-        self._on_death(never_started(name, order), None)
+        self._on_death(Death(name, None, None, None, order, None, None), None)
 
     def _fork(self, child: _Child) -> bool:
-        """Have the fork server start a task, if there is one that can."""
         folder = child.environment.get("TMPDIR")
         if self._fork_server is None or folder is None or task_environment(os.environ, Path(folder), None) != child.environment:
             return False
@@ -230,7 +262,6 @@ class Supervisor:
             return self._fork_server.fork(child.number, folder, descriptors)
 
     def _execute(self, child: _Child) -> None:
-        """Start a task as a child of this process."""
         descriptors = [child.theirs.fileno(), *([] if child.stacks is None else [child.stacks])]
         command = python("crosstrain.engine.task", "--fd", str(child.theirs.fileno()), "--parent", str(os.getpid()))
         command += [] if child.stacks is None else ["--stacks", str(child.stacks)]
@@ -248,7 +279,7 @@ class Supervisor:
         self._changed.notify_all()
 
     def send(self, task: str, message: Message) -> None:
-        """Send a message to a task; one to a task that is gone is dropped, since its death is reported anyway."""
+        """Send a message to a task; dropped if the task is gone, as its death is reported."""
         with self._changed:
             child = self._named(task)
         if child is None:
@@ -259,28 +290,25 @@ class Supervisor:
             return
 
     def kill_task(self, task: str) -> None:
-        """Kill the process group of a task, where it lives."""
+        """Kill the process group of a task, if it is alive."""
         with self._changed:
             child = self._named(task)
             if child is not None and not child.reaped:
                 self._kill(child)
 
     def end_task(self, task: str) -> None:
-        """Kill a task and return when its end has been reported, so that another may take its name."""
+        """Kill a task and wait until its death was reported, so that its name can be reused."""
         self.kill_task(task)
         with self._changed:
             self._changed.wait_for(lambda: self._named(task) is None, timeout=10.0)
 
     def alive(self) -> list[str]:
-        """Return the names of the tasks that have not been reaped; spares are none."""
+        """Return the names of the tasks, without spares, that have not been reaped."""
         with self._changed:
             return [child.name for child in self._children.values() if not child.spare]
 
     def stop(self, grace_seconds: float, *, keep_spares: bool = False) -> None:
-        """Wait for every task to end by itself, then kill the groups of those that did not. Returns when all are reaped.
-
-        Spares are killed at once, or stay for the tasks that are started next.
-        """
+        """Wait for the tasks, then kill the rest; return when all are reaped."""
         if not keep_spares:
             self.kill_unclaimed()
 
@@ -294,19 +322,18 @@ class Supervisor:
             self._changed.wait_for(all_reaped, timeout=10.0)
 
     def kill(self, *, keep_spares: bool = False) -> None:
-        """Kill the process group of every task that still lives, and of every spare that is not kept."""
+        """Kill the process groups of all tasks, and of spares that are not kept."""
         with self._changed:
             for child in self._children.values():
                 if not child.reaped and not (keep_spares and child.usable):
                     self._kill(child)
 
     def _kill(self, child: _Child) -> None:
-        """Kill a task's process group; one that is still to be forked is none, and dies once it is."""
         if child.process is not None:
             kill_group(child.process.pid)
             return
         if self._fork_server is None:
-            return  # it has died with the server, and is about to be reported
+            return  # it has died with the server, and will be reported
         self._fork_server.kill(child.number)
         if child.pid is None and not child.reaped:
             self._discard(child, None)
@@ -317,13 +344,13 @@ class Supervisor:
             child = self._named(task)
         if child is None:
             return "gone"
-        if (pid := child.pid) is None:
-            return "D"  # it waits for the fork server
-        return process_state(pid) or "gone"
+        if child.pid is None:
+            return "D"  # waits for the fork server
+        return process_state(child.pid) or "gone"
 
     @contextmanager
     def inspected(self, tasks: Collection[str]) -> Iterator[list[InspectedTask]]:
-        """Give those of the tasks that live, for as long as the block lasts, to whoever finds out where they stand."""
+        """Yield the living tasks of these, with descriptors of their stacks open within the block."""
         with self._changed:
             children = [child for child in self._children.values() if child.name in tasks and child.pid is not None and not child.reaped]
             written = [None if child.stacks is None else os.dup(child.stacks) for child in children]
@@ -339,12 +366,11 @@ class Supervisor:
                     os.close(descriptor)
 
     def _follow(self, child: _Child) -> None:
-        """Report what a task says, then its death."""
         self._read(child)
         end = child.ended.get()
         if isinstance(end, OSError):
             if not child.spare:
-                self._tell_unstarted(child.name, end)
+                self._report_unstarted(child.name, end)
         elif end is not None and not child.spare:
             self._on_death(*end)
         with self._changed:
@@ -364,21 +390,18 @@ class Supervisor:
             if message is None:
                 return
             with self._changed:
-                child.usable = False  # a spare has nothing to say but why it ends
+                child.usable = False  # a spare sends nothing but why it ends
                 spare = child.spare
             if not spare:
                 self._on_message(child.name, message)
 
     def _next_dead(self) -> int | None:
-        """Wait for a child to die; return its pid, None where it was no task and none has died meanwhile.
-
-        One that looks at a task's stacks is such a child: whoever has started it awaits it, and must find it.
-        """
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        """Wait for a child's death; return a task's pid. Others, such as py-spy, have their reapers."""
+        dead_child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         with self._changed:
             tasks = [child.process.pid for child in self._children.values() if child.process is not None and not child.reaped]
-        if found is not None and found.si_pid in tasks:
-            return found.si_pid
+        if dead_child is not None and dead_child.si_pid in tasks:
+            return dead_child.si_pid
         dead = next((pid for pid in tasks if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None), None)
         if dead is None:
             time.sleep(FOREIGN_SECONDS)
@@ -391,7 +414,7 @@ class Supervisor:
             dead = self._next_dead()
             if dead is None:
                 continue
-            kill_group(dead)  # while it is a zombie its group number cannot belong to anybody else
+            kill_group(dead)  # while it is a zombie, its group number is not reused
             pid, status, usage = os.wait4(dead, 0)
             with self._changed:
                 child = next((child for child in self._children.values() if child.pid == pid and not child.forked), None)
@@ -402,25 +425,25 @@ class Supervisor:
             self._on_end(child, status, usage)
 
     def forked(self, number: int, pid: int) -> None:
-        """Hear from the fork server which process a task is; see `ForkedTasksListener`."""
+        """Take a task's pid from the fork server."""
         with self._changed:
             child = self._children.get(number)
             if child is None or child.reaped:
-                return  # it was to be killed before it was forked, and the server has heard that too
+                return  # it was killed before it was forked; the server also got the request
             child.pid = pid
             child.theirs.close()
             name = child.name
         self._on_pid(name, pid)
 
     def ended(self, number: int, status: int, usage: resource.struct_rusage) -> None:
-        """Hear from the fork server how a task has ended."""
+        """Take a task's end from the fork server."""
         with self._changed:
             child = self._children.get(number)
         if child is not None and not child.reaped:
             self._on_end(child, status, usage)
 
     def refused(self, number: int) -> None:
-        """Start by itself what the fork server could not fork."""
+        """Start as a child what the fork server could not fork."""
         with self._changed:
             child = self._children.get(number)
             if child is None or child.reaped:
@@ -432,7 +455,7 @@ class Supervisor:
             self._on_pid(name, pid)
 
     def fork_server_lost(self) -> None:
-        """Start by itself what the server had still to fork; what it had forked is killed with it by the kernel."""
+        """Start pending tasks as children; the kernel kills those that the server had forked."""
         with self._changed:
             self._fork_server, children = None, [child for child in self._children.values() if child.forked and not child.reaped]
             for child in children:
@@ -441,7 +464,7 @@ class Supervisor:
                         self._execute(child)
         for child in children:
             if child.pid is None:
-                continue  # it could not be started
+                continue  # its start failed
             if child.forked:
                 _await_end(child.pid)
                 self._on_end(child, signal.SIGKILL, None)
@@ -449,7 +472,6 @@ class Supervisor:
                 self._on_pid(child.name, child.pid)
 
     def _on_end(self, child: _Child, status: int, usage: resource.struct_rusage | None) -> None:
-        """Note a death, as wait4(2) has told it, in its order."""
         with self._changed:
             child.reaped = True
             child.usable = False
@@ -457,20 +479,17 @@ class Supervisor:
             order = self._deaths
         if child.early_log is not None:
             _rescue(child.early_log, child.log)
-        assert child.pid is not None
-        child.ended.put((death_of(child.name, child.pid, order, status, usage, child.oom_kills_before), usage))
-        child.stream.cut()  # what has arrived can still be read; a process of the task's that outlives it is not waited for
+        child.ended.put((_death(child, order, status, usage), usage))
+        child.stream.cut()  # received data can still be read; other processes of the task are not waited for
 
 
 def _await_end(pid: int) -> None:
-    """Wait for the end of a process that the kernel has been told to kill, and that another process is to reap."""
     deadline = time.monotonic() + KILLED_SECONDS
     while process_state(pid) not in (None, "Z", "X") and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def _rescue(early_log: Path, log: Path) -> None:
-    """Append to a dead task's log what it wrote before it could move there; once it has moved, the early file is gone."""
     if early_log == log or not early_log.exists():
         return
     with log.open("ab") as file:

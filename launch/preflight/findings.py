@@ -1,27 +1,176 @@
-"""What is wrong where: compares what the hosts of a run say with each other and with this machine, and says what to do about it."""
+"""Findings about a run's hosts, from their reports, with remedies."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ...backends.loading import declared_capabilities
+from ...core.job import Job
+from ...core.plugins import find
 from ...engine.protocol.messages import PROTOCOL
-from ..node.port_reservation import FIRST_PORT, LAST_PORT
-from .gpu_findings import AskedGpus, gpu_rows
+from ...monitor.gpu import VisibleGpu
+from ..node.scratch import FIRST_PORT, LAST_PORT
 from .interview import HostReport
 
-__all__ = ["Finding", "Here", "findings", "table"]
+MIXED = "others have one for each; runs with workers on CPUs and on GPUs are not comparable"
+REMEDY = "--device cpu, fewer workers there (--procs-per-node 1,2), or more GPUs for its processes (CUDA_VISIBLE_DEVICES)"
 
-MOST_CLOCK_SECONDS = 1.0
-"""Records of all nodes stand on one time axis; by less than this they are not told apart."""
 
-LEAST_MEMORY_BYTES = 2**30
-"""A worker that has loaded its framework takes half of it or more."""
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """A node: its machine, its workers, and the GPUs that they may use, None if unknown."""
 
+    machine: str
+    workers: int
+    visible: Sequence[VisibleGpu] | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """The GPUs of each node's workers, in order; empty: none are visible, None: unchanged.
+
+    `short` describes nodes with fewer GPUs than workers; `refused`: these prevent the run.
+    """
+
+    by_node: Sequence[Sequence[VisibleGpu] | None]
+    short: Mapping[int, str] = field(default_factory=dict)
+    refused: bool = False
+
+
+def asked_device(job: Job) -> str:
+    """Return a job's device: the CPU if its backend supports nothing else."""
+    devices = declared_capabilities(find("backend", job.backend)).devices
+    return job.device if "gpu" in devices else "cpu"
+
+
+def gpus_of(host: Mapping[str, Any]) -> Sequence[VisibleGpu] | None:
+    """Return the GPUs for a node's processes, from its description; None if unknown."""
+    listed = host.get("visible_gpus")
+    return None if listed is None else [VisibleGpu(**gpu) for gpu in listed]
+
+
+def plan_gpus(device: str, nodes: Sequence[NodeGpus]) -> GpuPlan:
+    """Assign GPUs to the workers of `nodes`; no two workers of a machine share one.
+
+    Device ``gpu`` is refused if a node has fewer GPUs than workers. ``auto`` uses GPUs if every worker gets one, CPUs if all nodes have too
+    few, and is refused if only some have; nodes that see the same GPUs count as one.
+    """
+    if device == "cpu":
+        return _on_cpus(nodes)
+    handed = list(_handed_out(nodes))
+    short = {
+        number: _found(node, free)
+        for number, (node, (mine, free)) in enumerate(zip(nodes, handed, strict=True))
+        if node.visible is not None and len(mine) < node.workers
+    }
+    everywhere = {_identities(node) for node in nodes if node.visible is not None}
+    if short and (device == "gpu" or {_identities(nodes[number]) for number in short} != everywhere):
+        return GpuPlan((), short, refused=True)
+    if short:
+        return _on_cpus(nodes, short)
+    return GpuPlan(tuple(None if node.visible is None else mine for node, (mine, _) in zip(nodes, handed, strict=True)))
+
+
+def _on_cpus(nodes: Sequence[NodeGpus], short: Mapping[int, str] | None = None) -> GpuPlan:
+    return GpuPlan(tuple(() if node.visible else None for node in nodes), short or {})
+
+
+def _handed_out(nodes: Sequence[NodeGpus]) -> Iterator[tuple[Sequence[VisibleGpu], int]]:
+    taken: set[tuple[str, str]] = set()
+    for node in nodes:
+        free = [gpu for gpu in node.visible or () if _identity(node, gpu) not in taken]
+        mine = free[: node.workers]
+        taken |= {_identity(node, gpu) for gpu in mine}
+        yield mine, len(free)
+
+
+def _identity(node: NodeGpus, gpu: VisibleGpu) -> tuple[str, str]:
+    return node.machine, gpu.uuid or gpu.visible_as
+
+
+def _identities(node: NodeGpus) -> tuple[str, frozenset[tuple[str, str]]]:
+    return node.machine, frozenset(_identity(node, gpu) for gpu in node.visible or ())
+
+
+def _found(node: NodeGpus, free: int) -> str:
+    visible = len(node.visible or ())
+    text = f"{counted(node.workers, 'worker')}, {counted(free, 'GPU')}"
+    return text if free == visible else f"{text} ({visible} on this machine, which other nodes of the run have too)"
+
+
+def counted(count: int, what: str) -> str:
+    """Return ``no GPU``, ``1 GPU``, ``2 GPUs`` and the like."""
+    return f"{count or 'no'} {what}{'s' if count > 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedGpus:
+    """A run's device (``auto``, ``cpu``, ``gpu``) and the number of workers of each host."""
+
+    device: str
+    workers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """The finding about a host's GPUs; `state` as in `Finding`."""
+
+    state: Literal["ok", "odd", "bad"]
+    found: str
+    remedy: str = ""
+
+
+def gpu_rows(hosts: Sequence[tuple[str, Mapping[str, Any]]], asked: AskedGpus | None) -> list[list[GpuRow]]:
+    """Return the GPU rows by host (machine and description); none if GPUs are irrelevant."""
+    plan = GpuPlan(())
+    if asked is not None:
+        nodes = [NodeGpus(machine, workers, gpus_of(host)) for (machine, host), workers in zip(hosts, asked.workers, strict=True)]
+        plan = plan_gpus(asked.device, nodes)
+    needed = asked is not None and asked.device == "gpu"
+    if not needed and not any(host.get("gpus") or host.get("visible_gpus") or host.get("gpu_problem") for _, host in hosts):
+        return [[] for _ in hosts]
+    return [list(_rows(host, plan.short.get(number), plan, asked)) for number, (_, host) in enumerate(hosts)]
+
+
+def _rows(host: Mapping[str, Any], short: str | None, plan: GpuPlan, asked: AskedGpus | None) -> Iterator[GpuRow]:
+    found = described_gpus(host)
+    if host.get("gpu_problem"):
+        yield GpuRow("odd", host["gpu_problem"])
+    if short is None or asked is None:
+        yield GpuRow("ok", found)
+    elif not plan.refused:
+        yield GpuRow("odd" if host.get("visible_gpus") else "ok", f"{short}: computing on CPUs")
+    elif asked.device == "auto":
+        yield GpuRow("bad", f"{short} ({found}); {MIXED}", REMEDY)
+    else:
+        yield GpuRow("bad", f"{short} ({found})", REMEDY)
+
+
+def described_gpus(host: Mapping[str, Any]) -> str:
+    """Describe a host's GPUs: number, model, memory, driver, and usable ones if not all."""
+    visible = host.get("visible_gpus")
+    names = Counter(_named(gpu) for gpu in host.get("gpus") or ())
+    if not names:
+        return "not known" if visible is None else f"{counted(len(visible), 'NVIDIA GPU')}"
+    listed = ", ".join(f"{count} × {name}" for name, count in names.items())
+    driver = f", driver {host['gpu_driver']}" if host.get("gpu_driver") else ""
+    if visible is None or len(visible) == names.total():
+        return f"{listed}{driver}"
+    return f"{listed}{driver}; its processes may use {len(visible) or 'none'} (CUDA_VISIBLE_DEVICES, MIG)"
+
+
+def _named(gpu: Mapping[str, Any]) -> str:
+    memory = gpu.get("memory_total_bytes")
+    return f"{gpu.get('name') or 'GPU of an unknown model'}{'' if memory is None else f' ({memory / 2**30:.1f} GiB)'}"
+
+
+MOST_CLOCK_SECONDS = 1.0  # records of all nodes share one time axis; smaller differences do not matter
+LEAST_MEMORY_BYTES = 2**30  # a worker with its framework takes at least half of it
 OPEN_PORTS = (
     f"open the hosts' ports for each other ({FIRST_PORT} to {LAST_PORT}, and the system's range of free ones), or name addresses of a "
     "network that they share"
@@ -31,7 +180,7 @@ MORE_TIME = "give the hosts more time: --timeout of `trainer doctor`, --start-ti
 
 @dataclass(frozen=True)
 class Here:
-    """What the driver's machine has: releases by package, digests of data and model, and where the originals of both are."""
+    """The driver's machine: versions by package, and digests and paths of data and model."""
 
     packages: Mapping[str, str | None]
     data_digest: str | None = None
@@ -42,7 +191,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at on a host. ``bad``: the run cannot be; ``odd``: it can, and the user should know."""
+    """One check of a host. ``bad`` prevents the run, ``odd`` warns. `unreached`: no answer."""
 
     host: str
     state: Literal["ok", "odd", "bad"]
@@ -50,7 +199,6 @@ class Finding:
     found: str
     remedy: str = ""
     unreached: bool = False
-    """Nothing could be looked at there."""
 
 
 def findings(
@@ -62,51 +210,49 @@ def findings(
     started_by: str,
     workers: Sequence[int] = (),
 ) -> list[Finding]:
-    """Return what was found, host by host.
+    """Return the findings, host by host.
 
-    `module` is the top-level module of the framework that is to train; empty where that is none, None where it may be any. `gpus` is what a
-    run asks for of the hosts, in their order. `started_by` names what has started the probes. `workers` are how many processes each host is
-    to have, in their order, where that is known.
+    `module` is the framework's top-level module; empty for none, None for any. `gpus` is the run's request, `workers` the processes of each
+    host if known, both in order. `started_by` names the starter of the probes.
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
-    of_gpus = iter(_gpus(reports, answering, gpus))
+    gpu_findings = iter(_gpus(reports, answering, gpus))
     names = {report.host for report in reports}
     found: list[Finding] = []
     for place, report in enumerate(reports):
         if report.problem is not None:
-            remedy = _after_silence(report.host, started_by) if report.silent else ""
+            remedy = _remedy_of_silence(report.host, started_by) if report.silent else ""
             found.append(Finding(report.host, "bad", started_by, report.problem, remedy, unreached=True))
             continue
         if report not in answering:
-            spoken = f"protocol {report.described['protocol']}, here {PROTOCOL}"
-            found.append(Finding(report.host, "bad", "crosstrain", spoken, "install the same release there"))
+            protocols = f"protocol {report.described['protocol']}, here {PROTOCOL}"
+            found.append(Finding(report.host, "bad", "crosstrain", protocols, "install the same release there"))
             continue
         found += _releases(report, answering[0], here, module)
         found += _machine_findings(report, machines, workers[place] if workers else 1)
-        found += next(of_gpus)
+        found += next(gpu_findings)
         found += _content(report, here)
         found += _network(report, len(names) - 1)
     return found
 
 
-def _after_silence(host: str, started_by: str) -> str:
-    """Return what to try where a host says nothing."""
+def _remedy_of_silence(host: str, started_by: str) -> str:
     commands = {"ssh": f"ssh {shlex.quote(host)} true", "srun": f"srun --overlap --nodes=1 --nodelist={shlex.quote(host)} true"}
-    tried = f"see whether `{commands[started_by]}` ends at once here; if so, " if started_by in commands else ""
-    return f"{tried}{MORE_TIME}"
+    trial = f"see whether `{commands[started_by]}` ends at once here; if so, " if started_by in commands else ""
+    return f"{trial}{MORE_TIME}"
 
 
 def table(found: Sequence[Finding]) -> str:
-    """Write the findings, a line each, with what to do below."""
-    width = max((len(one.host) for one in found), default=0)
-    what = max((len(one.what) for one in found), default=0)
+    """Return a table of the findings with remedies below."""
+    host_width = max((len(finding.host) for finding in found), default=0)
+    what_width = max((len(finding.what) for finding in found), default=0)
     lines = []
-    for one in found:
-        mark = {"ok": "ok  ", "odd": "note", "bad": "FAIL"}[one.state]
-        lines.append(f"{mark}  {one.host:<{width}}  {one.what:<{what}}  {one.found}")
-        if one.remedy:
-            lines.append(f"{'':<{width + what + 10}}→ {one.remedy}")
+    for finding in found:
+        mark = {"ok": "ok  ", "odd": "note", "bad": "FAIL"}[finding.state]
+        lines.append(f"{mark}  {finding.host:<{host_width}}  {finding.what:<{what_width}}  {finding.found}")
+        if finding.remedy:
+            lines.append(f"{'':<{host_width + what_width + 10}}→ {finding.remedy}")
     return "\n".join(lines)
 
 
@@ -143,7 +289,7 @@ def _framework(report: HostReport, first: HostReport, name: str, own: str | None
 
 
 def _machine(report: HostReport) -> str:
-    """Return what tells a host's machine from others, as a run does: its cores are shared whatever networks there are on it."""
+    """Return a host's machine, whose cores are shared also by hosts with networks of their own."""
     return str(report.described["identity"]["boot"])
 
 
@@ -170,7 +316,6 @@ def _machine_findings(report: HostReport, machines: Mapping[str, int], workers: 
 
 
 def _gpus(reports: Sequence[HostReport], answering: Sequence[HostReport], asked: AskedGpus | None) -> list[list[Finding]]:
-    """Return what there is to say of the GPUs of each host that answers."""
     workers = [count for report, count in zip(reports, asked.workers, strict=True) if report in answering] if asked else []
     hosts = [(report.described["identity"]["boot"], report.described["host"]) for report in answering]
     rows = gpu_rows(hosts, AskedGpus(asked.device, workers) if asked else None)
@@ -196,12 +341,11 @@ def _content(report: HostReport, here: Here) -> Iterator[Finding]:
 
 
 def _copy_model(host: str, here: Here) -> str:
-    """Return the line that copies the model's package to the same path; empty where it is not known where that is."""
-    place = here.model_path
-    if place is None:
+    path = here.model_path
+    if path is None:
         return ""
-    end = "/" if place.is_dir() else ""
-    return f"rsync -a --mkpath {shlex.quote(f'{place}{end}')} {shlex.quote(f'{host}:{place}{end}')} (and install there what it imports)"
+    end = "/" if path.is_dir() else ""
+    return f"rsync -a --mkpath {shlex.quote(f'{path}{end}')} {shlex.quote(f'{host}:{path}{end}')} (and install there what it imports)"
 
 
 def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:
@@ -216,12 +360,12 @@ def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:
 
 
 def _network(report: HostReport, others: int) -> Iterator[Finding]:
-    """Say where a host is, and whether it reaches so many others."""
     address = report.described.get("address")
     if address is None:
         yield Finding(report.host, "bad", "network", "does not say under which address the others reach it")
         return
-    name = next((name for name, one in report.described["host"]["interfaces"].items() if address in one["addresses"]), None)
+    interfaces = report.described["host"]["interfaces"]
+    name = next((name for name, interface in interfaces.items() if address in interface["addresses"]), None)
     where = f"{address} on {name}" if name is not None else address
     if report.unreachable:
         listed = "; ".join(f"{peer}: {why}" for peer, why in report.unreachable.items())

@@ -1,42 +1,50 @@
-"""Asks the probes of all hosts at once: what they are, what time it is there, what data and model they have, and whom they reach."""
+"""Queries the probes of all hosts concurrently: description, clock, data, model, network."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import stat
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from ...backends.base import Availability
+from ...core.bounded_json import JsonObject, UnreadableError, read_json
 from ...core.errors import InterruptedRunError
 from ...core.job import Job
+from ...core.plugins import available, find
+from ...core.process import python
+from ...data.store.location import user_cache
+from ...engine.backend_probe import probe_all
+from ...engine.protocol.answer_checks import wrong_with_answer
 from ...engine.protocol.messages import PROTOCOL, Message, ProtocolError, Stream
-from ...engine.protocol.probe_answers import wrong_with_answer
+from ...monitor.gpu import nvidia_hardware
 
-__all__ = ["HostReport", "Probe", "interview", "peers_of"]
-
-LOOK_SECONDS = 0.1
-"""How often is looked whether the user has interrupted."""
-
-TIME_QUESTIONS = 3
-"""How often a host is asked for the time: the answer that took least is the one that counts."""
-
-ALL_PAIRS_UP_TO = 16
-"""Hosts: with more of them each tries the next one, the second, the fourth, the eighth … after it, which reaches every switch between."""
-
+LOOK_SECONDS = 0.1  # interval of looking for an interrupt
+TIME_QUESTIONS = 3  # queries of a host's clock, of which the fastest answer counts
+ALL_PAIRS_UP_TO = 16  # with more hosts, each tries the 1st, 2nd, 4th, 8th … after it, which reaches every switch between them
 REACH_SECONDS = 6.0
-REACH_SHARE = 0.25
-"""Of the time so many seconds, but no larger share, are kept for the hosts to try each other, whatever one of them takes to answer: a peer
-that does not answer is given up after 3 s, and there may be another before it."""
+REACH_SHARE = 0.25  # upper share of the time; kept for tries between hosts, as a silent peer takes 3 s, and another may precede it
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A probe that was started on a host: the channel to it, and what says why it has ended, once it has.
-
-    `address` is where the others reach the host, as what has started the probe knows it; empty where the probe has to say it.
-    """
+    """A probe on a host; `explain` describes its end; without `address` the probe sends it."""
 
     host: str
     stream: Stream
@@ -46,11 +54,10 @@ class Probe:
 
 @dataclass
 class HostReport:
-    """What is known of a host. `problem`: why it does not answer, None where it does.
+    """A host's results. `problem`: why it does not answer; `silent`: some answers are missing.
 
-    `described` is what the probe says of the host. Its clock is ahead of this one's by `ahead_seconds`, give or take `error_seconds`.
-    `data` and `model` are answers, None where nothing was asked. `tried` is how many others there were to try,
-    and `unreachable` says by host why one cannot be reached from here; None where that is not known. `silent`: it has not said all yet.
+    The host's clock is `ahead_seconds` ± `error_seconds` ahead of this one's. `data` and `model` are answers, None without a query. `tried`
+    counts the other hosts tried; `unreachable` has the reasons by host, None if unknown.
     """
 
     host: str
@@ -67,31 +74,27 @@ class HostReport:
 
 
 class _ProbeEndedError(Exception):
-    """The probe does not answer any more, or not what it was asked; why."""
+    """The probe has ended or its answer is invalid, with the reason."""
 
 
 def interview(
     probes: Sequence[Probe], backend: str, job: Job | None, timeout_seconds: float, interrupted: Callable[[], bool] = lambda: False
 ) -> list[HostReport]:
-    """Ask every probe everything, all hosts side by side; return what is known after so many seconds at the latest, in order.
-
-    With a job also its data, which a host may have to prepare, and a model of the user's. Raises InterruptedRunError where the user
-    interrupts.
-    """
+    """Query all probes concurrently; return reports in order. Raises InterruptedRunError."""
     deadline = time.monotonic() + timeout_seconds
     kept_seconds = min(REACH_SECONDS, REACH_SHARE * timeout_seconds)
     within = f"{timeout_seconds - kept_seconds:g} of {timeout_seconds:g} s (the rest is for the hosts to try each other)"
     reports = [HostReport(probe.host, f"does not answer within {within}", silent=True) for probe in probes]
     pairs = list(zip(probes, reports, strict=True))
     _side_by_side([partial(_ask, probe, report, backend, job) for probe, report in pairs], deadline - kept_seconds, interrupted)
-    there = [(probe, report) for probe, report in pairs if report.problem is None]
-    places = {report.host: (report.described["address"], report.ports) for _, report in there if report.described.get("address")}
-    _side_by_side([partial(_reach, probe, report, places) for probe, report in there], deadline, interrupted)
+    answering = [(probe, report) for probe, report in pairs if report.problem is None]
+    places = {report.host: (report.described["address"], report.ports) for _, report in answering if report.described.get("address")}
+    _side_by_side([partial(_reach, probe, report, places) for probe, report in answering], deadline, interrupted)
     return reports
 
 
 def peers_of(own: str, hosts: Sequence[str]) -> list[str]:
-    """Return whom a host tries to reach: all others or, where there are many, those at distances of powers of two."""
+    """Return the hosts to try: all others, or of many those at distances of powers of two."""
     place, count = hosts.index(own), len(hosts)
     if count <= ALL_PAIRS_UP_TO:
         return [host for host in hosts if host != own]
@@ -99,8 +102,7 @@ def peers_of(own: str, hosts: Sequence[str]) -> list[str]:
 
 
 def _side_by_side(work: Sequence[Callable[[], None]], deadline: float, interrupted: Callable[[], bool]) -> None:
-    """Do it all in threads of their own, and wait for the last or the deadline; what takes longer is left to end with its probe."""
-    threads = [threading.Thread(target=each, name="preflight", daemon=True) for each in work]
+    threads = [threading.Thread(target=function, name="preflight", daemon=True) for function in work]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -114,9 +116,9 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
     try:
         report.described = _described(probe, backend)
         if report.described["protocol"] != PROTOCOL:
-            report.problem, report.silent = None, False  # what it is asked further it may understand in another way
+            report.problem, report.silent = None, False  # it may misunderstand further queries
             return
-        report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=lambda each: each[0])
+        report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=itemgetter(0))
         report.ports = tuple(_found(probe, "listen")["ports"])
         if job is not None:
             report.model = _answer(probe, "model", model=job.model, backend=backend)
@@ -128,7 +130,6 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
 
 
 def _described(probe: Probe, backend: str) -> Mapping[str, Any]:
-    """Return what a host says of itself; of one whose probe speaks another version of the protocol that alone, which is all that counts."""
     found = _found(probe, "describe", backend=backend)
     if found["protocol"] != PROTOCOL:
         return {"protocol": found["protocol"]}
@@ -136,17 +137,16 @@ def _described(probe: Probe, backend: str) -> Mapping[str, Any]:
 
 
 def _compare_clocks(probe: Probe) -> tuple[float, float]:
-    """Return by how much the answer may be off, and how far the host's clock is ahead: it was read halfway between question and answer."""
+    """Return the error and lead of a host's clock, read halfway between query and answer."""
     asked, begun = time.time(), time.monotonic()
-    there = _found(probe, "time")["seconds"]
+    host_time = _found(probe, "time")["seconds"]
     seconds = time.monotonic() - begun
-    return seconds / 2, there - (asked + seconds / 2)
+    return seconds / 2, host_time - (asked + seconds / 2)
 
 
 def _reach(probe: Probe, report: HostReport, places: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Have a host try the ports of others. `places` has the address and the ports of each that says where it is."""
     if report.host not in places:
-        return  # it does not say its address, or is of another release: nobody is tried from there
+        return  # without an address, or of another release
     peers = peers_of(report.host, list(places))
     tried = [(peer, port) for peer in peers for port in places[peer][1]]
     try:
@@ -155,14 +155,13 @@ def _reach(probe: Probe, report: HostReport, places: Mapping[str, tuple[str, tup
         report.problem = str(error)
         return
     report.tried = len(places) - 1 if peers else 0
-    found: dict[str, dict[int, str | None]] = {}
+    results: dict[str, dict[int, str | None]] = {}
     for (peer, port), problem in zip(tried, problems, strict=True):
-        found.setdefault(peer, {})[port] = problem
-    report.unreachable = {peer: told for peer, by_port in found.items() if (told := _unreached(by_port))}
+        results.setdefault(peer, {})[port] = problem
+    report.unreachable = {peer: reason for peer, by_port in results.items() if (reason := _unreached(by_port))}
 
 
 def _unreached(by_port: Mapping[int, str | None]) -> str:
-    """Return why a peer's ports cannot be reached, empty where all can; where only some cannot, which."""
     problems = {port: problem for port, problem in by_port.items() if problem is not None}
     if len(problems) == len(by_port):
         return ", ".join(dict.fromkeys(problems.values()))
@@ -189,3 +188,108 @@ def _answer(probe: Probe, question: str, **fields: Any) -> Message:
     if (wrong := wrong_with_answer(question, fields, answer)) is not None:
         raise _ProbeEndedError(f"answers the question {question!r} with {wrong}: it is broken, or hostile")
     return answer
+
+
+# Framework probes are cached, as imports take seconds; an entry holds while its dependencies (`_holds_for`) are unchanged.
+
+MOST_BYTES = 1_000_000
+MOST_SOURCES = 5_000  # files of a backend's package that count
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH", "LD_PRELOAD", "NVIDIA_VISIBLE_DEVICES", "XLA_FLAGS")
+"""They affect whether a framework loads, and the GPUs that it sees."""
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class _Answer(JsonObject):
+    holds_for: str
+    version: str
+    devices: list[str]
+
+
+def kept_file() -> Path | None:
+    """Return the cache's file, which may not exist; None for a user without a home."""
+    folder = user_cache()
+    return None if folder is None else folder / "probes.json"
+
+
+def probe_kept(names: Iterable[str] | None = None, *, fresh: bool = False) -> list[Availability]:
+    """Return the result of `probe_all`, from the cache unless `fresh`.
+
+    Files that are unreadable or writable by others are ignored, and an unwritable folder stays as it is.
+    """
+    wanted = list(available("backend") if names is None else names)
+    now = {name: _holds_for(name) for name in wanted}
+    kept = {} if fresh else _read()
+    known = {name: answer for name, answer in kept.items() if now.get(name) == answer.holds_for}
+    asked = {found.name: found for found in probe_all([name for name in wanted if name not in known])}
+    sound = {name: found for name, found in asked.items() if found.problem is None and found.version is not None}
+    if sound:
+        new = {name: _Answer(holds_for=now[name], version=found.version or "", devices=[*found.devices]) for name, found in sound.items()}
+        _write({**_read(), **new})
+    return [asked[name] if name in asked else Availability(name, known[name].version, tuple(known[name].devices)) for name in wanted]
+
+
+def _holds_for(name: str) -> str:
+    module = find("backend", name).target.partition(":")[0]
+    top = importlib.util.find_spec(module.partition(".")[0])
+    folders = [] if top is None else top.submodule_search_locations or []
+    sources = [str(top.origin)] if top is not None and top.origin else []
+    sources += [file for folder in folders for file in _sources(folder)]
+    found = {
+        "python": [python(__name__)[0], sys.prefix, platform.python_version(), platform.release()],
+        "crosstrain": importlib.metadata.version("crosstrain"),
+        "modules": [[entry, _changed(entry)] for entry in sys.path if entry],
+        "backend": [module, [[file, _changed(file)] for file in sources]],
+        "gpus": [asdict(nvidia_hardware()), _changed(str(DRIVER)), _text(DRIVER)],
+        "variables": [os.environ.get(variable) for variable in VARIABLES],
+    }
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def _sources(folder: str) -> list[str]:
+    found = (os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py"))
+    return sorted(islice(found, MOST_SOURCES))
+
+
+def _changed(path: str) -> list[int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_mtime_ns, status.st_size]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _read() -> dict[str, _Answer]:
+    path = kept_file()
+    if path is None:
+        return {}
+    try:
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return {}
+        found: Any = read_json(path, MOST_BYTES)
+        return {str(name): _Answer.model_validate(answer) for name, answer in found.items()}
+    except (OSError, UnreadableError, ValidationError, AttributeError):
+        return {}
+
+
+def _write(answers: dict[str, _Answer]) -> None:
+    path = kept_file()
+    if path is None:
+        return
+    draft: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(prefix=".probes.", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({name: answer.model_dump() for name, answer in answers.items()}, file)
+        os.replace(draft, path)
+    except OSError:
+        if draft is not None:
+            Path(draft).unlink(missing_ok=True)

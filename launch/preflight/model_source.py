@@ -1,45 +1,45 @@
-"""Is a user's own model the same on every host? The digest of its source."""
+"""A user's own model on a host: the digest of its source, and an attempt to import it.
+
+``python -m crosstrain.launch.preflight.model_source MODEL BACKEND`` prints as JSON why its import fails, or null.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ...core.bounded_json import UnreadableError, parse_json
 from ...core.errors import UsageError
-from ...core.plugins import NO_MODULE, model_base, module_exists
+from ...core.plugins import BUILT_IN, NO_MODULE, find, forward_plugin, load, model_base, module_exists
+from ...core.process import command_ending_with_parent, python, there_to_work_in
 
-__all__ = ["ModelSource", "model_source", "package_path", "source_digest"]
-
-MOST_BYTES = 64 * 2**20
-"""Of a package's sources together."""
-
-MOST_ENTRIES = 20_000
-"""Files and folders of any kind in a package: large ones of Python have some thousand, and a folder of examples is no part of a model."""
+MOST_BYTES = 64 * 2**20  # total size limit of a package's sources
+MOST_ENTRIES = 20_000  # limit of files and folders in a package: large Python packages have a few thousand
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The SHA-256 over names and contents of the Python files of `package`, or of a module of this name."""
+    """A package or module, and the SHA-256 over names and contents of its Python files."""
 
     package: str
     digest: str
 
 
-def source_digest(model: str) -> str | None:
-    """Return the digest alone of `model_source`."""
-    source = model_source(model)
-    return None if source is None else source.digest
-
-
 def model_source(model: str) -> ModelSource | None:
-    """Return the source of a model, which is named as in a job; None for a model that is no module of the user's.
+    """Return a model's source; None for a model that is no module of the user's.
 
-    It is that of the top-level package in which the module lies, since a model imports its siblings; of one that is too large, that of the
-    largest package within it that is not. Raises UsageError where there is no such module, or it is too large itself.
+    It is the module's top-level package, as a model imports its siblings, or the largest package below that is within the limits. Raises
+    UsageError if there is no such module, or it is too large itself.
     """
     module = model_base(model)
     if "." not in module:
@@ -58,7 +58,7 @@ def model_source(model: str) -> ModelSource | None:
 
 
 def package_path(name: str) -> Path | None:
-    """Return where a package is, or a module's file; None for one that is no file."""
+    """Return a package's folder or a module's file; None if it has none."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         return None
@@ -67,7 +67,6 @@ def package_path(name: str) -> Path | None:
 
 
 def _python_files(name: str) -> dict[str, Path] | None:
-    """Return the Python files of a package or module by their names in it; None where they are too many or too large."""
     spec = importlib.util.find_spec(name)
     folders = [] if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)
     if not folders:
@@ -76,7 +75,7 @@ def _python_files(name: str) -> dict[str, Path] | None:
     entries = size = 0
     for folder in folders:
         for at, subfolders, files in os.walk(folder):
-            subfolders[:] = filter(str.isidentifier, subfolders)  # of others nothing can be imported
+            subfolders[:] = filter(str.isidentifier, subfolders)  # others cannot be imported
             entries += len(subfolders) + len(files)
             for path in (Path(at, file) for file in files if file.endswith(".py") and file[:-3].isidentifier()):
                 if path.is_file():  # an editor leaves links that lead nowhere
@@ -93,3 +92,38 @@ def _digest(files: Mapping[str, Path]) -> str:
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def import_problem(model: str, backend: str) -> str | None:
+    """Return why a backend cannot import a user's model, by a child process. Main thread only."""
+    if model_base(model) in {plugin.name for plugin in BUILT_IN["model"]}:
+        return None
+    command = command_ending_with_parent(python(__name__, model, backend))
+    output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    child = subprocess.run(command, check=False, cwd=there_to_work_in(), **output)
+    if child.returncode == 0:
+        with suppress(UnreadableError):  # the model's code may have ended the process in its own way
+            problem = parse_json(child.stdout.encode())
+            if problem is None or isinstance(problem, str):
+                return problem
+    how = f"was killed by {signal.Signals(-child.returncode).name}" if child.returncode < 0 else f"ended with code {child.returncode}"
+    lines = child.stderr.strip().splitlines()
+    return f"model: importing {model_base(model)!r} fails: it {how}{f': {lines[-1]}' if lines else ''}"
+
+
+def main(model: str, backend: str) -> None:
+    """Import in this process; prints go to standard error, to keep standard output JSON."""
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    problem = None
+    try:
+        load(find("model", model), "model")
+        load(forward_plugin(model, backend), "forward")
+    except UsageError as error:
+        problem = str(error)
+    with os.fdopen(answer_to, "w", encoding="utf-8") as stream:
+        json.dump(problem, stream)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

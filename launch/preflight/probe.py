@@ -1,7 +1,6 @@
-"""The probe: a process on a host that says what is there, opens a port, and tries those of others.
+"""The probe: a process that describes its host, opens ports, and tries those of others.
 
-Started as ``python -m crosstrain.launch.preflight.probe``; it answers one question after another over its standard input and output, in the
-messages of the control protocol, and ends with its input.
+Started as ``python -m crosstrain.launch.preflight.probe``, with the control protocol on its standard input and output; ends with its input.
 """
 
 from __future__ import annotations
@@ -22,24 +21,16 @@ from ...core.errors import TrainerError, UsageError
 from ...core.process import ignore_interrupts, wake_when_parent_ends
 from ...engine.protocol.messages import MOST_ERROR_CHARACTERS, PROTOCOL, Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
-from ..node.identity import address_for_others, node_identity
-from ..node.port_reservation import PortBlock
+from ..node.scratch import PortBlock, address_for_others, node_identity
 
-__all__ = ["answer", "main"]
-
-CONNECT_SECONDS = 3.0
-"""Within which a peer's port has to answer."""
-
-MOST_CONNECTIONS = 16
-"""Tried side by side."""
-
+CONNECT_SECONDS = 3.0  # time limit for a peer's port to answer
+MOST_CONNECTIONS = 16  # concurrent tries
 _ports: list[socket.socket] = []
-_blocks: list[PortBlock] = []
-"""What this process listens on and holds, until it ends."""
+_blocks: list[PortBlock] = []  # listening sockets and reserved ports, which this process keeps until it ends
 
 
 def main() -> None:
-    """Answer what is asked on standard input; end with it, whatever is still at work."""
+    """Answer the queries on standard input; end with it, also while answering."""
     ignore_interrupts()
     wake_when_parent_ends()
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -58,11 +49,11 @@ def _listen(stream: Stream, asked: queue.SimpleQueue[Message]) -> None:
         while (message := stream.receive()) is not None:
             asked.put(message)
     finally:
-        os._exit(0)  # whoever asked has gone, and waits for nothing
+        os._exit(0)  # nobody waits for an answer
 
 
 def answer(question: Message) -> Message:
-    """Return the answer to a question: ``found`` with what was asked for, or ``problem`` with a sentence."""
+    """Answer a query: ``found`` with its result, or ``problem`` with a sentence."""
     try:
         return Message("found", _ANSWERS[question.kind](question.fields))
     except (TrainerError, OSError) as error:
@@ -70,20 +61,14 @@ def answer(question: Message) -> Message:
 
 
 def _describe(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what this host is, and which releases it has."""
-    from ...backends.packages import recorded_packages
+    from ...backends.loading import recorded_packages
     from ...monitor.host import describe_host
 
     host = describe_host(recorded_packages(asked["backend"]))
     return {"protocol": PROTOCOL, "identity": node_identity(), "host": host, "address": address_for_others(os.environ)}
 
 
-def _tell_time(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {"seconds": time.time()}
-
-
 def _open_data(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Open the data, which are prepared first where they are not; return their digest."""
     from ...data.store.stored_dataset import open_dataset
 
     data_dir = None if asked["data_dir"] is None else Path(asked["data_dir"])
@@ -91,9 +76,7 @@ def _open_data(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _import_model(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Import the model, and return the digest of its source, and what that is of. Raises UsageError where it cannot be imported."""
-    from .model_import import import_problem
-    from .model_source import model_source
+    from .model_source import import_problem, model_source
 
     source = model_source(asked["model"])
     if (problem := import_problem(asked["model"], asked["backend"])) is not None:
@@ -102,10 +85,7 @@ def _import_model(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _open_ports(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Listen on every address: on a port of those that tasks are given, and on one that the system chooses, as gloo has it do.
-
-    What connects is closed again. Raises RunFailedError where no port is left for tasks.
-    """
+    """Listen on a task's port and on a free one, as gloo does. Raises RunFailedError."""
     block = PortBlock()
     _blocks.append(block)
     ports = []
@@ -127,7 +107,6 @@ def _greet_all(server: socket.socket) -> None:
 
 
 def _connect(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Try to reach some peers, given as [address, port]; return why each cannot be reached, None of those that can."""
     with ThreadPoolExecutor(MOST_CONNECTIONS) as pool:
         return {"problems": list(pool.map(_problem_with, asked["peers"]))}
 
@@ -144,7 +123,7 @@ def _problem_with(peer: tuple[str, int]) -> str | None:
 
 _ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "describe": _describe,
-    "time": _tell_time,
+    "time": lambda asked: {"seconds": time.time()},
     "data": _open_data,
     "model": _import_model,
     "listen": _open_ports,

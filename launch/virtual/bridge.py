@@ -1,7 +1,4 @@
-"""The links between virtual nodes: a bridge in a namespace of its own, and a veth pair to each node, shaped at both ends.
-
-Imported only by the holder process: pyroute2 takes a tenth of a second to import.
-"""
+"""Links of virtual nodes: a bridge, and a veth pair to each node, shaped at both ends."""
 
 from __future__ import annotations
 
@@ -9,26 +6,20 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from pyroute2 import IPRoute
+from pyroute2 import IPRoute  # takes a tenth of a second, so only the holder imports this file
 from pyroute2.netlink.exceptions import NetlinkError
 
-from .addressing import INTERFACE, PREFIX_BITS, address
-from .errors import MissingCapabilityError
-from .namespaces import join_network, new_network, silence_ipv6
-
-__all__ = ["Bridge"]
+from .namespaces import INTERFACE, PREFIX_BITS, MissingCapabilityError, address, join_network, new_network, silence_ipv6
 
 _LOOPBACK_INDEX = 1  # the first interface of every network namespace
 
-# A bucket of one millisecond is small against a training step, so that a message does not pass for free, and large against the
-# timer's resolution; it has to hold two full Ethernet frames.
+# 1 ms: small compared to a training step, large compared to the timer's resolution; the bucket must hold two full frames.
 _BURST_SECONDS = 1e-3
 _SMALLEST_BURST_BYTES = 2 * 1600
-# A queue of 50 ms, as in a small switch; what comes on top is dropped, and TCP slows down.
+# A queue of 50 ms, as in a small switch; the rest is dropped, and TCP slows down.
 _QUEUE_SECONDS = 0.05
-_LARGEST_SEGMENT_BYTES = 65536  # what the kernel hands to an interface in one piece by default
-# The bucket weighs a piece with the headers of all its frames: 1514 bytes for 1448. A piece that is heavier than the bucket is cut up
-# frame by frame, which costs the receiver five times the processor time (measured from 200 to 500 Mbit/s).
+_LARGEST_SEGMENT_BYTES = 65536  # the kernel's default gso_max_size
+# Headers count: 1514 bytes for 1448. Larger segments cost the receiver five times the CPU time (measured, 200 to 500 Mbit/s).
 _PAYLOAD_SHARE = 1448 / 1514
 
 
@@ -37,23 +28,21 @@ def _port(node: int) -> str:
 
 
 class Bridge:
-    """The bridge's namespace and the nodes plugged into it; the process that builds it stays in the bridge's namespace."""
+    """The bridge's namespace, in which the building process stays, and the connected nodes."""
 
     def __init__(self, bits_per_second: float | None) -> None:
         self._bits_per_second = bits_per_second
-        self.namespace = new_network()
-        """Descriptor of the bridge's network namespace."""
+        self.namespace = new_network()  # descriptor of the bridge's network namespace
         silence_ipv6()
         self._route = IPRoute()
-        self.nodes: list[int] = []
-        """Descriptors of the nodes' network namespaces, in order."""
+        self.nodes: list[int] = []  # descriptors of the nodes' network namespaces, in order
         quiet = {"br_stp_state": 0, "br_forward_delay": 0, "br_mcast_snooping": 0}
         _netlink(lambda: self._route.link("add", ifname="bridge0", kind="bridge", **quiet), "a bridge")
         self._bridge = _index(self._route, "bridge0")
         self._route.link("set", index=self._bridge, state="up")
 
     def add_node(self) -> None:
-        """Make a namespace, give it loopback and an address of its own, and plug it into the bridge."""
+        """Make a namespace with loopback and its own address, and connect it to the bridge."""
         node = len(self.nodes)
         namespace = new_network()
         silence_ipv6()
@@ -72,7 +61,7 @@ class Bridge:
         self.nodes.append(namespace)
 
     def counters(self) -> list[tuple[int, int]]:
-        """Return for each node the bytes that its port of the bridge received from it and sent to it (whole frames)."""
+        """Return the bytes that the bridge received from and sent to each node (whole frames)."""
         table = _interface_table()
         return [table[_port(node)] for node in range(len(self.nodes))]
 
@@ -95,14 +84,8 @@ def _index(route: IPRoute, name: str) -> int:
     return found[0]
 
 
-def _burst_bytes(bits_per_second: float) -> int:
-    """Return the size of the token bucket for a rate."""
-    return max(_SMALLEST_BURST_BYTES, int(bits_per_second / 8 * _BURST_SECONDS))
-
-
 def _shape(route: IPRoute, index: int, bits_per_second: float) -> None:
-    """Limit what leaves through this end of the pair; the pieces that TCP hands down are cut to fit into the bucket."""
-    burst = _burst_bytes(bits_per_second)
+    burst = max(_SMALLEST_BURST_BYTES, int(bits_per_second / 8 * _BURST_SECONDS))
     bytes_per_second = max(1, round(bits_per_second / 8))
     route.link("set", index=index, gso_max_size=min(_LARGEST_SEGMENT_BYTES, int(burst * _PAYLOAD_SHARE)))
     try:
@@ -118,7 +101,7 @@ def _shape(route: IPRoute, index: int, bits_per_second: float) -> None:
 
 
 def _interface_table() -> dict[str, tuple[int, int]]:
-    """Return (received, sent) bytes of every interface in this thread's network namespace (proc_pid_net(5))."""
+    """Return (received, sent) bytes by interface in this thread's namespace (proc_pid_net(5))."""
     table = {}
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]:
         name, _, figures = line.partition(":")

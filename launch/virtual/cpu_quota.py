@@ -1,7 +1,6 @@
-"""A CPU limit for each virtual node: one group a node in the kernel's CPU controller, version 1 or 2.
+"""CPU limits of virtual nodes: one group per node in the CPU controller, version 1 or 2.
 
-A group is called ``crosstrain-<pid namespace>-<owner>-<owner's start>-<holder>-node<n>``, so that a later run can tell whose it was
-and remove what a killed run and its killed holder left.
+Groups are named ``crosstrain-<pid namespace>-<owner>-<owner's start>-<holder>-node<n>``, to find those of killed runs.
 """
 
 from __future__ import annotations
@@ -16,16 +15,13 @@ from pathlib import Path
 from typing import Literal
 
 from ...core.process import pid_namespace, start_of
-from .errors import MissingCapabilityError
-
-__all__ = ["CpuGroup", "CpuGroups", "Hierarchy", "delegates_cpu_controller", "sweep"]
+from .namespaces import MissingCapabilityError
 
 _REMEDY = (
     "Leave --cores-per-node out, run as root, or get a delegated group: systemd-run --user --scope -p Delegate=yes trainer …; "
     "in a container mount /sys/fs/cgroup writable."
 )
-# The kernel's default period of 100 ms would stop a node for tens of milliseconds at a time, longer than a step; shorter periods
-# come nearer to a slower processor. The kernel accepts quotas from 1 ms on.
+# The default of 100 ms would stop a node for longer than a step; the kernel's minimum quota is 1 ms.
 _PERIOD_MICROSECONDS = 20_000
 _LONG_PERIOD_MICROSECONDS = 1_000_000
 _SMALLEST_QUOTA_MICROSECONDS = 1_000
@@ -34,14 +30,14 @@ _NAME = re.compile(r"crosstrain-(\d+)-(\d+)-(\d+)-\d+-node\d+")
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where groups of the CPU controller can be made: the controller's version and the folder to make them in."""
+    """The CPU controller's version, and the folder in which groups can be made."""
 
     version: Literal[1, 2]
     base: Path
 
     @classmethod
     def find(cls) -> Hierarchy:
-        """Return the nearest place to this process where it may make groups. Raises MissingCapabilityError where there is none."""
+        """Return the nearest folder for this process's groups. Raises MissingCapabilityError."""
         found = _version_1() or _version_2()
         if found is None:
             raise MissingCapabilityError(
@@ -62,7 +58,7 @@ class CpuGroup:
         return self.folder / "cgroup.procs"
 
     def processes(self) -> list[int]:
-        """Return the ids of the processes in the group."""
+        """Return the pids in the group."""
         try:
             return [int(line) for line in self.processes_file.read_text().split()]
         except OSError as error:
@@ -71,11 +67,12 @@ class CpuGroup:
             raise
 
     def remove(self, patience_seconds: float) -> bool:
-        """Remove the group, which must have no process; the kernel may need a moment after the last one. Return whether it is gone."""
+        """Remove the empty group, retrying for this long; return whether it is gone."""
         deadline = time.monotonic() + patience_seconds
         while True:
             try:
                 self.folder.rmdir()
+                return True
             except FileNotFoundError:
                 return True
             except OSError as error:
@@ -84,19 +81,17 @@ class CpuGroup:
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(0.02)
-            else:
-                return True
 
 
 class CpuGroups:
-    """Makes the groups of one run; `owner` is the process whose death ends the run, the calling process holds the groups."""
+    """Makes a run's groups, held by this process; `owner` is the one whose death ends the run."""
 
     def __init__(self, hierarchy: Hierarchy, owner: int) -> None:
         self._hierarchy = hierarchy
         self._prefix = f"crosstrain-{pid_namespace()}-{owner}-{start_of(owner)}-{os.getpid()}"
 
     def make(self, node: int, cores: float) -> CpuGroup:
-        """Make the group of a node and limit it to `cores` (such as 0.5). Raises MissingCapabilityError where that is not allowed."""
+        """Make a node's group with a limit of `cores` (such as 0.5). Raises MissingCapabilityError."""
         group = CpuGroup(self._hierarchy.base / f"{self._prefix}-node{node}")
         try:
             group.folder.mkdir()
@@ -112,7 +107,7 @@ class CpuGroups:
 
 
 def sweep(hierarchy: Hierarchy) -> list[Path]:
-    """Remove the empty groups of runs whose owner is dead; return what was removed. Groups with processes are left alone."""
+    """Remove the empty groups of runs whose owner is dead; return them."""
     removed = []
     for folder in hierarchy.base.glob("crosstrain-*-node*"):
         name = _NAME.fullmatch(folder.name)
@@ -137,7 +132,7 @@ def _limit(version: Literal[1, 2], folder: Path, cores: float) -> None:
 
 
 def _try_to_enter(group: CpuGroup) -> None:
-    """Let a child enter the group and end, since only the attempt shows whether a move is allowed. Raises OSError."""
+    """Let a child enter the group, as only that shows whether it is allowed. Raises OSError."""
     child = os.fork()
     if child == 0:
         try:
@@ -151,7 +146,6 @@ def _try_to_enter(group: CpuGroup) -> None:
 
 
 def _version_1() -> Hierarchy | None:
-    """Return this process's own group in a version 1 hierarchy with the CPU controller, where it may make groups below."""
     for root, mount, kind, options in _mounts():
         if kind != "cgroup" or "cpu" not in options.split(","):
             continue
@@ -162,10 +156,7 @@ def _version_1() -> Hierarchy | None:
 
 
 def _version_2() -> Hierarchy | None:
-    """Return the nearest group above this process, or its own, that hands the CPU controller down, or can be told to.
-
-    A group of version 2 that holds processes cannot hand controllers down (only the root can), so it is usually an ancestor.
-    """
+    """Return the nearest group, usually an ancestor, that can delegate the CPU controller."""
     for root, mount, kind, _ in _mounts():
         if kind != "cgroup2":
             continue
@@ -179,23 +170,23 @@ def _version_2() -> Hierarchy | None:
 
 
 def delegates_cpu_controller(base: Path) -> bool:
-    """Return whether groups made in this folder of a version 2 hierarchy have the CPU controller; asks for it where they do not."""
-    controllers, handed_down = base / "cgroup.controllers", base / "cgroup.subtree_control"
+    """Enable the CPU controller in a version 2 folder; return whether that works."""
+    controllers, delegated = base / "cgroup.controllers", base / "cgroup.subtree_control"
     if not controllers.exists() or "cpu" not in controllers.read_text().split():
         return False
     if not (os.access(base, os.W_OK | os.X_OK) and os.access(base / "cgroup.procs", os.W_OK)):
         return False
-    if "cpu" in handed_down.read_text().split():
+    if "cpu" in delegated.read_text().split():
         return True
     try:
-        handed_down.write_text("+cpu")
-    except OSError:  # it holds processes, or is not ours: the next one up may do
+        delegated.write_text("+cpu")
+    except OSError:  # it has processes, or another owner
         return False
     return True
 
 
 def _mounts() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (root within the file system, mount point, type, options of the file system) as in proc_pid_mountinfo(5)."""
+    """Yield (root in the file system, mount point, type, options) as in proc_pid_mountinfo(5)."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
         fields, kinds = left.split(), right.split()
@@ -203,7 +194,6 @@ def _mounts() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _own_folder(root: str, mount: str, controller: str) -> Path:
-    """Return the folder of this process's group (cgroups(7)); `controller` is empty for version 2."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, own = line.split(":", 2)
         if controller in controllers.split(","):

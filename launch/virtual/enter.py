@@ -1,27 +1,23 @@
-"""Enter a virtual node, then become the program: ``enter.py OWNER USER NETWORK CGROUP_FILES -- PROGRAM ARGUMENTS``.
+"""Enter a virtual node and execute: ``enter.py OWNER USER NETWORK CGROUP_FILES -- COMMAND``.
 
-OWNER is the id of the process that must still be the parent; USER and NETWORK are open descriptors of namespaces (USER is ``-``
-where there is none); CGROUP_FILES are ``cgroup.procs`` files joined by ``:`` (or ``-``). The program keeps this process's id, has
-been limited since its first instruction, and gets no capability that the user lacks.
+OWNER is the pid that must still be the parent; USER and NETWORK are descriptors of namespaces (USER may be ``-`` for none); CGROUP_FILES
+are ``cgroup.procs`` files joined by ``:`` (or ``-``). The program keeps the pid, is limited from its first instruction, and gets no
+capability that the user does not have.
 
-Runs as ``python -I -S enter.py`` and therefore imports nothing but the standard library. A process that becomes no other program calls
-`enter` instead.
+Runs as ``python -I -S enter.py``, so it imports only the standard library.
 """
 
 import ctypes
 import os
 import signal
 import sys
-from typing import NoReturn
 
 EXIT_CANNOT_ENTER = 126
 EXIT_NO_PROGRAM = 127
-
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def _join(descriptor: str) -> None:
-    """Join one namespace. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(int(descriptor), 0) != 0:
         number = ctypes.get_errno()
@@ -30,7 +26,7 @@ def _join(descriptor: str) -> None:
 
 
 def enter(user: str, network: str, cgroups: str) -> None:
-    """Join the node's groups, then its namespaces: the files of the groups belong to the user outside. Raises OSError."""
+    """Join the groups, then the namespaces, where group files are foreign. Raises OSError."""
     if cgroups != "-":
         for file in cgroups.split(":"):
             with open(file, "w") as processes:
@@ -41,7 +37,7 @@ def enter(user: str, network: str, cgroups: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up what a user namespace has given to whoever joins it, as the start of another program does. Raises OSError."""
+    """Drop the capabilities from joining a user namespace, as exec does. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable ones, twice 32 of each
@@ -50,19 +46,8 @@ def drop_capabilities() -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _enter(owner: int, user: str, network: str, cgroups: str) -> None:
-    enter(user, network, cgroups)
-    if os.getppid() != owner:
-        raise ProcessLookupError(0, "the process that started this one has ended")
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    sys.stderr.write(f"trainer: {message}\n")
-    sys.exit(code)
-
-
 def main() -> None:
-    """Enter and become the program; end with 126 or 127 and a line on standard error where that fails."""
+    """Enter and execute; exit with 126 or 127 and a line on standard error on failure."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -71,13 +56,18 @@ def main() -> None:
     if dashes != "--" or not program:
         sys.exit("usage: enter.py OWNER USER NETWORK CGROUP_FILES -- PROGRAM ARGUMENTS")
     try:
-        _enter(int(owner), user, network, cgroups)
+        parent = int(owner)
+        enter(user, network, cgroups)
+        if os.getppid() != parent:
+            raise ProcessLookupError(0, "the process that started this one has ended")
     except OSError as error:
-        _fail(EXIT_CANNOT_ENTER, f"cannot enter the virtual node: {error}")
+        sys.stderr.write(f"trainer: cannot enter the virtual node: {error}\n")
+        sys.exit(EXIT_CANNOT_ENTER)
     try:
         os.execvp(program[0], program)
     except OSError as error:
-        _fail(EXIT_NO_PROGRAM, f"cannot run {program[0]!r}: {error.strerror}")
+        sys.stderr.write(f"trainer: cannot run {program[0]!r}: {error.strerror}\n")
+        sys.exit(EXIT_NO_PROGRAM)
 
 
 if __name__ == "__main__":

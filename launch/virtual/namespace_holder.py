@@ -1,12 +1,10 @@
-"""Holds a virtual network: ``python -m crosstrain.launch.virtual.namespace_holder DESCRIPTOR``, a process that `VirtualNetwork` starts.
+"""Holds a virtual network in a process of its own, started by `VirtualNetwork`.
 
-It makes the namespaces, cables and CPU groups, hands descriptors of the namespaces to its owner, answers questions about counters,
-and ends when told to or when the owner is gone, however it went: then it waits for the processes in the nodes to end, kills what
-does not, and removes the CPU groups. Namespaces have no names: they go when the last process in them has gone.
-
-Messages are JSON over a socket that keeps their borders. The owner sends ``{"bits_per_second": …, "cores": […]}`` first, then
-``{"do": "counters"}`` or ``{"do": "close"}``. The holder answers ``{"ready": …}`` with the descriptors (of the bridge's namespace, the
-nodes' and, without root, the user namespace), then ``{"counters": …}``; or ``{"lacking": …}`` or ``{"failed": …}``, and ends.
+It makes namespaces, links and CPU groups, and ends on request or with its owner: then it waits for the processes in the nodes, kills the
+rest, and removes the CPU groups. Namespaces have no names, and end with their last process. Messages are JSON packets. The owner sends
+``{"bits_per_second": …, "cores": […]}`` first, then ``{"do": "counters"}`` or ``{"do": "close"}``. The holder answers ``{"ready": …}`` with
+descriptors (the bridge's namespace, the nodes' and, without root, the user namespace), then ``{"counters": …}``; or ``{"lacking": …}`` or
+``{"failed": …}``, and ends.
 """
 
 from __future__ import annotations
@@ -22,15 +20,11 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .addressing import MESSAGE_BYTES
 from .bridge import Bridge
 from .cpu_quota import CpuGroup, CpuGroups, Hierarchy, sweep
-from .errors import MissingCapabilityError
-from .namespaces import identity, open_user_namespace, processes_in
+from .namespaces import MESSAGE_BYTES, MissingCapabilityError, identity, open_user_namespace, processes_in
 
-__all__ = ["main"]
-
-# The owner's processes end by their own means within this time after it; after a proper end there should be none left.
+# After the owner's death its processes end by themselves within the first; after `close` none should be left.
 _PATIENCE_AFTER_DEATH_SECONDS = 5.0
 _PATIENCE_AFTER_CLOSE_SECONDS = 0.5
 _PATIENCE_AFTER_KILL_SECONDS = 3.0
@@ -45,13 +39,13 @@ class _Namespaces:
     groups: Sequence[CpuGroup | None]
 
     def processes(self) -> set[int]:
-        """Return the ids of the processes in the nodes: all of them descend from the owner."""
+        """Return the pids in the nodes, all of which descend from the owner."""
         networks = frozenset(identity(descriptor) for descriptor in self.switchboard.nodes)
         return set(processes_in(networks)).union(*(group.processes() for group in self.groups if group is not None))
 
 
 def main() -> None:
-    """Serve the owner at the other end of the socket whose descriptor is the only argument."""
+    """Serve the owner over the socket of the only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -67,7 +61,7 @@ def main() -> None:
         _remove(groups)
         _send(control, {"lacking": [error.capability, error.reason, error.remedy]})
         return
-    except Exception:  # noqa: BLE001  (whatever it was, the owner raises it)
+    except Exception:  # noqa: BLE001  (the owner raises it)
         _remove(groups)
         _send(control, {"failed": traceback.format_exc()})
         return
@@ -75,7 +69,7 @@ def main() -> None:
 
 
 def _make_groups(groups: list[CpuGroup | None], cores: Sequence[float | None], owner: int) -> None:
-    """Append one group a node, None where the node is not limited."""
+    """Append each node's group, None without a limit; valid after an exception."""
     if all(limit is None for limit in cores):
         groups.extend(None for _ in cores)
         return
@@ -104,21 +98,20 @@ def _serve(control: socket.socket, owner: int, held: _Namespaces) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         asked_to_close = _answer(control, owner, held)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the owner died in mid-message: tidy up as for any other death
+        pass  # the owner died during a message: clean up as after any other death
     finally:
-        _end(held, _PATIENCE_AFTER_CLOSE_SECONDS if asked_to_close else _PATIENCE_AFTER_DEATH_SECONDS)
+        if not _await_none(held, _PATIENCE_AFTER_CLOSE_SECONDS if asked_to_close else _PATIENCE_AFTER_DEATH_SECONDS, kill=False):
+            _await_none(held, _PATIENCE_AFTER_KILL_SECONDS, kill=True)
+        _remove(held.groups)
 
 
 def _answer(control: socket.socket, owner: int, held: _Namespaces) -> bool:
-    """Answer until told to close (True) or the owner is gone (False).
-
-    The socket's end tells of the owner's death at once, unless a forked child of the owner still holds the other side.
-    """
+    """Answer until a request to close (True) or the owner's death (False)."""
     waiter = select.poll()
     waiter.register(control, select.POLLIN)
     while True:
         if not waiter.poll(_OWNER_CHECK_SECONDS * 1000):
-            if os.getppid() != owner:
+            if os.getppid() != owner:  # a forked child of the owner may keep the socket open
                 return False
             continue
         message = control.recv(MESSAGE_BYTES)
@@ -129,14 +122,7 @@ def _answer(control: socket.socket, owner: int, held: _Namespaces) -> bool:
         _send(control, {"counters": held.switchboard.counters()})
 
 
-def _end(held: _Namespaces, patience_seconds: float) -> None:
-    if not _await_none(held, patience_seconds, kill=False):
-        _await_none(held, _PATIENCE_AFTER_KILL_SECONDS, kill=True)
-    _remove(held.groups)
-
-
 def _await_none(held: _Namespaces, seconds: float, *, kill: bool) -> bool:
-    """Wait until no process is left in the nodes, killing what is there if so asked; return whether none is left."""
     deadline = time.monotonic() + seconds
     while processes := held.processes():
         if kill:
@@ -149,7 +135,7 @@ def _await_none(held: _Namespaces, seconds: float, *, kill: bool) -> bool:
 
 
 def _kill(process: int, held: _Namespaces) -> None:
-    """Kill a process of the nodes; its id is pinned first and looked up again, since ids are used again."""
+    """Kill a process of the nodes; its pid is pinned and checked first, as pids are reused."""
     try:
         pinned = os.pidfd_open(process)
     except ProcessLookupError:

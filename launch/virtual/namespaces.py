@@ -1,6 +1,6 @@
-"""Network namespaces without names: made by a process that keeps them open, with or without root.
+"""Unnamed network namespaces, which the making process keeps open, with or without root.
 
-Python gained ``os.unshare`` and ``os.setns`` in 3.12; below that they are two calls of the C library.
+They need the C library, as Python has ``os.unshare`` and ``os.setns`` only from 3.12 on.
 """
 
 from __future__ import annotations
@@ -10,15 +10,43 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-from .errors import MissingCapabilityError
+from ...core.errors import RunFailedError, UsageError
 
-__all__ = ["identity", "join_network", "new_network", "open_user_namespace", "processes_in", "silence_ipv6"]
+INTERFACE = "eth0"  # every node's only interface except ``lo``
+PREFIX_BITS = 24
+MOST_NODES = 250  # a message carries 253 descriptors, and the network has 254 addresses
+MESSAGE_BYTES = 65536
+LEAST_BITS_PER_SECOND = 12_000.0  # about one full Ethernet frame per second
+MOST_BITS_PER_SECOND = (2**32 - 1) * 8.0  # the token bucket filter counts bytes per second in 32 bits
+
+
+def address(node: int) -> str:
+    """Return the IPv4 address of a node (from 0): 10.77.0.1 and so on."""
+    return f"10.77.0.{node + 1}"
+
+
+VirtualNodeCapability = Literal["namespaces", "bandwidth", "cpu_quota"]
+
+
+class NetworkLostError(RunFailedError):
+    """The virtual network's holder and all nodes have ended; another network can be made."""
+
+
+class MissingCapabilityError(UsageError):
+    """A missing capability of the machine: reason (no full stop) and remedy."""
+
+    def __init__(self, capability: VirtualNodeCapability, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}. {remedy}")
+        self.capability: VirtualNodeCapability = capability
+        self.reason = reason
+        self.remedy = remedy
+
 
 # From linux/sched.h.
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
-
 _REMEDY = (
     "Use --network host (all nodes on 127.0.0.1), run as root, or allow unprivileged user namespaces: "
     "sysctl kernel.unprivileged_userns_clone=1 (Debian), kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), "
@@ -34,10 +62,7 @@ def _call(name: str, *arguments: int) -> None:
 
 
 def new_network() -> int:
-    """Move this thread into a new, empty network namespace; return a descriptor that keeps it alive.
-
-    Raises MissingCapabilityError where the kernel refuses.
-    """
+    """Move this thread into a new namespace; return it. Raises MissingCapabilityError."""
     try:
         _call("unshare", _CLONE_NEWNET)
     except OSError as error:
@@ -48,16 +73,15 @@ def new_network() -> int:
 
 
 def join_network(descriptor: int) -> None:
-    """Move this thread into the network namespace behind `descriptor`."""
+    """Move this thread into a network namespace."""
     _call("setns", descriptor, _CLONE_NEWNET)
 
 
 def open_user_namespace() -> int | None:
-    """Get the right to make network namespaces; return the descriptor of a new user namespace where one was needed for it.
+    """Make a user namespace that may make network ones; return it, None with SYS_ADMIN.
 
-    With the capability SYS_ADMIN nothing is done and None returned. Otherwise the (single-threaded) process moves into a user
-    namespace in which it has every capability and in which its own user and group keep their numbers, so that the user's files
-    stay the user's. Raises MissingCapabilityError where user namespaces are forbidden.
+    For single-threaded processes. User and group keep their numbers, so that the user's files remain the user's. Raises
+    MissingCapabilityError if user namespaces are forbidden.
     """
     if _may_administrate():
         return None
@@ -75,38 +99,33 @@ def open_user_namespace() -> int | None:
 
 
 def _may_administrate() -> bool:
-    """Whether the process has the capability SYS_ADMIN (bit 21 in linux/capability.h)."""
+    """Return whether the process has SYS_ADMIN (bit 21 in linux/capability.h)."""
     status = Path("/proc/self/status").read_text()
     effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> 21 & 1)
 
 
-def silence_ipv6() -> bool:
-    """Switch IPv6 off in this thread's network namespace, so that neighbour discovery adds nothing to the counters.
-
-    Returns whether it is off; in a container whose /proc/sys is read-only it stays on, which costs a few packets at the start.
-    """
+def silence_ipv6() -> None:
+    """Disable IPv6 traffic in this thread's namespace, unless /proc/sys is read-only."""
     folder = Path("/proc/sys/net/ipv6/conf")
     if not folder.exists():
-        return True
+        return
     try:
         for scope in ("all", "default"):
             (folder / scope / "disable_ipv6").write_text("1")
     except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return False
-        raise
-    return True
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
 
 
 def identity(descriptor: int) -> tuple[int, int]:
-    """Return what tells one namespace from every other: device and inode."""
+    """Return a namespace's unique key: device and inode."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
 
 def processes_in(networks: frozenset[tuple[int, int]]) -> Iterator[int]:
-    """Yield the ids of the live processes in these network namespaces; processes of other users cannot be seen and are not ours."""
+    """Yield the pids of this user's live processes in these network namespaces."""
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue

@@ -1,9 +1,9 @@
-"""Virtual nodes: several nodes on one Linux machine, each with an address, a link and traffic counters of its own.
+"""Virtual nodes on one Linux machine, each with an address, link and traffic counters.
 
     with VirtualNetwork(3, 100e6, lambda node: 1.0) as network:
         processes = [network.popen(node, ["ping", "-c", "1", "127.0.0.1"]) for node in range(3)]
 
-Nothing has a name in the file system except the CPU groups, and nothing remains after the caller's end, however it comes.
+Only the CPU groups have names in the file system, and nothing remains after any end of the caller.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ...core.errors import UsageError
 from ...core.process import ending_in_words, isolated_python, python
 from ...core.units import bandwidth_text
-from .addressing import INTERFACE, LEAST_BITS_PER_SECOND, MESSAGE_BYTES, MOST_BITS_PER_SECOND, MOST_NODES, address
 from .cpu_quota import CpuGroup
-from .errors import MissingCapabilityError, NetworkLostError, VirtualNodeCapability
-
-__all__ = ["Possibility", "VirtualNetwork", "possible"]
+from .namespaces import (
+    INTERFACE,
+    LEAST_BITS_PER_SECOND,
+    MESSAGE_BYTES,
+    MOST_BITS_PER_SECOND,
+    MOST_NODES,
+    MissingCapabilityError,
+    NetworkLostError,
+    VirtualNodeCapability,
+    address,
+)
 
 _CLOSE_SECONDS = 10.0
 _GROUP_SECONDS = 1.0
@@ -38,7 +44,7 @@ _ENTER = Path(__file__).with_name("enter.py")
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """What exists between `start` and `close`; `bridge` is kept open so that the nodes can talk even if the holder is killed."""
+    """State between `start` and `close`; `bridge` keeps the links alive if the holder is killed."""
 
     holder: subprocess.Popen[bytes]
     control: socket.socket
@@ -49,14 +55,13 @@ class _Started:
 
 
 class VirtualNetwork:
-    """Nodes 0, 1, … of one run, joined by one switch, with no way to or from the outside.
+    """Nodes 0, 1, … of one run on one switch, isolated from the outside.
 
-    `bandwidth_bits_per_second` limits each node's link in each direction (frames, without preamble and gap); None: as fast as the
-    machine copies. `cores_of(node)` is the node's CPU limit in cores, or None. Raises UsageError for figures that cannot be.
+    `bandwidth_bits_per_second` limits each direction of a node's link (frames, without preamble and gap); None: no limit. `cores_of(node)`
+    is the node's CPU limit in cores, or None. Raises UsageError for values out of range.
     """
 
-    interface = INTERFACE
-    """Name of the interface that leads to the other nodes; GLOO_SOCKET_IFNAME needs it."""
+    interface = INTERFACE  # name of the interface to the other nodes; GLOO_SOCKET_IFNAME needs it
 
     def __init__(self, nodes: int, bandwidth_bits_per_second: float | None, cores_of: Callable[[int], float | None]) -> None:
         if not 1 <= nodes <= MOST_NODES:
@@ -74,14 +79,21 @@ class VirtualNetwork:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Make the nodes. Raises MissingCapabilityError (a UsageError) where the machine cannot, with nothing left behind."""
+        """Make the nodes. Raises MissingCapabilityError (a UsageError), leaving nothing behind."""
         if self._started is not None:
             raise RuntimeError("the virtual network has been started already")
         if sys.platform != "linux":
             raise MissingCapabilityError("namespaces", "Virtual nodes need Linux", "Use --network host.")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            holder = _start_holder(theirs)
+            holder = subprocess.Popen(
+                python("crosstrain.launch.virtual.namespace_holder", str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C does not reach it
+            )
         try:
             self._started = _ask_for_nodes(holder, ours, self._rate, self._cores)
         except BaseException:
@@ -98,53 +110,43 @@ class VirtualNetwork:
         return tuple(address(node) for node in range(len(self._cores)))
 
     def cores(self, node: int) -> float | None:
-        """Return the CPU limit of a node in cores, or None where it has none."""
+        """Return a node's CPU limit in cores, if any."""
         return self._cores[node]
 
     @property
     def rootless(self) -> bool:
-        """Whether the nodes live in a user namespace, because the caller is an ordinary user."""
+        """Whether the nodes are in a user namespace, as the caller is an ordinary user."""
         return self._running().user is not None
 
     @property
     def holder_pid(self) -> int:
-        """Id of the one helper process; it is a child of the caller, who should not mistake its end for a task's."""
+        """Pid of the holder, a child of the caller."""
         return self._running().holder.pid
 
     def popen(self, node: int, argv: Sequence[str], **popen_kwargs: Any) -> subprocess.Popen[Any]:
-        """Start a program in a node; takes what `subprocess.Popen` takes, except ``shell``, ``executable`` and ``close_fds``.
+        """Start a program in a node, with options of `Popen`.
 
-        The returned process is the program itself: a direct child of the caller, in the node's CPU group since its first
-        instruction. A program that does not exist ends with code 127, one that cannot enter the node with 126, each with a line on
-        its standard error.
+        ``shell``, ``executable`` and ``close_fds`` are not supported. The process is the program itself, in the node's CPU group from its
+        first instruction. It exits with 127 if the program does not exist, 126 if it cannot enter the node, with a line on standard error.
         """
         refused = {"shell", "executable", "close_fds"} & popen_kwargs.keys()
         if refused:
             raise TypeError(f"popen in a virtual node does not take {', '.join(sorted(refused))}")
-        started = self._running()
-        descriptors = [started.networks[node]] + ([] if started.user is None else [started.user])
-        inherited = [*popen_kwargs.pop("pass_fds", ()), *descriptors]
-        place = [
-            str(os.getpid()),
-            "-" if started.user is None else str(started.user),
-            str(started.networks[node]),
-            started.processes_files[node] or "-",
-        ]
+        namespaces, groups = self.place(node)
+        inherited = [*popen_kwargs.pop("pass_fds", ()), *namespaces.values()]
+        place = [str(os.getpid()), str(namespaces.get("user", "-")), str(namespaces["network"]), groups]
         program = subprocess.Popen(isolated_python(str(_ENTER), *place, "--", *argv), pass_fds=inherited, **popen_kwargs)
         self._programs.append(program)
         return program
 
     def place(self, node: int) -> tuple[dict[str, int], str]:
-        """Return what a process has to join to be in a node: descriptors of its namespaces by their kinds, and the files of CPU groups.
-
-        The second as `enter` of ``enter.py`` takes it, and the first by the names of its parameters.
-        """
+        """Return a node's namespaces (``user``, ``network``) and files of CPU groups for `enter`."""
         started = self._running()
         user = {} if started.user is None else {"user": started.user}
         return {**user, "network": started.networks[node]}, started.processes_files[node] or "-"
 
     def peer_counters(self) -> list[tuple[int, int]]:
-        """Return for each node (bytes received from it, bytes sent to it), counted at the switch's end of its cable, whole frames."""
+        """Return the switch's counters by node: bytes (received from it, sent to it), whole frames."""
         started = self._running()
         try:
             with self._lock:
@@ -157,26 +159,24 @@ class VirtualNetwork:
         return [(received, sent) for received, sent in json.loads(answer)["counters"]]
 
     def check(self) -> None:
-        """Raise NetworkLostError where the holder has ended: nobody would count any more, or tidy up."""
+        """Raise NetworkLostError if the holder, which counts and cleans up, has ended."""
         code = None if self._started is None else self._started.holder.poll()
         if code is not None:
             raise NetworkLostError(f"the holder of the virtual network (process {self.holder_pid}) {ending_in_words(code)}")
 
     def close(self) -> None:
-        """Take the nodes away; processes still in them get half a second and are then killed. A second call does nothing."""
+        """Remove the nodes; their processes are killed after half a second. Idempotent."""
         started, self._started = self._started, None
         if started is None:
             return
         with self._lock, started.control:
-            with contextlib.suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # the holder was killed: what it held goes with our descriptors
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the holder was killed
                 started.control.send(json.dumps({"do": "close"}).encode())
             _wait_or_kill(started.holder)
-        for program in self._programs:  # the holder cannot see one that was still on its way into its node
+        for program in self._programs:  # the holder does not see those that had not entered their node
             _kill_if_running(program)
         self._programs.clear()
-        for file in filter(None, started.processes_files):  # gone already, unless the holder was killed
+        for file in filter(None, started.processes_files):  # exists only if the holder was killed
             CpuGroup(Path(file).parent).remove(_GROUP_SECONDS)
         for descriptor in (started.bridge, started.user, *started.networks):
             if descriptor is not None:
@@ -186,25 +186,13 @@ class VirtualNetwork:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _running(self) -> _Started:
         if self._started is None:
             raise RuntimeError("the virtual network is not running")
         return self._started
-
-
-def _start_holder(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the holder in a session of its own, so that Ctrl-C does not reach it."""
-    return subprocess.Popen(
-        python("crosstrain.launch.virtual.namespace_holder", str(theirs.fileno())),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=[theirs.fileno()],
-        start_new_session=True,
-    )
 
 
 def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: float | None, cores: Sequence[float | None]) -> _Started:
@@ -226,14 +214,14 @@ def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: f
 
 
 def _kill_if_running(program: subprocess.Popen[Any]) -> None:
-    """Kill a child of ours without reaping it: its status is the caller's to read."""
+    """Kill a child without reaping it, as the caller reads its status."""
     if program.returncode is not None:
         return
     try:
         if os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             os.kill(program.pid, signal.SIGKILL)
     except ChildProcessError:
-        return  # the caller has reaped it by its id
+        return  # the caller has reaped it by its pid
 
 
 def _wait_or_kill(holder: subprocess.Popen[bytes]) -> None:
@@ -246,10 +234,7 @@ def _wait_or_kill(holder: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Possibility:
-    """What this machine allows; `reason` and `remedy` belong to `ok`, the other reasons to what they are named after.
-
-    `rootless` is whether a user namespace was needed. Where `ok` is False the limits are not possible either.
-    """
+    """What this machine allows. Without `ok`, limits do not work either."""
 
     ok: bool
     rootless: bool
@@ -262,7 +247,7 @@ class Possibility:
 
 
 def possible() -> Possibility:
-    """Find out by making one node with both limits, running a program in it, and taking it away; about a quarter of a second."""
+    """Run a program in one node with both limits, which takes about a quarter of a second."""
     rate: float | None = 1e9
     cores: float | None = 1.0
     lacks: dict[VirtualNodeCapability, MissingCapabilityError] = {}

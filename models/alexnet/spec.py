@@ -1,33 +1,27 @@
-"""AlexNet as torchvision has it (Krizhevsky 2014, "One weird trick"), with its names; for any image size and number of classes."""
+"""AlexNet as in torchvision (Krizhevsky 2014, "One weird trick"), for any image size."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ...data.base import DataInfo
 from ..base import ModelSpec
 from ..layers import LayerSpecs, convolved
+from ..layers.protocol import NetworkLayers
 
-__all__ = ["POOLED_SIDE", "build", "enlarged"]
-
-SMALLEST_SIDE = 63
-"""Pixels that leave one after the last pool."""
-
-ENLARGED_SIDE = 64
-"""What a smaller side is enlarged to."""
-
-POOLED_SIDE = 6
-"""Side of the image that the dense layers see, whatever the size of the input."""
-
-HIDDEN = 4096
-"""Width of the two hidden dense layers."""
+SMALLEST_SIDE = 63  # leaves one pixel after the last pool
+ENLARGED_SIDE = 64  # smaller sides are enlarged to this
+POOLED_SIDE = 6  # image side before the dense layers
+HIDDEN = 4096  # width of the two hidden dense layers
 
 
 def enlarged(side: int) -> int:
-    """Return the side that the first convolution sees of an image's height or width."""
+    """Return the image side that the first convolution receives."""
     return side if side >= SMALLEST_SIDE else ENLARGED_SIDE
 
 
 def build(data: DataInfo) -> ModelSpec:
-    """Fit the network to the data: the number of channels and of classes."""
+    """Fit the network to the data's image size, channels and classes."""
     channels = data.input_shape[0]
     first = [convolved(enlarged(side), 11, stride=4, padding=2) for side in data.input_shape[1:]]
     second = [convolved(side, 3, stride=2) for side in first]
@@ -42,3 +36,18 @@ def build(data: DataInfo) -> ModelSpec:
     layers.dense("classifier.4", HIDDEN, HIDDEN)
     layers.dense("classifier.6", HIDDEN, data.classes)
     return ModelSpec("alexnet", tuple(layers.parameters), data.input_shape, data.classes, multiply_adds=layers.multiply_adds, dropout=True)
+
+
+def network(layers: NetworkLayers, x_bchw: Any) -> Any:
+    """Return logits_bk."""
+    _, _, height, width = x_bchw.shape
+    x = layers.enlarge(layers.images(x_bchw), enlarged(height), enlarged(width))
+    x = layers.max_pool(layers.relu(layers.conv(x, "features.0", stride=4, padding=2)), 3, 2)
+    x = layers.max_pool(layers.relu(layers.conv(x, "features.3", padding=2)), 3, 2)
+    x = layers.relu(layers.conv(x, "features.6", padding=1))
+    x = layers.relu(layers.conv(x, "features.8", padding=1))
+    x = layers.max_pool(layers.relu(layers.conv(x, "features.10", padding=1)), 3, 2)
+    x = layers.flatten(layers.average_pool(x, POOLED_SIDE))
+    x = layers.relu(layers.dense(layers.dropout(x, 0.5, 0), "classifier.1"))
+    x = layers.relu(layers.dense(layers.dropout(x, 0.5, 1), "classifier.4"))
+    return layers.logits(layers.dense(x, "classifier.6"))

@@ -6,20 +6,12 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from ..base import ForwardContext, ModelSpec
-from ..layers.storage_layouts import StorageLayout, convolutions
-from ..layers.tf.image import Layers
-from .network import network
+from ..base import ForwardContext
+from ..layers.formulas import convolutions as storage_layouts  # no dense layers: reordering their large weights would stall training
+from ..layers.tf import Layers
+from .spec import network
 
 __all__ = ["forward", "storage_layouts"]
-
-
-def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:
-    """Return how TensorFlow is to hold the weights.
-
-    The dense ones stay canonical: a copy of them in another order would stall training.
-    """
-    return convolutions(spec)
 
 
 def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:

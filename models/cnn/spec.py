@@ -1,26 +1,21 @@
-"""The small convolutional network: sizes follow from the data; 3×32×32 pixels give 16×7×7 = 784 features before the dense layers.
-
-Layers: conv1 5×5 to 6 channels, no padding; ReLU; pool 2; conv2 5×5 to 16 channels, padding 2; ReLU; pool 2; fc1 to 64; ReLU; fc2.
-"""
+"""Small convolutional network, whose sizes follow from the data. 3×32×32 pixels give 16×7×7 = 784 features before the dense layers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ...core.errors import UsageError
 from ...data.base import DataInfo
 from ..base import ModelSpec
 from ..layers import LayerSpecs, convolved
+from ..layers.protocol import NetworkLayers
 
-__all__ = ["SMALLEST_SIDE", "build"]
-
-SMALLEST_SIDE = 8
-"""Pixels that leave one after both pools: (8 − 4) / 2 / 2."""
-
-FEATURES = 64
-"""Width of the layer before the logits."""
+SMALLEST_SIDE = 8  # leaves one pixel after both pools: (8 − 4) / 2 / 2
+FEATURES = 64  # width of the layer before the logits
 
 
 def build(data: DataInfo) -> ModelSpec:
-    """Fit the network to the data. Raises UsageError where the images are too small."""
+    """Fit the network to the data. Raises UsageError for images that are too small."""
     channels, *sides = data.input_shape
     if min(sides) < SMALLEST_SIDE:
         raise UsageError(
@@ -36,3 +31,11 @@ def build(data: DataInfo) -> ModelSpec:
     layers.dense("fc1", 16 * third[0] * third[1], FEATURES)
     layers.dense("fc2", FEATURES, data.classes)
     return ModelSpec("cnn", tuple(layers.parameters), data.input_shape, data.classes, multiply_adds=layers.multiply_adds)
+
+
+def network(layers: NetworkLayers, x_bchw: Any) -> Any:
+    """Return logits_bk [batch, classes] of x_bchw [batch, channels, height, width]."""
+    x = layers.conv_pool(layers.images(x_bchw), "conv1", 2, 2)
+    x = layers.conv_pool(x, "conv2", 2, 2, padding=2)
+    x = layers.relu(layers.dense(x, "fc1"))
+    return layers.logits(layers.dense(x, "fc2"))

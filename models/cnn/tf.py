@@ -7,15 +7,13 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from ..base import ForwardContext, ModelSpec
-from ..layers.storage_layouts import StorageLayout, after_flatten, convolutions
-from ..layers.tf.image import Layers
-from .network import network
-
-__all__ = ["forward", "storage_layouts"]
+from ..layers.formulas import StorageLayout, after_flatten, convolutions
+from ..layers.tf import Layers
+from .spec import network
 
 
 def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:
-    """Return how TensorFlow is to hold the weights: as its kernels read them."""
+    """Return the weights' layouts in TensorFlow's kernels."""
     return {**convolutions(spec), **after_flatten(spec, "fc1", channels=16)}
 
 

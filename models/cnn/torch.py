@@ -7,10 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from ..base import ForwardContext
-from ..layers.torch.image import Layers
-from .network import network
-
-__all__ = ["forward"]
+from ..layers.torch import Layers
+from .spec import network
 
 
 def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, context: ForwardContext[torch.Tensor]) -> torch.Tensor:

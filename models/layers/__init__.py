@@ -1,5 +1,5 @@
-"""Which layers do models share? `specs` has their parameters and sizes in numpy terms, `tf` and `torch` the same computations."""
+"""Layers that models share, per framework."""
 
-from .specs import LayerSpecs, convolved
+from .protocol import LayerSpecs, convolved
 
 __all__ = ["LayerSpecs", "convolved"]

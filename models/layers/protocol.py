@@ -1,66 +1,190 @@
-"""What a model's network is written in: the layers that every framework's `Layers` has, so that one definition serves them all."""
+"""Interfaces of every framework's layers, and specs of their parameters."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["NetworkLayers"]
+from ..base import ParameterSpec
 
 
 class NetworkLayers(Protocol):
-    """The layers of one forward pass, on tensors of some framework. Each with weights takes the name its parameters are found under.
+    """Image layers of one forward pass; those with weights take their parameters' name.
 
-    Images go in through `images` and lie in memory as the framework likes until `flatten`, `dense` or `logits`; features are in canonical
-    order. A batch may be empty.
+    Images enter through `images` and have any layout until `flatten`, `dense` or `logits`; features are in canonical order. A batch may be
+    empty.
     """
 
     def images(self, x_bchw: Any) -> Any:
-        """Return canonical images [b, c, h, w] in the layout that the other layers work in."""
-        ...
+        """Convert canonical images [b, c, h, w] to the layout of the other layers."""
 
     def enlarge(self, x: Any, height: int, width: int) -> Any:
-        """Resize bilinearly, with half-pixel centres; beyond the edge an image goes on as its edge."""
-        ...
+        """Resize bilinearly, with half-pixel centres; edges are extended."""
 
     def conv(self, x: Any, name: str, stride: int = 1, padding: int = 0) -> Any:
-        """Cross-correlate, with zeros around the image; add the bias where there is one."""
-        ...
+        """Cross-correlate, padded with zeros; add the bias if there is one."""
 
     def conv_pool(self, x: Any, name: str, kernel: int, stride: int, padding: int = 0) -> Any:
-        """Cross-correlate, with `padding` zeros around the image, add the bias, take max(x, 0), and then the maximum of each window.
-
-        Adding the same number and cutting off at zero change no order, so that they may as well come after the maximum, on fewer elements.
-        """
-        ...
+        """Apply convolution, bias, ReLU and max pooling. Bias and ReLU may come last, on fewer elements."""
 
     def relu(self, x: Any) -> Any:
         """Return max(x, 0); x itself may be overwritten."""
-        ...
 
     def max_pool(self, x: Any, kernel: int, stride: int, padding: int = 0) -> Any:
-        """Take the maximum of each window; windows that would reach beyond the padding are left out."""
-        ...
+        """Take the maximum of each window that fits within the padding."""
 
     def average_pool(self, x: Any, side: int) -> Any:
-        """Average to `side` × `side` pixels; output i of a side of n covers the pixels ⌊i·n/side⌋ … ⌈(i+1)·n/side⌉ − 1."""
-        ...
+        """Average to `side` × `side` pixels. Output i of n covers pixels ⌊i·n/side⌋ … ⌈(i+1)·n/side⌉ − 1."""
 
     def flatten(self, x: Any) -> Any:
         """Return images as features [b, c·h·w]."""
-        ...
 
     def dense(self, x: Any, name: str) -> Any:
-        """Multiply features (or an image, taken as features) by the weight and add the bias."""
-        ...
+        """Multiply features (or an image, as features) by the weight and add the bias."""
 
     def dropout(self, x_bf: Any, rate: float, layer: int) -> Any:
         """Drop at random while training; `layer` numbers the model's dropout layers."""
-        ...
 
     def batch_norm(self, x: Any, name: str) -> Any:
         """Normalise each channel by the batch while training, else by the running statistics."""
-        ...
 
     def logits(self, x_bk: Any) -> Any:
         """Return the last layer's result as float32."""
-        ...
+
+
+class SequenceNetworkLayers(Protocol):
+    """Sequence layers of one forward pass; those with weights take their parameters' name.
+
+    Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; heads x_bhte [batch, heads, time, width of a head]. Batch and time may be
+    empty. Results at padding are undefined and reach no other position.
+    Matrix products use the context's number format. Results are float32, except with `low`, which keeps the format of products for a
+    following product; `heads`, `appended` and `dropout` keep their input's format. `rate` is a dropout's probability, `layer` its number
+    within the model.
+    """
+
+    def embedding(self, tokens_bt: Any, name: str) -> Any:
+        """Return x_btd: rows of ``<name>.weight`` [pieces, width] times √width, zeros for padding."""
+
+    def positions(self, x_btd: Any, start: Any = 0) -> Any:
+        """Add the codes sin(p·f_i), then cos(p·f_i), of positions p counted from `start`.
+
+        f_i = 10000^(−i / (width/2 − 1)), i from 0 to width/2 − 1 (Vaswani et al. 2017, in tensor2tensor's layout).
+        """
+
+    def shifted(self, tokens_bt: Any, first: int) -> Any:
+        """Shift the tokens one place to the right, with `first` at the beginning."""
+
+    def attended(self, lengths_b: Any, tokens_bt: Any) -> Any:
+        """Return the boolean mask for `attention` of positions within their example, True to attend."""
+
+    def layer_norm(self, x_btd: Any, name: str) -> Any:
+        """Normalise each position to mean 0 and variance 1 (plus 1e-6), then scale and shift."""
+
+    def linear(self, x_btd: Any, name: str, *, low: bool = False) -> Any:
+        """Multiply by ``<name>.weight`` [out, in]: x_bto."""
+
+    def dense(self, x_btd: Any, name: str) -> Any:
+        """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``."""
+
+    def dense_relu(self, x_btd: Any, name: str, *, low: bool = False) -> Any:
+        """Return max(0, `dense`)."""
+
+    def heads(self, x_btd: Any, parts: int, count: int) -> tuple[Any, ...]:
+        """Split the width into `parts` of equal size, and each into `count` heads: a tuple of x_bhte."""
+
+    def attention(
+        self,
+        query_bhqe: Any,
+        key_bhke: Any,
+        value_bhke: Any,
+        mask: Any,
+        rate: float,
+        layer: int,
+        *,
+        causal: bool = False,
+        low: bool = False,
+    ) -> Any:
+        """Return softmax(query · key / √e) · value, heads concatenated, [batch, query, width].
+
+        `mask`: from `attended`, or any boolean that broadcasts to [batch, heads, query time, key time], True to attend; None for all keys.
+        `causal`: query i also attends only to keys up to i. Dropout applies to the softmax. Each query needs a key. Raises UsageError for
+        other masks.
+        """
+
+    def appended(self, before: Any, new: Any) -> Any:
+        """Concatenate two x_bhte of one format along time."""
+
+    def dropout(self, x_btd: Any, rate: float, layer: int) -> Any:
+        """Drop at random while training."""
+
+    def logits(self, x_btd: Any, name: str) -> Any:
+        """Multiply by ``<name>.weight`` [pieces, width]: logits_btv."""
+
+
+def convolved(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
+    """Return the number of window positions along `side` pixels, for convolutions and pools."""
+    return (side + 2 * padding - kernel) // stride + 1
+
+
+@dataclass(slots=True)
+class LayerSpecs:
+    """Collects `parameters`, `buffers` and `multiply_adds` of a `ModelSpec`, in the order of the layers.
+
+    Names and initial values are torch's, so a torch module of the same architecture loads them; `linear` and `embedding` follow the
+    Transformer's reference. For sequences `multiply_adds` is per piece: each weight counts once.
+    """
+
+    parameters: list[ParameterSpec] = field(default_factory=list)
+    buffers: list[ParameterSpec] = field(default_factory=list)
+    multiply_adds: int = 0
+
+    def conv(self, name: str, channels: tuple[int, int], kernel: int, positions: int) -> None:
+        """Add a convolution with a bias, from `channels[0]` to `channels[1]`. `positions`: output pixels."""
+        inputs, outputs = channels
+        bound = 1.0 / math.sqrt(inputs * kernel**2)
+        self.parameters += [
+            ParameterSpec(f"{name}.weight", (outputs, inputs, kernel, kernel), bound=bound),
+            ParameterSpec(f"{name}.bias", (outputs,), bound=bound),
+        ]
+        self.multiply_adds += positions * outputs * inputs * kernel**2
+
+    def conv_fan_out(self, name: str, channels: tuple[int, int], kernel: int, positions: int) -> None:
+        """Add a convolution without bias, normal with variance 2 / fan out (He et al. 2015, for a ReLU)."""
+        inputs, outputs = channels
+        deviation = math.sqrt(2.0 / (outputs * kernel**2))
+        self.parameters.append(ParameterSpec(f"{name}.weight", (outputs, inputs, kernel, kernel), deviation=deviation))
+        self.multiply_adds += positions * outputs * inputs * kernel**2
+
+    def dense(self, name: str, inputs: int, outputs: int) -> None:
+        """Add a dense layer with a bias, uniform in ±1/√(fan in)."""
+        bound = 1.0 / math.sqrt(inputs)
+        self.parameters += [
+            ParameterSpec(f"{name}.weight", (outputs, inputs), bound=bound),
+            ParameterSpec(f"{name}.bias", (outputs,), bound=bound),
+        ]
+        self.multiply_adds += inputs * outputs
+
+    def linear(self, name: str, inputs: int, outputs: int, parts: int = 1, bias: bool = False) -> None:
+        """Add `parts` stacked weights and a bias of 0. Uniform in ±√(6 / (inputs + outputs)) (Glorot and Bengio 2010)."""
+        self.parameters.append(ParameterSpec(f"{name}.weight", (parts * outputs, inputs), bound=math.sqrt(6.0 / (inputs + outputs))))
+        if bias:
+            self.parameters.append(ParameterSpec(f"{name}.bias", (parts * outputs,)))
+        self.multiply_adds += parts * outputs * inputs
+
+    def embedding(self, name: str, pieces: int, width: int, logits: bool = False) -> None:
+        """Add a vector per piece with std width^−½, unit variance times √width. `logits`: also the output's weight."""
+        self.parameters.append(ParameterSpec(f"{name}.weight", (pieces, width), deviation=width**-0.5))
+        self.multiply_adds += pieces * width if logits else 0
+
+    def layer_norm(self, name: str, width: int) -> None:
+        """Add layer normalisation: scale 1, shift 0."""
+        self.parameters += [ParameterSpec(f"{name}.weight", (width,), constant=1.0), ParameterSpec(f"{name}.bias", (width,))]
+
+    def batch_norm(self, name: str, channels: int) -> None:
+        """Add batch normalisation: scale 1, shift 0, running mean 0, running variance 1."""
+        self.parameters += [ParameterSpec(f"{name}.weight", (channels,), constant=1.0), ParameterSpec(f"{name}.bias", (channels,))]
+        self.buffers += [
+            ParameterSpec(f"{name}.running_mean", (channels,)),
+            ParameterSpec(f"{name}.running_var", (channels,), constant=1.0),
+        ]

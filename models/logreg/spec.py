@@ -1,4 +1,4 @@
-"""Logistic regression: logits = W x + b, with W of shape [classes, features] and b of shape [classes]."""
+"""Logistic regression: logits = W x + b, with W [classes, features] and b [classes]."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 from ...data.base import DataInfo
 from ..base import ModelSpec, ParameterSpec
 
-__all__ = ["build"]
-
 
 def build(data: DataInfo) -> ModelSpec:
-    """Fit the layer to the data. Weights are uniform in ±1/√features (torch.nn.Linear's default), the bias starts at zero."""
+    """Fit the layer to the data. Weights are uniform in ±1/√features (torch.nn.Linear), the bias is 0."""
     features = math.prod(data.input_shape)
     return ModelSpec(
         name="logreg",

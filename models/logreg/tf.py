@@ -8,11 +8,9 @@ import tensorflow as tf
 
 from ..base import ForwardContext
 
-__all__ = ["forward"]
-
 
 def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
-    """Return logits_bk. The weight keeps its canonical layout [out, in]; the product transposes it on the fly."""
+    """Return logits_bk; the weight keeps its canonical layout [out, in]."""
     weight_ki, bias_k = parameters["dense.weight"], parameters["dense.bias"]
     x_bi = tf.reshape(x_bchw, [-1, weight_ki.shape[1]])
     if context.compute is None:

@@ -8,8 +8,6 @@ import torch
 
 from ..base import ForwardContext
 
-__all__ = ["forward"]
-
 
 def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, context: ForwardContext[torch.Tensor]) -> torch.Tensor:
     """Return logits_bk."""

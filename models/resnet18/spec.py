@@ -1,22 +1,21 @@
-"""ResNet-18 as torchvision has it (He et al. 2016), with torchvision's names; for any image size and number of classes."""
+"""ResNet-18 as in torchvision (He et al. 2016), for any image size."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ...data.base import DataInfo
 from ..base import ModelSpec
 from ..layers import LayerSpecs, convolved
+from ..layers.protocol import NetworkLayers
 
-__all__ = ["STAGES", "STEM_CHANNELS", "build"]
-
-STEM_CHANNELS = 64
-"""Channels of the first convolution."""
-
+STEM_CHANNELS = 64  # channels of the first convolution
 STAGES = (("layer1", 64, 1), ("layer2", 128, 2), ("layer3", 256, 2), ("layer4", 512, 2))
-"""Name, channels and stride of each stage. A stage has two blocks of two convolutions; the stride is that of its first convolution."""
+"""Name, channels and first stride of each stage, which has two blocks of two convolutions."""
 
 
 def build(data: DataInfo) -> ModelSpec:
-    """Fit the network to the data: the number of channels and of classes."""
+    """Fit the network to the data's image size, channels and classes."""
     channels = data.input_shape[0]
     sides = [convolved(side, 7, stride=2, padding=3) for side in data.input_shape[1:]]
     layers = LayerSpecs()
@@ -43,6 +42,27 @@ def build(data: DataInfo) -> ModelSpec:
 
 
 def _conv_norm(layers: LayerSpecs, conv: str, norm: str, channels: tuple[int, int], kernel: int, sides: list[int]) -> None:
-    """Add a convolution without a bias, whose output has the given sides, and the normalisation after it."""
+    """`sides`: of the convolution's output."""
     layers.conv_fan_out(conv, channels, kernel, sides[0] * sides[1])
     layers.batch_norm(norm, channels[1])
+
+
+def network(layers: NetworkLayers, x_bchw: Any) -> Any:
+    """Return logits_bk."""
+    x = layers.relu(layers.batch_norm(layers.conv(layers.images(x_bchw), "conv1", stride=2, padding=3), "bn1"))
+    x = layers.max_pool(x, 3, 2, padding=1)
+    channels = STEM_CHANNELS
+    for stage, width, stride in STAGES:
+        x = _block(layers, x, f"{stage}.0", stride, downsampled=channels != width)
+        x = _block(layers, x, f"{stage}.1", 1, downsampled=False)
+        channels = width
+    return layers.logits(layers.dense(layers.average_pool(x, 1), "fc"))
+
+
+def _block(layers: NetworkLayers, x: Any, name: str, stride: int, downsampled: bool) -> Any:
+    """Apply a residual block; a 1×1 convolution adapts x where the shape changes."""
+    y = layers.relu(layers.batch_norm(layers.conv(x, f"{name}.conv1", stride, padding=1), f"{name}.bn1"))
+    y = layers.batch_norm(layers.conv(y, f"{name}.conv2", padding=1), f"{name}.bn2")
+    if downsampled:
+        x = layers.batch_norm(layers.conv(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
+    return layers.relu(x + y)

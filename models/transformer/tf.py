@@ -8,14 +8,12 @@ import tensorflow as tf
 
 from ...data.columns import LENGTHS
 from ..base import ForwardContext
-from ..layers.tf.sequence import SequenceLayers
-from .network import Cache, Memory, empty_cache, network
-from .network import decode_step as network_step
-from .network import encode as network_memory
-from .spec import SOURCE, TARGET
+from ..layers.tf import SequenceLayers
+from .spec import SOURCE, TARGET, Cache, Memory, empty_cache, network
+from .spec import decode_step as network_step
+from .spec import encode as network_memory
 
 __all__ = ["decode_step", "empty_cache", "encode", "example_sums", "forward", "translation_loss"]
-
 Tensors = Mapping[str, tf.Tensor]
 Context = ForwardContext[tf.Tensor]
 
@@ -26,30 +24,28 @@ def forward(parameters: Tensors, inputs: Tensors, context: Context) -> tf.Tensor
 
 
 def encode(parameters: Tensors, inputs: Tensors, context: Context) -> Memory:
-    """Return what `decode_step` needs of padded sources."""
+    """Encode padded sources for `decode_step`."""
     return network_memory(SequenceLayers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)
 
 
 def decode_step(
     parameters: Tensors, tokens_b: tf.Tensor, position: tf.Tensor | int, memory: Memory, cache: Cache, context: Context
 ) -> tuple[tf.Tensor, Cache]:
-    """Return the logits of what follows each token, which stands at `position` of the targets, and the cache with that position added."""
+    """Return logits of the next tokens, and the extended cache."""
     return network_step(SequenceLayers(parameters, context), tokens_b, position, memory, cache, context.settings)
 
 
 def translation_loss(logits_btv: tf.Tensor, targets: Tensors, context: Context) -> tf.Tensor:
-    """Return Σ over the target's tokens of −log softmax, with smoothed labels: [batch].
-
-    The labels as a matrix take one pass over memory; the kernel that follows gives loss and gradient at once.
-    """
+    """Return Σ over the target's tokens of −log softmax, with smoothed labels: [batch]."""
     pieces, smoothing = logits_btv.shape[2], context.settings.smoothing
+    # A matrix of labels takes one pass over memory; the kernel then computes loss and gradient together.
     labels_btv = tf.one_hot(targets[TARGET], pieces, on_value=1.0 - smoothing + smoothing / pieces, off_value=smoothing / pieces)
     losses_bt = tf.nn.softmax_cross_entropy_with_logits(labels_btv, logits_btv)
     return tf.reduce_sum(tf.where(_inside(targets), losses_bt, 0.0), axis=1)
 
 
 def example_sums(logits_btv: tf.Tensor, targets: Tensors, context: Context) -> dict[str, tf.Tensor]:
-    """Return what each example adds to the sums beside its loss: [batch] each."""
+    """Return each example's part of the sums except the loss: [batch] each."""
     inside_bt, tokens_bt = _inside(targets), targets[TARGET]
     losses_bt = tf.nn.sparse_softmax_cross_entropy_with_logits(tokens_bt, logits_btv)
     right_bt = (tf.argmax(logits_btv, axis=2, output_type=tf.int32) == tokens_bt) & inside_bt
@@ -60,5 +56,5 @@ def example_sums(logits_btv: tf.Tensor, targets: Tensors, context: Context) -> d
 
 
 def _inside(targets: Tensors) -> tf.Tensor:
-    """Return which positions are the targets' own, boolean [batch, time]."""
+    """Return the mask of the targets without padding, boolean [batch, time]."""
     return tf.sequence_mask(targets[TARGET + LENGTHS], tf.shape(targets[TARGET])[1])

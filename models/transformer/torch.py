@@ -10,14 +10,12 @@ from torch.autograd.function import once_differentiable
 
 from ...data.columns import LENGTHS
 from ..base import ForwardContext
-from ..layers.torch.sequence import SequenceLayers
-from .network import Cache, Memory, empty_cache, network
-from .network import decode_step as network_step
-from .network import encode as network_memory
-from .spec import SOURCE, TARGET
+from ..layers.torch import SequenceLayers
+from .spec import SOURCE, TARGET, Cache, Memory, empty_cache, network
+from .spec import decode_step as network_step
+from .spec import encode as network_memory
 
 __all__ = ["decode_step", "empty_cache", "encode", "example_sums", "forward", "translation_loss"]
-
 Tensors = Mapping[str, torch.Tensor]
 Context = ForwardContext[torch.Tensor]
 
@@ -28,14 +26,14 @@ def forward(parameters: Tensors, inputs: Tensors, context: Context) -> torch.Ten
 
 
 def encode(parameters: Tensors, inputs: Tensors, context: Context) -> Memory:
-    """Return what `decode_step` needs of padded sources."""
+    """Encode padded sources for `decode_step`."""
     return network_memory(SequenceLayers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)
 
 
 def decode_step(
     parameters: Tensors, tokens_b: torch.Tensor, position: int, memory: Memory, cache: Cache, context: Context
 ) -> tuple[torch.Tensor, Cache]:
-    """Return the logits of what follows each token, which stands at `position` of the targets, and the cache with that position added."""
+    """Return logits of the next tokens, and the extended cache."""
     return network_step(SequenceLayers(parameters, context), tokens_b, position, memory, cache, context.settings)
 
 
@@ -45,7 +43,7 @@ def translation_loss(logits_btv: torch.Tensor, targets: Tensors, context: Contex
 
 
 def example_sums(logits_btv: torch.Tensor, targets: Tensors, context: Context) -> dict[str, torch.Tensor]:
-    """Return what each example adds to the sums beside its loss: [batch] each."""
+    """Return each example's part of the sums except the loss: [batch] each."""
     right_bt = (logits_btv.argmax(2) == targets[TARGET]) & _inside(targets)
     return {"nll_sum": _summed(logits_btv, targets, 0.0), "correct_tokens": right_bt.sum(1)}
 
@@ -56,7 +54,7 @@ def _summed(logits_btv: torch.Tensor, targets: Tensors, smoothing: float) -> tor
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """−log softmax with smoothed labels, [n]: what cross_entropy computes, with fewer passes over the [n, pieces] of the gradient."""
+    """Cross entropy with smoothed labels, [n], in fewer passes over [n, pieces] than torch's."""
 
     @staticmethod
     def forward(ctx: Any, logits_nv: torch.Tensor, targets_n: torch.Tensor, smoothing: float) -> torch.Tensor:
@@ -77,6 +75,6 @@ class _SmoothedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _inside(targets: Tensors) -> torch.Tensor:
-    """Return which positions are the targets' own, boolean [batch, time]."""
+    """Return the mask of the targets without padding, boolean [batch, time]."""
     tokens_bt = targets[TARGET]
     return torch.arange(tokens_bt.shape[1], device=tokens_bt.device) < targets[TARGET + LENGTHS][:, None]

@@ -1,8 +1,4 @@
-"""Logs a run to MLflow: its settings as parameters, its curves and its nodes' figures as metrics, its end as the run's status.
-
-Everything that takes time happens in a thread, in batches; if the server goes away, points are lost there, and nothing here. MLflow is
-imported when the first writer is made.
-"""
+"""MLflow logger; a thread sends batches, and a lost server costs points, not the run."""
 
 from __future__ import annotations
 
@@ -21,58 +17,86 @@ from urllib.parse import urlsplit
 from ...core.errors import MissingPackageError, UsageError
 from ...core.job import Job, without_password
 from ...core.plugins import module_exists
-from ..schema import EvalRecord, EventRecord, StepRecord, SystemRecord
-from .base import RunLogger
-from .curve_points import TrainingCurve, end_figures, settings
-from .mlflow_system_metrics import NodeFigures
+from ..node_usage import Counter
+from ..store.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
+from .base import RunLogger, Spacing, TrainingCurve, end_figures, evaluation_points, settings
 
-__all__ = ["MLflowWriter", "check_mlflow", "load_mlflow"]
+SYSTEM_SPACING_SECONDS = 1.0  # at first; MLflow's own monitor uses 10 s
 
-SEND_SECONDS = 1.0
-"""Time between two batches."""
 
-RETRY_SECONDS = 5.0
-"""Time between two attempts while nobody answers."""
+class NodeFigures:
+    """Node samples as points under MLflow's names; traffic counts from the first sample of training."""
 
-CLOSE_SECONDS = 15.0
-"""How long the end of a run waits for what has not been sent."""
+    def __init__(self) -> None:
+        self.points = 0
+        self._segment: float | None = None
+        self._traffic = {name: Counter() for name in ("network_sent_bytes", "network_received_bytes")}
+        self._spacing = Spacing(SYSTEM_SPACING_SECONDS)
+        self._since: float | None = None
 
-FIRST_SPACING_SECONDS = 0.5
-"""Distance of the training curves' points at first."""
+    def values(self, record: SystemRecord) -> dict[str, float] | None:
+        """Return a sample's point; None during initialisation or too soon after the last one."""
+        self._count(record)
+        if record.initialising:
+            return None
+        now = record.time_seconds
+        if self._since is not None and not self._spacing.over(self._since, now):
+            return None
+        self._since = now
+        self._spacing.count()
+        self.points += 1
+        known = {
+            "cpu_utilization_percentage": _scaled(record.cpu_fraction, 100),
+            "system_memory_usage_megabytes": _scaled(record.memory_rss_bytes, 1e-6),
+            "network_transmit_megabytes": self._megabytes(record, "network_sent_bytes"),
+            "network_receive_megabytes": self._megabytes(record, "network_received_bytes"),
+        }
+        for number, gpu in enumerate(record.gpus or ()):
+            known[f"gpu_{number}_utilization_percentage"] = _scaled(gpu.get("utilization"), 100)
+            known[f"gpu_{number}_memory_usage_megabytes"] = _scaled(gpu.get("memory_bytes"), 1e-6)
+            known[f"gpu_{number}_power_usage_watts"] = gpu.get("power_watts")
+        return {name: value for name, value in known.items() if value is not None}
 
-MOST_POINTS = 20_000
-"""Kept while they cannot be sent; beyond that the oldest go."""
+    def _count(self, record: SystemRecord) -> None:
+        """Add traffic since the first sample of training, in later segments since the last one before the clock."""
+        if record.initialising or record.part_began_seconds != self._segment:
+            for counter in self._traffic.values():
+                counter.reset()
+        self._segment = record.part_began_seconds
+        if self.points or not record.initialising:
+            for name, counter in self._traffic.items():
+                counter.add(getattr(record, name), record.time_seconds)
 
-BATCH_METRICS, BATCH_PARAMS = 1000, 100
-"""Most of each that MLflow takes in one request (``mlflow/utils/validation.py``)."""
+    def _megabytes(self, record: SystemRecord, name: str) -> float | None:
+        return None if getattr(record, name) is None else (self._traffic[name].increase or 0.0) * 1e-6
 
-LONGEST_TAG_CHARACTERS = 5000
-"""Of a tag's value; releases of MLflow before 2.13 take no more."""
 
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+SEND_SECONDS = 1.0  # between two batches
+RETRY_SECONDS = 5.0  # between two attempts without an answer
+CLOSE_SECONDS = 15.0  # limit for unsent points at the end of a run
+FIRST_SPACING_SECONDS = 0.5  # between the training curves' points at first
+MOST_POINTS = 20_000  # kept while unsent; the oldest are dropped
+BATCH_METRICS, BATCH_PARAMS = 1000, 100  # MLflow's limits of a request (``mlflow/utils/validation.py``)
+LONGEST_TAG_CHARACTERS = 5000  # limit of a tag's value before MLflow 2.13
 CONNECT_SECONDS = 5.0
-
+# Retries are made here, standard output is for data, and telemetry is off.
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""Set unless the user has set them: repeating is done here, where the run's end is known; standard output is for data; and the package
-reports to nobody but the server that is asked for."""
-
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-
 _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-
-Point = tuple[str, float, int, int]
-"""Key, value, Unix time in milliseconds, step."""
-
-Report = Callable[..., None]
-"""Records an event: its name, then its detail."""
+Point = tuple[str, float, int, int]  # key, value, Unix time in milliseconds, step
 
 
 def check_mlflow(uri: str) -> None:
-    """Raise MissingPackageError where mlflow is not installed, and UsageError where nobody listens at an http address. Imports nothing."""
+    """Raise MissingPackageError without mlflow, UsageError without a listener at an http address; no import."""
     if not module_exists("mlflow"):
         raise MissingPackageError("mlflow: the package is not installed. Install it with: pip install 'crosstrain[mlflow]'")
     parts = urlsplit(uri)
@@ -93,12 +117,7 @@ def check_mlflow(uri: str) -> None:
 
 
 class MLflowWriter(RunLogger):
-    """Tells a run to MLflow, as a run of its own; methods may be called from several threads and return at once.
-
-    ``train/``, ``eval/`` and ``summary/`` have the number of updates as their step, ``system/`` counts samples. The names under ``system/``
-    are those of MLflow's own monitor; with several nodes the node stands before them, as ``node_0/``. What they say is the run's use
-    of a node, not all that happens there.
-    """
+    """Logger of a run to a new MLflow run; thread-safe, never blocks. Steps are updates, under ``system/`` samples."""
 
     def __init__(
         self,
@@ -106,15 +125,12 @@ class MLflowWriter(RunLogger):
         job: Job,
         command: Sequence[str],
         began_unix_seconds: float,
-        report: Report,
+        report: Callable[..., None],
         zero_unix_seconds: float | None = None,
     ) -> None:
-        """Begin to tell of the run in the directory `path`, of a `command` that started at `began_unix_seconds`.
+        """Start logging the run in `path`, whose `command` started at `began_unix_seconds`; imports mlflow.
 
-        `report` records events about the telling.
-
-        Importing mlflow takes seconds. Where `zero_unix_seconds` is given, records happened at their time on the run clock after it, until
-        `on_replayed`. Raises UsageError where mlflow cannot be imported.
+        Until `on_replayed` times are on the run clock since `zero_unix_seconds`, if given. Raises UsageError where the import fails.
         """
         self._mlflow, self._client = load_mlflow(job.mlflow)
         self._path = path.absolute()
@@ -141,10 +157,8 @@ class MLflowWriter(RunLogger):
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
 
-    # What is told ---------------------------------------------------------------------------------------------------
-
     def step(self, record: StepRecord) -> None:
-        """Take in a step record; about two points a second are told at first, fewer in a long run."""
+        """Log about two points a second at first, later fewer."""
         with self._lock:
             self._time_seconds = record.time_seconds
             values = self._curve.add(record)
@@ -152,43 +166,38 @@ class MLflowWriter(RunLogger):
                 self._add(values, self._curve.updates, record.time_seconds)
 
     def evaluation(self, record: EvalRecord) -> None:
-        """Tell ``eval/loss`` and each metric, such as ``eval/accuracy`` (of another split than test: ``eval/<split>/…``)."""
-        prefix = "eval" if record.split == "test" else f"eval/{record.split}"
+        """Log `evaluation_points`."""
         with self._lock:
-            self._add(
-                {f"{prefix}/{name}": value for name, value in (("loss", record.loss), *record.metrics.items())},
-                record.step,
-                record.time_seconds,
-            )
+            self._add(evaluation_points(record), record.step, record.time_seconds)
 
     def system(self, record: SystemRecord) -> None:
-        """Tell a sample of training, at most one a second and node; what was not observed is left out."""
+        """Log a sample of training, at most one per second and node, without unobserved figures."""
         with self._lock:
             node = self._nodes.setdefault(record.node, NodeFigures())
             values = node.values(record)
             if values:
                 prefix = f"system/node_{record.node}/" if self._job.nodes > 1 else "system/"
-                self._add({f"{prefix}{name}": value for name, value in values.items()}, node.told - 1, record.time_seconds)
+                self._add({f"{prefix}{name}": value for name, value in values.items()}, node.points - 1, record.time_seconds)
 
     def event(self, record: EventRecord) -> None:
-        """Keep why the run failed or was interrupted, which becomes the tag ``crosstrain.cause``."""
+        """Keep the cause of a failure or interruption for the tag ``crosstrain.cause``."""
         if record.event in ("run_failed", "run_interrupted"):
             self._cause = str(record.detail["cause"])[:LONGEST_TAG_CHARACTERS]
 
     def on_replayed(self) -> None:
-        """What follows happens now."""
+        """Use the current time for later points."""
         with self._lock:
             self._zero = None
 
     def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
-        """Tell the rest of the curve, ``summary/…``, and the status: FINISHED, FAILED, or KILLED where it was interrupted."""
+        """Log the rest of the curve, ``summary/…``, and the status: FINISHED, FAILED, or KILLED if interrupted."""
         with self._lock:
             self._add(self._curve.rest(self._time_seconds) or {}, self._curve.updates, self._time_seconds)
             self._add(end_figures(summary or {}), self._curve.updates, self._time_seconds)
             self._status = _STATUS.get(state, "FAILED")
 
     def close(self) -> None:
-        """Wait until everything has been sent, or could not be, for at most `CLOSE_SECONDS`; a second call does nothing."""
+        """Wait at most `CLOSE_SECONDS` for unsent points; a second call does nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -208,12 +217,9 @@ class MLflowWriter(RunLogger):
             self._points.popleft()
             self._lost += 1
 
-    # The thread -----------------------------------------------------------------------------------------------------
-
     def _work(self) -> None:
-        """Send what there is, again and again, until the run has been closed; then once more."""
         while True:
-            closing = self._closing.is_set()  # asked before sending: after it nothing is added
+            closing = self._closing.is_set()  # read before sending: nothing is added later
             try:
                 run_id = self._run_id = self._run_id or self._make_run()
                 self._describe(run_id)
@@ -222,16 +228,20 @@ class MLflowWriter(RunLogger):
                     if self._cause is not None:
                         self._client.set_tag(run_id, "crosstrain.cause", self._cause)
                     self._client.set_terminated(run_id, self._status)
-            except Exception as error:  # noqa: BLE001 — MLflow's own, its transport's and its database's; told as an event
-                self._on_error(error)
+            except Exception as error:  # noqa: BLE001 — MLflow's, its transport's and its database's, recorded as an event
+                if self._answers:
+                    self._answers = False
+                    lines = str(error).splitlines()
+                    self._say("mlflow_lost", cause=f"{type(error).__name__}: {lines[0] if lines else ''}")
             else:
-                self._on_success()
+                if not self._answers:
+                    self._answers = True
+                    self._say("mlflow_back", points_lost=self._lost)
             if closing:
                 return
             self._closing.wait(SEND_SECONDS if self._answers else RETRY_SECONDS)
 
     def _make_run(self) -> str:
-        """Make the run, in its experiment; return its id."""
         name = self._job.mlflow_experiment
         found = self._client.get_experiment_by_name(name)
         experiment = self._client.create_experiment(name) if found is None else found.experiment_id
@@ -247,7 +257,6 @@ class MLflowWriter(RunLogger):
         return run_id
 
     def _describe(self, run_id: str) -> None:
-        """Tell the job as the run's parameters, once."""
         if self._described:
             return
         params = [self._mlflow.entities.Param(key, str(value)) for key, value in settings(self._job).items()]
@@ -256,8 +265,11 @@ class MLflowWriter(RunLogger):
         self._described = True
 
     def _send(self, run_id: str) -> None:
-        """Send all points, in batches; those that could not be sent stay."""
-        while batch := self._take():
+        while True:
+            with self._lock:
+                batch = [self._points.popleft() for _ in range(min(BATCH_METRICS, len(self._points)))]
+            if not batch:
+                return
             try:
                 self._client.log_batch(run_id, metrics=[self._mlflow.entities.Metric(*point) for point in batch])
             except Exception:
@@ -265,36 +277,20 @@ class MLflowWriter(RunLogger):
                     self._points.extendleft(reversed(batch))
                 raise
 
-    def _take(self) -> list[Point]:
-        with self._lock:
-            return [self._points.popleft() for _ in range(min(BATCH_METRICS, len(self._points)))]
-
-    def _on_error(self, error: Exception) -> None:
-        if self._answers:
-            self._answers = False
-            lines = str(error).splitlines()
-            self._say("mlflow_lost", cause=f"{type(error).__name__}: {lines[0] if lines else ''}")
-
-    def _on_success(self) -> None:
-        if not self._answers:
-            self._answers = True
-            self._say("mlflow_back", points_lost=self._lost)
-
     def _say(self, event: str, **detail: Any) -> None:
-        """Record an event, unless the run's records are closed."""
         with self._report_lock:
             if not self._abandoned:
                 self._report(event, **detail)
 
 
 def load_mlflow(uri: str | None) -> tuple[Any, Any]:
-    """Import mlflow; return it and a client of the tracking URI. Raises UsageError where that cannot be."""
+    """Import mlflow; return it and a client of the URI. Raises UsageError."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         mlflow = importlib.import_module("mlflow")
         client: Any = importlib.import_module("mlflow.tracking").MlflowClient(uri)
-    except Exception as error:  # a package of that size may raise anything, and so may the store of another scheme
+    except Exception as error:  # the package and its stores may raise anything
         shown = without_password(uri or "")
         problem = str(error).replace(uri, shown) if uri else str(error)
         raise UsageError(f"mlflow: {shown!r} cannot be used ({type(error).__name__}: {problem})") from error

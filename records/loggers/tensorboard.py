@@ -1,9 +1,4 @@
-"""TensorBoard event files of a run, derived from the records for viewing; no figure is read from them.
-
-They are made of the tensorboard package's own events and records. Its writer of whole files would do so in a thread of its own, which
-prints a traceback where the disk is full; torch's wrapper of it would import tensorflow where that is installed, and so would tensorboard
-itself; see `_without_tensorflow`.
-"""
+"""TensorBoard event files without its writer, which prints a traceback on a full disk."""
 
 from __future__ import annotations
 
@@ -13,39 +8,109 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...core.job import Job
+from ...core.settings.job_fields import choices, schema
 from ...metrics import MetricInfo
-from ..schema import EvalRecord, StepRecord, SystemRecord
+from ...metrics.base import NAMES
+from ..node_usage import rate_between
 from ..store.jsonl import append_whole
-from ..summary.node_usage import rate_between
-from .base import RunLogger
-from .curve_points import TrainingCurve, end_figures
-from .tensorboard_hparams import HParams
+from ..store.schema import EvalRecord, StepRecord, SystemRecord
+from .base import END_FIGURES, RunLogger, TrainingCurve, end_figures, evaluation_points, settings
 
-__all__ = ["FOLDER", "TensorBoardWriter"]
+SHOWN_FIRST = ("backend", "mode", "model", "nodes", "global_batch_size")  # marked as differing: the view first shows five columns
+OURS = ("accuracy", *NAMES, "perplexity", "token_accuracy")  # built-in models' metrics: the view takes its figures from any run of a folder
+
+
+def figures(metrics: Sequence[MetricInfo]) -> tuple[str, ...]:
+    """Return the tags of the view's figures for runs with these and other metrics."""
+    own = (*(f"eval/{info.name}" for info in metrics), *(f"summary/{name}" for name in END_FIGURES))
+    return tuple(dict.fromkeys((*own, *(f"eval/{name}" for name in OURS))))
+
+
+_STATUS = {"succeeded": "STATUS_SUCCESS", "failed": "STATUS_FAILURE", "interrupted": "STATUS_FAILURE"}
+
+
+class HParams:
+    """Summaries of a run for the HParams view; the plugin's own functions may import tensorflow."""
+
+    def __init__(self) -> None:
+        """Import the plugin's messages, in 2 ms after tensorboard's writer."""
+        package = "tensorboard.plugins.hparams"
+        self._api: Any = importlib.import_module(f"{package}.api_pb2")
+        self._data: Any = importlib.import_module(f"{package}.plugin_data_pb2")
+        self._metadata: Any = importlib.import_module(f"{package}.metadata")
+        self._summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+
+    def start(self, job: Job, metrics: Sequence[MetricInfo], unix_seconds: float) -> Iterable[Any]:
+        """Return the start's summaries: the view's columns and the run's values."""
+        names = list(settings(Job(), "operation"))
+        called = {tag: tag.removeprefix("summary/").replace("_", " ").replace("/", " ") for tag in figures(metrics)}
+        called |= {f"eval/{info.name}": f"eval {info.label}" for info in metrics}
+        experiment = self._api.Experiment(
+            name="crosstrain",
+            time_created_secs=unix_seconds,
+            hparam_infos=[self._setting(name) for name in names],
+            metric_infos=[self._api.MetricInfo(name=self._api.MetricName(tag=tag), display_name=called[tag]) for tag in figures(metrics)],
+        )
+        begun = self._data.SessionStartInfo(start_time_secs=unix_seconds)
+        for name, value in settings(job, "operation").items():
+            _assign(begun.hparams[name], value)
+        return [
+            self._wrapped(self._metadata.EXPERIMENT_TAG, experiment=experiment),
+            self._wrapped(self._metadata.SESSION_START_INFO_TAG, session_start_info=begun),
+        ]
+
+    def end(self, state: str, unix_seconds: float) -> Any:
+        """Return the summary for the end of a run."""
+        status = self._api.Status.Value(_STATUS.get(state, "STATUS_UNKNOWN"))
+        ended = self._data.SessionEndInfo(status=status, end_time_secs=unix_seconds)
+        return self._wrapped(self._metadata.SESSION_END_INFO_TAG, session_end_info=ended)
+
+    def _setting(self, name: str) -> Any:
+        kind = "integer" if name == "workers" else schema(name).get("type")
+        info = self._api.HParamInfo(name=name, differs=name in SHOWN_FIRST)
+        info.type = {
+            "integer": self._api.DATA_TYPE_FLOAT64,
+            "number": self._api.DATA_TYPE_FLOAT64,
+            "boolean": self._api.DATA_TYPE_BOOL,
+        }.get(kind or "", self._api.DATA_TYPE_STRING)
+        if name != "workers":
+            for choice in choices(name):
+                info.domain_discrete.values.add().string_value = choice
+        return info
+
+    def _wrapped(self, tag: str, **data: Any) -> Any:
+        """Return a summary with the message as metadata and an empty tensor."""
+        metadata = self._metadata.create_summary_metadata(self._data.HParamsPluginData(**data))
+        value = self._summary.Summary.Value(tag=tag, metadata=metadata, tensor=self._metadata.NULL_TENSOR)
+        return self._summary.Summary(value=[value])
+
+
+def _assign(target: Any, value: Mapping[str, Any] | bool | int | float | str | None) -> None:
+    if isinstance(value, bool):
+        target.bool_value = value
+    elif isinstance(value, int | float):
+        target.number_value = value
+    elif value is not None:
+        target.string_value = str(value)
+
 
 FOLDER = "tensorboard"
-"""The folder of a run directory that holds the event file."""
-
-FIRST_SPACING_SECONDS = 0.1
-"""Distance of the training curves' points at first."""
+FIRST_SPACING_SECONDS = 0.1  # between the training curves' points at first
 
 
 def _without_tensorflow() -> None:
-    """Make tensorboard use its own file functions.
-
-    It asks for tensorflow unless a module of this name exists, which is how builds of tensorboard without tensorflow say so.
-    """
+    """Make tensorboard use its own file functions, as builds without tensorflow do with a module of this name."""
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
 class _EventFile:
-    """A new event file in `folder`, to which an event is appended as a whole or not at all; to `RecordWriter` it is a file."""
+    """Event file to which events are appended whole or not at all; a file to `RecordWriter`."""
 
     def __init__(self, folder: Path, events: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,23 +121,17 @@ class _EventFile:
         self.add(events.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def add(self, event: Any) -> None:
-        """Append an event. Raises OSError."""
         self._records.write(event.SerializeToString())
 
     def write(self, record: bytes) -> None:
-        """Append a record. Raises OSError."""
         append_whole(self._descriptor, record)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
 
 class TensorBoardWriter(RunLogger):
-    """Writes a run's event file into ``tensorboard/`` of the run directory `path`; methods may be called from several threads.
-
-    The step axis counts updates in ``train/`` and ``eval/``, and milliseconds of the run clock in ``system/``.
-    """
+    """Writer of a run's event file, thread-safe. Steps are updates in ``train/`` and ``eval/``, run-clock ms in ``system/``."""
 
     def __init__(
         self,
@@ -81,11 +140,7 @@ class TensorBoardWriter(RunLogger):
         zero_unix_seconds: float | None = None,
         metrics: Sequence[MetricInfo] = (),
     ) -> None:
-        """Open a new event file. The settings of `job`, where it is given, are written for the HParams view, with the `metrics` beside.
-
-        Where `zero_unix_seconds` is given, records carry the wall time at which they were made, which is their time on the run clock after
-        it: for records that are written again when a run is resumed.
-        """
+        """Open a new event file in `path`; replayed records get the wall time of the run clock since `zero_unix_seconds`."""
         self._zero = zero_unix_seconds
         _without_tensorflow()
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
@@ -102,7 +157,7 @@ class TensorBoardWriter(RunLogger):
                 self._add(summary, 0, 0.0)
 
     def step(self, record: StepRecord) -> None:
-        """Take in a step record; about ten points a second are written at first, fewer in a long run."""
+        """Write about ten points a second at first, later fewer."""
         with self._lock:
             self._time_seconds = record.time_seconds
             values = self._curve.add(record)
@@ -110,17 +165,12 @@ class TensorBoardWriter(RunLogger):
                 self._write(self._curve.updates, values, record.time_seconds)
 
     def evaluation(self, record: EvalRecord) -> None:
-        """Write ``eval/loss`` and each metric, such as ``eval/accuracy`` (of another split than test: ``eval/<split>/…``)."""
-        prefix = "eval" if record.split == "test" else f"eval/{record.split}"
+        """Write `evaluation_points`."""
         with self._lock:
-            self._write(
-                record.step,
-                {f"{prefix}/{name}": value for name, value in (("loss", record.loss), *record.metrics.items())},
-                record.time_seconds,
-            )
+            self._write(record.step, evaluation_points(record), record.time_seconds)
 
     def system(self, record: SystemRecord) -> None:
-        """Write ``system/node<i>/…`` of a sample of training; what was not observed is left out."""
+        """Write ``system/node<i>/…`` of a sample of training, without unobserved figures."""
         with self._lock:
             before = self._traffic.get(record.node)
             self._traffic[record.node] = record
@@ -128,15 +178,14 @@ class TensorBoardWriter(RunLogger):
                 self._write(round(record.time_seconds * 1000), _system_values(before, record), record.time_seconds)
 
     def on_replayed(self) -> None:
-        """What follows happens now: it carries the wall time of its writing."""
+        """Use the current wall time for later points."""
         self._zero = None
 
     def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
-        """Write the rest of the curve, ``summary/…``, and how the run ended."""
+        """Write the rest of the curve, ``summary/…`` and the final state."""
         with self._lock:
             self._finish_curve()
-            if summary is not None:
-                self._write(self._curve.updates, end_figures(summary), self._time_seconds)
+            self._write(self._curve.updates, end_figures(summary or {}), self._time_seconds)
             if self._hparams is not None:
                 self._add(self._hparams.end(state, time.time()), 0, self._time_seconds)
 
@@ -151,12 +200,10 @@ class TensorBoardWriter(RunLogger):
         self._file.add(self._events.Event(wall_time=wall_time, step=step, summary=summary))
 
     def _finish_curve(self) -> None:
-        values = self._curve.rest(self._time_seconds)
-        if values is not None:
-            self._write(self._curve.updates, values, self._time_seconds)
+        self._write(self._curve.updates, self._curve.rest(self._time_seconds) or {}, self._time_seconds)
 
     def close(self) -> None:
-        """Write what is left and close the file; a second call does nothing."""
+        """Write pending data and close the file; a second call does nothing."""
         with self._lock:
             if self._closed:
                 return

@@ -1,1 +1,1 @@
-"""How is a run kept on disk, and read again? The run directory, its lines and the schemas of its documents."""
+"""The run directory and its schemas."""

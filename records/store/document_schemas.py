@@ -1,25 +1,149 @@
-"""What readers may rely on in the documents of a run directory; a file that lacks it is damaged, and is named with its field.
-
-What every release has written has to be there. Of other fields only the type is checked, since a file of an earlier release lacks them:
-readers get null for those, and pass over fields that they do not know. docs/run-directory.md has all.
-"""
+"""Schemas of run documents: fields of every release are required, others optional."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, create_model, model_validator
 
-from ...core.untrusted.bounded_json import first_problem
-from ..schema import SCHEMA
-from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, JsonObject, Moment, Name, Node, Seconds, State, Text, Worker
-from .job_schema import JOB_DEFAULTS, RecordedJob
-from .jsonl import DamagedRunError
+from ...core.bounded_json import JsonObject, first_problem
+from ...core.cluster import workers_by_node
+from ...core.job import MOST_NODES, Job
+from ...core.units import Cadence, Target, parse_bandwidth
+from ...metrics import Better
+from ...metrics.base import MOST_METRICS
+from .jsonl import MOST_TASKS, Count, DamagedRunError, Duration, Figure, Moment, Name, Node, Seconds, State, Text, Worker
+from .schema import SCHEMA
 from .summary_schema import Summary
 
-__all__ = ["checked_document"]
+MOST_PACKAGES = 64  # per framework
+_LACKING: Any = None  # default of a field that may be missing, but not null
+
+
+class _Segment(JsonObject):
+    started_at: Moment = _LACKING
+    command: list[Text] = _LACKING
+    step: Count = _LACKING
+    epoch: Count = _LACKING
+    examples: Count = _LACKING
+    run_seconds: Duration
+    checkpoint: Name = _LACKING
+    changed: dict[str, Any] = _LACKING
+
+
+class _Stored(JsonObject):
+    bytes: Count = _LACKING
+    elements: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
+
+
+class _Dataset(JsonObject):
+    name: Name = _LACKING
+    digest: Name = _LACKING
+    sizes: dict[Name, Count] = _LACKING
+    input_shape: Annotated[list[Count], Field(max_length=8)] = _LACKING
+    classes: Count = _LACKING
+    commonest_class_fraction: Annotated[float, Field(ge=0, le=1)] | None = _LACKING
+    columns: Annotated[list[dict[str, Any]], Field(max_length=100)] = _LACKING
+    vocabulary_sizes: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
+    stored: Annotated[dict[Name, _Stored], Field(max_length=100)] = _LACKING
+
+
+class _TaskGpu(JsonObject):
+    visible_as: Name
+    uuid: Name | None = None
+    gpu: Count | None = None
+
+
+class _Cluster(JsonObject):
+    addresses: Annotated[list[Name | None], Field(max_length=MOST_NODES)] = Field(default_factory=list)
+
+
+_MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+
+
+class _Metric(JsonObject):
+    name: _MetricName
+    label: Name
+    better: Better
+
+
+class _Signatures(JsonObject):
+    training: Name | None = None
+    end: Name | None = None
+
+
+class _Decided(JsonObject):
+    """Driver's additions to the job's fields."""
+
+    global_batch_size_resolved: Count | None = _LACKING
+    total_steps: Count = _LACKING
+    compiled: bool | None = _LACKING
+    dataset: _Dataset = _LACKING
+    sources: dict[Name, Text] = _LACKING
+    command: list[Text] = _LACKING
+    cluster: _Cluster = _LACKING
+    threads_per_task: Annotated[list[Count | None], Field(max_length=MOST_NODES)] = _LACKING
+    gpu_of_task: Annotated[dict[Name, _TaskGpu | None], Field(max_length=MOST_TASKS)] = _LACKING
+    segments: Annotated[list[_Segment], Field(max_length=MOST_TASKS)] = _LACKING
+    framework_packages: Annotated[list[Name], Field(max_length=MOST_PACKAGES)] = _LACKING
+    metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING
+    translation_metrics: Annotated[list[_MetricName], Field(max_length=MOST_METRICS)] | None = _LACKING
+    translation_signatures: _Signatures | None = _LACKING
+
+    @model_validator(mode="after")
+    def _workers_of_each_node(self) -> Self:
+        try:
+            workers_by_node(self.procs_per_node, self.nodes)  # type: ignore[attr-defined] # fields of the job
+        except ValueError as error:
+            raise ValueError(f"procs_per_node: {error}") from None
+        return self
+
+
+def _in_json(declared: Any) -> Any:
+    if declared is Path:
+        return Name
+    if declared is str:
+        return Text
+    if get_origin(declared) in (Union, UnionType):
+        return Union[tuple(map(_in_json, get_args(declared)))]  # noqa: UP007 — the types are known at run time only
+    return Annotated[list[get_args(declared)[0]], Field(min_length=1)] if get_origin(declared) is tuple else declared  # type: ignore[misc]
+
+
+# Each parser raises ValueError.
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "bandwidth": parse_bandwidth,
+    "eval_every": Cadence.parse,
+    "checkpoint_every": Cadence.parse,
+    "until": Target.parse,
+}
+_LONGEST_QUANTITY = 60
+
+
+def _read_by(read: Callable[[str], Any]) -> AfterValidator:
+    def check(text: str | None) -> str | None:
+        if text is not None and len(text) > _LONGEST_QUANTITY:
+            raise ValueError(f"is a text of {len(text)} characters")
+        if text is not None:
+            read(text)
+        return text
+
+    return AfterValidator(check)
+
+
+def _recorded(name: str) -> Any:
+    info = Job.model_fields[name]
+    read = [_read_by(_READ[name])] if name in _READ else []
+    default = str(info.default) if isinstance(info.default, Path) else info.default
+    return Annotated[(_in_json(info.annotation), Field(), *info.metadata, *read)], default
+
+
+_JOB_FIELDS = {name: _recorded(name) for name in Job.model_fields}
+# Settings of later releases have their defaults.
+RecordedJob = create_model("RecordedJob", __base__=_Decided, **_JOB_FIELDS)
+JOB_DEFAULTS = {name: default for name, (_, default) in _JOB_FIELDS.items()}
 
 
 class _Interface(JsonObject):
@@ -33,10 +157,8 @@ class _HostGpu(JsonObject):
     uuid: Name | None = None
 
 
-class _VisibleGpu(JsonObject):
-    visible_as: Name
-    uuid: Name | None = None
-    gpu: Count | None = None
+class _VisibleGpu(_TaskGpu):
+    pass
 
 
 class _Host(JsonObject):
@@ -91,8 +213,7 @@ class _Status(JsonObject):
     changed_at: Moment | None = None
 
 
-Measured = Annotated[Duration, Field(ge=1e-12)]
-"""What a clock can tell from nothing."""
+Measured = Annotated[Duration, Field(ge=1e-12)]  # what a clock can distinguish from zero
 
 
 class _CalibratedWorker(JsonObject):
@@ -131,10 +252,7 @@ _KINDS: Mapping[str, type[JsonObject]] = {
 
 
 def checked_document(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with null for every field of this release that it lacks; a job with the default of every setting that it lacks.
-
-    Raises DamagedRunError, naming file and field, where it is of another schema, or a field is missing, of another type or out of bounds.
-    """
+    """Return a document with defaults or null for missing fields. Raises DamagedRunError, naming file and field."""
     found = fields.get("schema")
     if found != SCHEMA:
         raise DamagedRunError(f"{path}: has schema {found!r}; this release reads {SCHEMA}.")

@@ -1,8 +1,6 @@
-"""The sign of life of a run's driver: a file of the run directory, which names the driver by a number of its own, and in which it counts.
+"""Heartbeat file of a run's driver: token and count.
 
-Of a driver on another host nobody can say whether its process is there, so it is watched whether the count goes on. Clocks of different
-machines are not compared. Whoever goes on with a run puts a file of its own in the place of that one: a driver that comes back, after it
-was stopped or cut off from the disk, finds another's there, and writes nothing more into the run.
+Only the count shows life on another host, as clocks differ; a suspended driver finds the resuming one's token, and stops writing.
 """
 
 from __future__ import annotations
@@ -16,28 +14,18 @@ from pathlib import Path
 from ...core.drafts import replacing
 from ...core.errors import DiskError, UsageError, writing
 
-__all__ = ["HEARTBEAT", "SILENT_SECONDS", "Heartbeat", "is_silent"]
-
 HEARTBEAT = "heartbeat"
-"""The file."""
-
 BEAT_SECONDS = 2.0
-
-UNSURE_SECONDS = 15.0
-"""A driver that has not counted for so long looks whose the file is before it writes anything: others may have taken it for gone."""
-
-SILENT_SECONDS = 30.0
-"""A count that stands still for so long is of a driver that is gone, stopped, or unable to write: twice what makes itself unsure."""
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Goes on while the machine is suspended, where there is such a clock."""
+UNSURE_SECONDS = 15.0  # a driver without a count for so long checks the token before it writes
+SILENT_SECONDS = 30.0  # without a change for so long a driver is gone, suspended or unable to write
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # includes suspended time, if available
 
 
 class Heartbeat:
-    """Counts in a run directory, from a thread, until it is closed. It takes the place of whoever counted there before."""
+    """Heartbeat thread, which replaces an earlier heartbeat."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin. Raises DiskError where the file cannot be written."""
+        """Start the thread. Raises DiskError where the file cannot be written."""
         self._folder, self._path = folder, folder / HEARTBEAT
         self._token = os.urandom(8).hex().encode()
         self._count = 0
@@ -50,10 +38,7 @@ class Heartbeat:
         threading.Thread(target=self._go_on, name=HEARTBEAT, daemon=True).start()
 
     def settle(self) -> None:
-        """Wait until a driver that may be there yet has found that it is none any more.
-
-        Raises UsageError where another process has begun to go on with the run at the same time.
-        """
+        """Wait until a former driver has noticed. Raises UsageError where another process has resumed the run."""
         time.sleep(2 * BEAT_SECONDS)
         try:
             self._beat()
@@ -61,14 +46,14 @@ class Heartbeat:
             raise UsageError(f"run: another process has just gone on with {str(self._folder)!r}. Wait until it has ended.") from error
 
     def check(self) -> None:
-        """Raise DiskError where the run is another's now, or where that cannot be known."""
+        """Raise DiskError where another driver has taken over, or where that is unreadable."""
         if self._taken:
             raise DiskError(self._folder, _taken_over())
         if not self._closed.is_set() and time.clock_gettime(_CLOCK) - self._counted_at > UNSURE_SECONDS:
             self._beat()
 
     def close(self) -> None:
-        """Count no more, and remove the file, where it is this one's; a second call does nothing."""
+        """Stop counting, and remove this heartbeat's file; a second call does nothing."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -77,7 +62,7 @@ class Heartbeat:
                 self._taken = self._taken or _read(self._folder)[: len(self._token)] != self._token
                 if not self._taken:
                     self._path.unlink()
-            except OSError:  # the folder is gone, or may only be read; nobody counts in the file any more
+            except OSError:  # folder gone or read-only
                 return
 
     def _line(self) -> bytes:
@@ -87,7 +72,7 @@ class Heartbeat:
         while not self._closed.wait(BEAT_SECONDS):
             try:
                 self._beat()
-            except DiskError:  # `check` tries it again, and raises
+            except DiskError:  # `check` retries, and raises
                 continue
 
     def _beat(self) -> None:
@@ -104,7 +89,7 @@ class Heartbeat:
 
 
 def is_silent(folder: Path, seconds: float = SILENT_SECONDS) -> bool | None:
-    """Return whether nobody has counted in a run directory while it was watched for so long; None where nobody ever has."""
+    """Return whether no driver counts within so many seconds; None without a heartbeat."""
     if not (folder / HEARTBEAT).exists():
         return None
     first = _read(folder)
@@ -121,10 +106,7 @@ def _taken_over() -> OSError:
 
 
 def _read(folder: Path) -> bytes:
-    """Return what is in the file, nothing where there is none (any more).
-
-    It is opened anew, by which file systems of several machines see what another has written.
-    """
+    """Return the file's content, empty if missing; reopened, as network file systems cache."""
     try:
         with (folder / HEARTBEAT).open("rb", buffering=0) as file:
             return file.read(64)

@@ -1,8 +1,4 @@
-"""JSON lines, the canonical store of a run: one record a line, each with its ``schema``, valid JSON whatever the figures are.
-
-JSON knows no NaN and no infinity: they are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, so that a loss that
-blew up stays apart from a figure that was not observed (null).
-"""
+"""JSON lines of records; NaN and infinity are strings, null means not observed."""
 
 from __future__ import annotations
 
@@ -13,48 +9,34 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from datetime import datetime
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 
+from ...core.bounded_json import NotJsonError, UnreadableError, is_readable_line, parse_json, read_lines
+from ...core.console import is_text, spelled
 from ...core.drafts import replacing
 from ...core.errors import RunFailedError, TrainerError, writing
-from ...core.untrusted.bounded_json import NotJsonError, UnreadableError, is_readable_line, parse_json, read_lines
-from ...core.untrusted.path_names import is_text, spelled
-from ..schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
-
-__all__ = [
-    "NON_FINITE",
-    "DamagedRunError",
-    "LineFile",
-    "append_whole",
-    "decode",
-    "encode",
-    "finite_json",
-    "no_record",
-    "overwrite_document",
-    "read_records",
-    "write_document",
-]
+from ...core.job import MOST_NODES
+from .schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 
 Record = StepRecord | EvalRecord | EventRecord | SystemRecord
 R = TypeVar("R", StepRecord, EvalRecord, EventRecord, SystemRecord)
-T = TypeVar("T")
-
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""What the records' names of numbers that are not finite mean."""
 
 
 class DamagedRunError(TrainerError):
-    """A file of a run directory cannot be read; the message names the file and the line."""
+    """Unreadable file of a run directory; the message has file and line."""
 
     exit_code = 2
 
 
 def finite_json(value: Any) -> Any:
-    """Return a copy of a JSON value in which every float that is not finite is one of the three strings, and every text is `spelled`."""
+    """Return a copy of a JSON value with strings for non-finite floats, and texts `spelled`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else _name(value)
     if isinstance(value, str):
@@ -73,7 +55,6 @@ def _name(value: float) -> str:
 
 
 def _plain(value: object) -> object:
-    """Help the encoder with what is no JSON type but means one."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, np.generic | np.ndarray):
@@ -89,13 +70,13 @@ _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_pla
 def _dumps(value: Any) -> str:
     try:
         text = _encoder.encode(value)
-    except ValueError:  # a float that is not finite
+    except ValueError:  # non-finite float
         return _encoder.encode(finite_json(value))
-    return _encoder.encode(finite_json(value)) if "\\ud" in text else text  # maybe half of a character
+    return _encoder.encode(finite_json(value)) if "\\ud" in text else text  # perhaps a surrogate half
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as one line, with its newline."""
+    """Return the record's line, with its newline."""
     if isinstance(record, StepRecord):
         return _encode_step(record)
     value: dict[str, Any] = {"schema": SCHEMA, **_shallow(record)}
@@ -109,10 +90,7 @@ def _shallow(record: Record | TaskSample) -> dict[str, Any]:
 
 
 def _encode_step(record: StepRecord) -> bytes:
-    """Format a step line by hand: thousands of losses a second pass here.
-
-    Nine significant digits identify every float32, and formatting a whole group at once costs a third of ``json.dumps``.
-    """
+    """Format a step line at a third of the cost of ``json.dumps``; nine digits identify every float32."""
     staleness = "null" if record.staleness is None else f"[{('%d,' * len(record.staleness) % tuple(record.staleness))[:-1]}]"
     return (
         f'{{"schema":{SCHEMA},"step":{record.step:d},"count":{record.count:d},"epoch":{record.epoch:d}'
@@ -141,7 +119,7 @@ def _number(value: Any) -> float:
 
 
 def _losses(values: list[Any]) -> tuple[float, ...]:
-    """Return float32 values as Python floats, exactly as they were before they were written."""
+    """Return float32 values as the Python floats before writing."""
     try:
         return tuple(array("f", values))
     except TypeError:
@@ -159,7 +137,6 @@ def _step_fields(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made(name: str, make: Callable[[Any], Any], item: Any) -> Any:
-    """Return what a field's value becomes. Raises ValueError with the field's name where that is of another kind."""
     try:
         return make(item)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -167,7 +144,7 @@ def _made(name: str, make: Callable[[Any], Any], item: Any) -> Any:
 
 
 def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the fields that this release knows: a line may have more, written by a later release of the same schema."""
+    """Keep known fields: later releases of the schema may write more."""
     return {field.name: _figure(str(field.type), value[field.name]) for field in fields(kind) if field.name in value}
 
 
@@ -175,22 +152,15 @@ def _figure(declared: str, item: Any) -> Any:
     return NON_FINITE.get(item, item) if isinstance(item, str) and declared.startswith("float") else item
 
 
-def _task_fields(tasks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [_known(TaskSample, task) for task in tasks]
-
-
 def _system_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_known(SystemRecord, value), "tasks": _made("tasks", _task_fields, value.get("tasks", ()))}
-
-
-def _metric_fields(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _figure("float", figure) for name, figure in metrics.items()}
+    tasks = _made("tasks", lambda tasks: [_known(TaskSample, task) for task in tasks], value.get("tasks", ()))
+    return {**_known(SystemRecord, value), "tasks": tasks}
 
 
 def _eval_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Lines of earlier releases, whose models had one metric, have the accuracy beside the loss."""
-    metrics = value["metrics"] if "metrics" in value else {"accuracy": value["accuracy"]}
-    return {**_known(EvalRecord, value), "metrics": _made("metrics", _metric_fields, metrics)}
+    metrics = value["metrics"] if "metrics" in value else {"accuracy": value["accuracy"]}  # format of earlier releases
+    figures = _made("metrics", lambda metrics: {name: _figure("float", figure) for name, figure in metrics.items()}, metrics)
+    return {**_known(EvalRecord, value), "metrics": figures}
 
 
 _FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -202,16 +172,13 @@ _FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def no_record(kind: type, error: ValueError) -> str:
-    """Return what is said of a line for which `decode` has raised an error."""
+    """Describe a line for which `decode` has raised an error."""
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     return f"not {article} {kind.__name__} that this release reads ({error})"
 
 
 def decode(kind: type[R], value: Any) -> R:
-    """Return the record that a line's JSON object stands for, every field of its type and within its bounds.
-
-    Raises ValueError, naming the field, where it stands for none.
-    """
+    """Return a JSON object's record, with types and bounds checked. Raises ValueError, naming the field."""
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
     if value.get("schema") != SCHEMA:
@@ -231,7 +198,7 @@ def decode(kind: type[R], value: Any) -> R:
 
 
 def _expect_agreement(record: StepRecord) -> None:
-    """Raise ValueError where the lists of a group are not of its size; of learning rates there may be one, or none."""
+    """Raise ValueError where lists differ from a group's size; learning rates may be one or none."""
     for name, values, sizes in (
         ("losses", record.losses, (record.count,)),
         ("learning_rates", record.learning_rates, (record.count, 1, 0)),
@@ -242,7 +209,7 @@ def _expect_agreement(record: StepRecord) -> None:
 
 
 def _objects(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object); the last line may be torn, as a crash leaves it, any other may not."""
+    """Yield (line number, object); only the last line may be torn, by a crash."""
     torn: int | None = None
     for number, line in enumerate(lines, 1):
         if torn is not None:
@@ -263,10 +230,7 @@ def _objects(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str
 
 
 def read_records(path: Path, kind: type[R]) -> Iterator[R]:
-    """Yield a file's records in order; none where there is no such file. A torn last line is skipped.
-
-    Raises DamagedRunError, naming the file and the line, where anything else is not a record.
-    """
+    """Yield a file's records, skipping a torn last line. Raises DamagedRunError with file and line."""
     try:
         for number, value in _objects(path, read_lines(path)):
             try:
@@ -281,10 +245,7 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
-    """Append to a file, whose descriptor is open for that, by one write where the disk takes all at once.
-
-    Raises OSError; what the disk took of it is taken back then, as half a record in the middle would spoil the file.
-    """
+    """Append in one write if possible. Raises OSError, and truncates, as half a record would damage the file."""
     written = os.write(descriptor, data)
     if written == len(data):
         return
@@ -298,21 +259,17 @@ def append_whole(descriptor: int, data: bytes) -> None:
 
 
 class LineFile:
-    """Appends records to a file, each by one write, so that a crash loses at most the line being written. Safe between threads."""
+    """File of records, each appended by one write: a crash loses at most one line. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or make it. Raises DiskError."""
+        """Open or create the file. Raises DiskError."""
         self.path = path
         with writing(path):
             self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
 
     def write(self, record: Record) -> int:
-        """Append one record; return the bytes of its line.
-
-        Raises DiskError (with no half line left behind, where the file allows it), RunFailedError for a record so large that no reader
-        would take it, after which the file could not be read any more, or ValueError once closed.
-        """
+        """Append a record; return its bytes. Raises DiskError, RunFailedError beyond readers' limits, ValueError once closed."""
         line = encode(record)
         if not is_readable_line(line):
             raise RunFailedError(
@@ -334,18 +291,59 @@ class LineFile:
 
 
 def write_document(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one move: a reader sees the old one or the new one. Adds ``schema``. Raises DiskError."""
+    """Replace a JSON file atomically, adding ``schema``. Raises DiskError."""
     with writing(path), replacing(path) as draft:
         draft.write_text(_document_text(value), encoding="utf-8")
 
 
 def overwrite_document(path: Path, value: Mapping[str, Any]) -> None:
-    """Overwrite a short JSON file where it lies, for which a full disk has room; a reader may see half of it. Raises DiskError."""
+    """Overwrite a short JSON file in place, also on a full disk; readers may see half. Raises DiskError."""
     text = _document_text(value).encode()
-    with writing(path), path.open("r+b") as file:  # not "wb", which would first give back the room that it has
+    with writing(path), path.open("r+b") as file:  # "wb" would first release its space
         file.write(text)
         file.truncate()
 
 
 def _document_text(value: Mapping[str, Any]) -> str:
     return json.dumps(finite_json({"schema": SCHEMA, **value}), indent=1, allow_nan=False, default=_plain) + "\n"
+
+
+# Bounds are far beyond measurable figures: others were not written by a run.
+MOST_TASKS = 1 << 16
+
+
+def _as_it_is(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Check a number without converting an int."""
+    validate(value)
+    return value
+
+
+Figure = Annotated[float, Field(ge=-1e30, le=1e30), WrapValidator(_as_it_is)]
+# A float32 or a mean, written by `finite_json`.
+Loss = Annotated[float, Field(ge=-1e40, le=1e40), WrapValidator(_as_it_is)] | Literal["NaN", "Infinity", "-Infinity"]
+Seconds = Annotated[float, Field(ge=-1e12, le=1e12), WrapValidator(_as_it_is)]
+Duration = Annotated[float, Field(ge=0, le=1e12), WrapValidator(_as_it_is)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Node = Annotated[int, Field(ge=0, lt=MOST_NODES)]
+Worker = Annotated[int, Field(ge=0, lt=MOST_TASKS)]
+Text = Annotated[str, Field(max_length=1 << 16)]
+Name = Annotated[str, Field(max_length=4096)]
+
+
+def _moment(text: str) -> str:
+    try:
+        datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise ValueError("a time as ISO 8601 writes it, such as 2026-05-01T10:00:00.000+00:00, is needed") from None
+    return text
+
+
+def _state(text: str) -> str:
+    if text not in STATES:
+        raise ValueError(f"is {text[:40]!r}; a run is {', '.join(STATES[:-1])} or {STATES[-1]}")
+    return text
+
+
+STATES = ("starting", "running", "succeeded", "failed", "interrupted")
+State = Annotated[str, AfterValidator(_state)]
+Moment = Annotated[str, Field(max_length=100), AfterValidator(_moment)]

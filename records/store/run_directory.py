@@ -1,54 +1,114 @@
-"""The run directory: its writer, which the driver uses while the run goes on, and its reader, which everything else uses."""
+"""Run directory: its writer (driver), reader, and the purposes of its files."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import fnmatch
 import os
 import re
 import secrets
 import shutil
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
+from ...core.bounded_json import UnreadableError, parse_json, read_json, read_lines
+from ...core.console import inside, one_line
 from ...core.errors import DiskError, UsageError, writing
 from ...core.job import Job
-from ...core.untrusted.bounded_json import UnreadableError, read_json
-from ...core.untrusted.console import one_line
-from ...core.untrusted.path_names import inside
 from ...metrics import MetricInfo
-from ...metrics.recorded import read_metrics
-from ..schema import EvalRecord, EventRecord, StepRecord, SystemRecord
+from ...metrics.base import read_metrics
 from .document_schemas import checked_document
 from .heartbeat import Heartbeat
-from .jsonl import DamagedRunError, LineFile, overwrite_document, read_records, write_document
-from .truncation import cut_records
+from .jsonl import DamagedRunError, LineFile, Record, overwrite_document, read_records, write_document
+from .schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 
-__all__ = ["RunReader", "RunState", "RunWriter", "name_part", "state_now"]
+Keeps = Callable[[Mapping[str, Any]], bool]
+
+
+def cut_records(path: Path, step: int, run_seconds: float) -> None:
+    """Truncate the run directory `path` to `step` updates at `run_seconds` on the run clock.
+
+    Kept: updates before `step`, evaluations up to it, events and samples up to `run_seconds`, and later events about checkpoints up to
+    `step`. Removes ``summary.json`` and derived files. Raises DamagedRunError for an unreadable line but the last, OSError on a full disk;
+    nothing is cut then.
+    """
+
+    def by_time(record: Mapping[str, Any]) -> bool:
+        return float(record["time_seconds"]) <= run_seconds
+
+    def event(record: Mapping[str, Any]) -> bool:
+        return by_time(record) or (record["event"] == "checkpoint_saved" and record["detail"]["step"] <= step)
+
+    rules: dict[str, Keeps] = {
+        "steps.jsonl": lambda record: int(record["step"]) < step,
+        "evals.jsonl": lambda record: int(record["step"]) <= step and by_time(record),
+        "events.jsonl": event,
+        "system.jsonl": by_time,
+    }
+    partial: dict[str, Path] = {}
+    try:
+        for name, keeps in rules.items():
+            if (path / name).exists():
+                partial[name] = _copy(path / name, keeps)
+        for name, copied in partial.items():
+            os.replace(copied, path / name)
+    finally:
+        for copied in partial.values():
+            copied.unlink(missing_ok=True)
+    (path / "summary.json").unlink(missing_ok=True)
+    shutil.rmtree(path / "tensorboard", ignore_errors=True)
+    for name in ("mllog.txt", "calibration.json"):
+        (path / name).unlink(missing_ok=True)
+
+
+def _copy(path: Path, keeps: Keeps) -> Path:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    torn: int | None = None
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as target:
+            for number, line in enumerate(read_lines(path), 1):
+                if torn is not None:
+                    raise DamagedRunError(f"{path}, line {torn}: not a whole JSON record, and more lines follow it.")
+                try:
+                    record = parse_json(line)
+                    stays = keeps(record)
+                except (ValueError, KeyError, TypeError):
+                    torn = number
+                    continue
+                if stays:
+                    target.write(line)
+            target.flush()
+            os.fsync(target.fileno())
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, UnreadableError):
+            raise DamagedRunError(f"{path}: {error}.") from error
+        raise
+    return partial
+
 
 RunState = Literal["starting", "running", "succeeded", "failed", "interrupted"]
-
 _LIVE = ("starting", "running")
 _ATTEMPTS = 100
 _LONGEST_NAME_PART = 80
-_START_TOLERANCE_SECONDS = 2.0  # psutil derives a process's start from the boot time, which moves when the clock is set
+_START_TOLERANCE_SECONDS = 2.0  # psutil derives starts from the boot time, which moves with the clock
 
 
 class RunWriter:
-    """Writes one run directory, which is locked meanwhile. Records may come from several threads."""
+    """Writer of a locked run directory; records may come from several threads."""
 
     def __init__(self, path: Path, created: datetime) -> None:
-        """Open the files in a directory that `create` has made.
-
-        Raises UsageError where another process writes into it, DiskError where nobody can.
-        """
+        """Open an existing directory. Raises UsageError where another process writes into it, DiskError."""
         self.path = path
         self._lock: int | None = _locked(path)
         self._identity = os.fstat(self._lock)
@@ -57,23 +117,19 @@ class RunWriter:
         self.line_bytes = 0
         with ExitStack() as undone:
             undone.callback(os.close, self._lock)
+            self._open()  # first: its records identify a run that starts
+            undone.callback(self._close_files)
             self._heartbeat = Heartbeat(path)
-            undone.callback(self._heartbeat.close)
-            self._open()
             undone.pop_all()
 
     def _open(self) -> None:
-        self._steps = LineFile(self.path / "steps.jsonl")
-        self._evals = LineFile(self.path / "evals.jsonl")
-        self._events = LineFile(self.path / "events.jsonl")
-        self._system = LineFile(self.path / "system.jsonl")
+        self._files = {name: LineFile(self.path / f"{name}.jsonl") for name in ("steps", "evals", "events", "system")}
 
     @classmethod
     def create(cls, job: Job, *, now: datetime | None = None) -> RunWriter:
-        """Make ``<out>/<date>-<time>-<model>-<backend>-<mode>-<nodes>n-<suffix>/`` (or `job.name`), readable by its owner alone.
+        """Make ``<out>/<date>-<time>-<model>-<backend>-<mode>-<nodes>n-<suffix>/`` (or `job.name`), private to the owner.
 
-        `now` names the directory (default: the local time). Raises UsageError where `job.name` is taken or `job.out` cannot be written,
-        and DiskError, with nothing left behind, where the disk is full.
+        Raises UsageError where `job.name` is taken or `job.out` unwritable, DiskError, with nothing left, on a full disk.
         """
         created = now or datetime.now().astimezone()
         try:
@@ -91,11 +147,7 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> RunWriter:
-        """Go on in the directory of a run that has ended. Records are appended; see `cut`.
-
-        Of one whose driver was on another host it waits until that would have noticed, were it there yet. Raises UsageError where another
-        process goes on with it too.
-        """
+        """Append to an ended run, after a remote driver's time to notice. Raises UsageError where another process resumes it too."""
         status = RunReader(path).status()
         writer = cls(path, datetime.fromisoformat(status["created_at"]))
         if status["state"] in _LIVE and _alive(status["driver"]) is None:
@@ -107,7 +159,7 @@ class RunWriter:
         return writer
 
     def cut(self, step: int, run_seconds: float) -> None:
-        """Take the records back to a checkpoint (`cut_records`); call while nothing is written. Raises DiskError."""
+        """Truncate the records to a checkpoint (`cut_records`), while nothing is written. Raises DiskError."""
         self._close_files()
         try:
             with writing(self.path):
@@ -116,20 +168,17 @@ class RunWriter:
             self._open()
 
     def write_job(self, job: Mapping[str, Any]) -> None:
-        """Write ``job.json``: the fields of the Job with nothing left open, and what the driver resolved besides."""
+        """Write ``job.json``: resolved job fields and the driver's decisions."""
         write_document(self.path / "job.json", job)
 
     def write_env(self, nodes: Sequence[Mapping[str, Any]], code: Mapping[str, Any] | None = None) -> None:
-        """Write ``env.json``: what each node is, in node order, and which `code` the driver runs."""
+        """Write ``env.json``: each node in node order, and the driver's code."""
         write_document(self.path / "env.json", {"nodes": list(nodes), "code": code})
 
     def write_status(
         self, state: RunState, *, cause: str | None = None, exit_code: int | None = None, task: str | None = None, pid: int | None = None
     ) -> None:
-        """Replace ``status.json``. `task` is the one that failed first; `pid` is the driver's (default: this process).
-
-        How a run ended is also told where the disk is full. Raises DiskError.
-        """
+        """Replace ``status.json``, a final one also on a full disk; `task` failed first. Raises DiskError."""
         self.check()
         with self._status_lock:
             status = {
@@ -149,7 +198,7 @@ class RunWriter:
                 overwrite_document(self.path / "status.json", status)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``; one that is there can be corrected where the disk is full. Raises DiskError."""
+        """Write ``summary.json``, over an existing one also on a full disk. Raises DiskError."""
         self.check()
         path = self.path / "summary.json"
         try:
@@ -165,37 +214,34 @@ class RunWriter:
 
     def step(self, record: StepRecord) -> None:
         """Append to ``steps.jsonl``."""
-        self._heartbeat.check()
-        self._steps.write(record)
+        self._append("steps", record)
 
     def evaluation(self, record: EvalRecord) -> None:
         """Append to ``evals.jsonl``."""
-        self._heartbeat.check()
-        self._evals.write(record)
+        self._append("evals", record)
 
     def event(self, record: EventRecord) -> None:
         """Append to ``events.jsonl``."""
-        self._heartbeat.check()
-        self._events.write(record)
+        self._append("events", record)
 
     def system(self, record: SystemRecord) -> None:
-        """Append to ``system.jsonl``; `line_bytes` says then how long that line is."""
+        """Append to ``system.jsonl``, and set `line_bytes` to the line's length."""
+        self.line_bytes = self._append("system", record)
+
+    def _append(self, name: str, record: Record) -> int:
         self._heartbeat.check()
-        self.line_bytes = self._system.write(record)
+        return self._files[name].write(record)
 
     @property
     def there(self) -> bool:
-        """Whether the run directory is still to be found under its path."""
+        """Whether the run directory still exists under its path."""
         try:
             return os.path.samestat(os.stat(self.path), self._identity)
         except OSError:
             return False
 
     def check(self) -> None:
-        """Raise DiskError where the run directory is gone, or another, or may only be read: files that are open notice none of it.
-
-        So it does where another driver has taken the run for dead, and has gone on with it.
-        """
+        """Raise DiskError where the directory is gone, replaced, read-only or taken over."""
         with writing(self.path):
             if not self.there:
                 raise FileNotFoundError(errno.ENOENT, "the run directory is no longer there (removed or renamed)")
@@ -205,10 +251,10 @@ class RunWriter:
         self._heartbeat.check()
 
     def log_path(self, node: int, task: str) -> Path:
-        """Return ``logs/<node>/<task>.log``, in a folder that exists. Raises UnsafeNameError for a task that cannot name a file of it."""
+        """Return ``logs/<node>/<task>.log``, in a new folder. Raises UnsafeNameError for an unsafe task."""
         path = inside(self.path, f"logs/{node}/{task}.log")
         with writing(path.parent):
-            for part in (path.parent.parent, path.parent):  # not the run directory, where that has been removed
+            for part in (path.parent.parent, path.parent):  # never recreates a removed run directory
                 part.mkdir(mode=0o700, exist_ok=True)
         return path
 
@@ -221,12 +267,12 @@ class RunWriter:
             self._lock = None
 
     def _close_files(self) -> None:
-        for file in (self._steps, self._evals, self._events, self._system):
+        for file in self._files.values():
             file.close()
 
 
 def _locked(path: Path) -> int:
-    """Lock a run directory until the descriptor is closed or the process ends. Raises UsageError where it is locked already."""
+    """Lock a run directory until closed or the process ends. Raises UsageError if locked."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -247,7 +293,7 @@ def _make_named(path: Path) -> Path:
 
 
 def name_part(text: str) -> str:
-    """Return a text as a part of a folder's name: what is no letter, digit, ``_``, ``.`` or ``-`` becomes ``_``; cut where it is long."""
+    """Return a text as part of a folder's name: letters, digits, ``_``, ``.`` and ``-``."""
     return re.sub(r"[^\w.-]", "_", text)[:_LONGEST_NAME_PART]
 
 
@@ -264,7 +310,7 @@ def _make_new(job: Job, created: datetime) -> Path:
 
 
 def _driver(pid: int) -> dict[str, Any]:
-    """Return what identifies a process beyond its number, which the system uses again."""
+    """Return a process's identity, as the system reuses numbers."""
     try:
         started: float | None = psutil.Process(pid).create_time()
     except psutil.Error:
@@ -273,10 +319,7 @@ def _driver(pid: int) -> dict[str, Any]:
 
 
 class RunReader:
-    """Reads one run directory, also while it is being written or after a crash: each call opens its file anew, and nothing is kept.
-
-    Raises UsageError where `path` is no run directory, DamagedRunError where a file of it cannot be read.
-    """
+    """Reader of a run directory, also live or crashed. Raises UsageError for another folder, DamagedRunError if unreadable."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -286,7 +329,7 @@ class RunReader:
 
     @property
     def name(self) -> str:
-        """The directory's name, on one line."""
+        """Directory name, on one line."""
         return one_line(self.path.resolve().name)
 
     def job(self) -> dict[str, Any]:
@@ -294,20 +337,20 @@ class RunReader:
         return self._required("job.json")
 
     def metrics(self) -> tuple[MetricInfo, ...]:
-        """Return the metrics of the run's evaluations, the headline first and the loss last."""
+        """Return the run's metrics, the headline first and the loss last."""
         return read_metrics(self.job())
 
     def environment(self) -> dict[str, Any] | None:
-        """Return ``env.json``, or None where the run has none (yet)."""
+        """Return ``env.json``, or None if missing."""
         return self._document("env.json")
 
     def env(self) -> list[dict[str, Any]]:
-        """Return what each node is, in node order; empty where the run never came so far."""
+        """Return each node's description, in node order; empty where the run ended earlier."""
         document = self.environment()
         return [] if document is None else list(document["nodes"])
 
     def code(self) -> dict[str, Any] | None:
-        """Return which code the driver ran; None where the run does not tell."""
+        """Return the description of the driver's code, or None."""
         document = self.environment()
         return None if document is None else document.get("code")
 
@@ -316,16 +359,16 @@ class RunReader:
         return self._required("status.json")
 
     def summary(self) -> dict[str, Any] | None:
-        """Return ``summary.json``, or None where the run has none (yet); the run is called as its directory is now."""
+        """Return ``summary.json`` with the directory's current name, or None if missing."""
         found = self._document("summary.json")
         return None if found is None else {**found, "run": self.name}
 
     def calibration(self) -> dict[str, Any] | None:
-        """Return ``calibration.json``, or None where the run has none."""
+        """Return ``calibration.json``, or None if missing."""
         return self._document("calibration.json")
 
     def steps(self) -> Iterator[StepRecord]:
-        """Yield the step records in the order of their arrival."""
+        """Yield the step records in order of arrival."""
         return read_records(self.path / "steps.jsonl", StepRecord)
 
     def evals(self) -> Iterator[EvalRecord]:
@@ -337,15 +380,15 @@ class RunReader:
         return read_records(self.path / "events.jsonl", EventRecord)
 
     def system(self) -> Iterator[SystemRecord]:
-        """Yield the resource samples of all nodes in the order of their arrival."""
+        """Yield all nodes' resource samples in order of arrival."""
         return read_records(self.path / "system.jsonl", SystemRecord)
 
     def state(self) -> str:
-        """Return the state as it is now: what ``status.json`` says, or ``died`` where it says live and the driver is gone."""
+        """Return the state of ``status.json``, or ``died`` for a live one whose driver is gone."""
         return state_now(self.status())
 
     def driver_alive(self) -> bool | None:
-        """Return whether the process that wrote the status still runs; None where it ran on another host."""
+        """Return whether the driver still runs; None for another host."""
         return _alive(self.status()["driver"])
 
     def _document(self, name: str) -> dict[str, Any] | None:
@@ -368,13 +411,12 @@ class RunReader:
 
 
 def state_now(status: Mapping[str, Any]) -> str:
-    """Return the state that a ``status.json`` tells of: its own, or ``died`` where that is a live one and the driver is gone."""
+    """Return a ``status.json``'s state, or ``died`` for a live one whose driver is gone."""
     state = str(status["state"])
     return "died" if state in _LIVE and _alive(status["driver"]) is False else state
 
 
 def _alive(driver: Mapping[str, Any]) -> bool | None:
-    """Return whether a process that `_driver` described still runs; None where it ran on another host."""
     if driver["host"] != socket.gethostname():
         return None
     try:
@@ -382,7 +424,60 @@ def _alive(driver: Mapping[str, Any]) -> bool | None:
         started, ended = process.create_time(), process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-    if ended:  # though nobody has asked for its exit code yet
-        return False
     known = driver["process_started_unix_seconds"]
-    return known is not None and abs(started - known) <= _START_TOLERANCE_SECONDS
+    return not ended and known is not None and abs(started - known) <= _START_TOLERANCE_SECONDS
+
+
+_CHECKPOINT_FILES = (
+    ("parameters.safetensors", "weights and running statistics, by canonical name"),
+    ("optimizer.safetensors", "what the optimiser remembers of each weight, by SLOT/NAME"),
+    ("checkpoint.json", "where the run stood: updates, data cursor, clock, job, model, data"),
+    ("manifest.json", "size and digest of each other file"),
+)
+# The first match counts; a star matches slashes too.
+_PURPOSES: tuple[tuple[str, str], ...] = (
+    ("job.json", "what was asked, with every default resolved"),
+    ("env.json", "what each node is"),
+    ("vocabulary.model", "the pieces of text that the model was trained on, as sentencepiece's model"),
+    ("status.json", "how the run stands or ended"),
+    ("heartbeat", "the driver's sign of life; of a run that is at work, or whose driver was killed"),
+    ("summary.json", "the figures that compare with other runs"),
+    ("steps.jsonl", "the updates: losses, times, learning rates"),
+    ("evals.jsonl", "the evaluations"),
+    ("calibration.json", "the parts of a step, timed by themselves after the run"),
+    ("events.jsonl", "starts, ends, checkpoints, deaths"),
+    ("system.jsonl", "resource samples of each node"),
+    ("mllog.txt", "MLPerf's event log"),
+    ("tensorboard/*", "event files for TensorBoard; fewer points than the records"),
+    ("logs/stacks.txt", "where each task stood when the run did not get on"),
+    ("logs/*", "output of each task"),
+    ("profile/*", "traces of a few steps: .json for Chrome's trace viewer, .xplane.pb for TensorBoard's profile plugin"),
+    *((f"checkpoints/step-*/{name}", purpose) for name, purpose in _CHECKPOINT_FILES),
+    ("checkpoints/.*", "left by a writer that was killed; the next one removes it"),
+    ("exports/*/README.md", "how to load this export without trainer"),
+    ("exports/*/model.json", "this export's input, normalisation, classes and weights, for programs"),
+    ("exports/*", "an exported model"),
+    *_CHECKPOINT_FILES,
+)
+UNKNOWN = "not written by trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class FileUse:
+    """File of a folder: relative path, size and purpose."""
+
+    path: str
+    bytes: int
+    purpose: str
+
+
+def describe_folder(folder: Path) -> list[FileUse]:
+    """Return a row per file below a run directory or checkpoint, by name; vanishing files are skipped."""
+    rows = []
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                name = path.relative_to(folder).as_posix()
+                purpose = next((purpose for pattern, purpose in _PURPOSES if fnmatch.fnmatchcase(name, pattern)), UNKNOWN)
+                rows.append(FileUse(name, path.stat().st_size, purpose))
+    return sorted(rows, key=lambda row: row.path)

@@ -1,8 +1,4 @@
-"""Fewer lines of resource samples where many nodes send many: a line then stands for several consecutive samples of its node.
-
-Counters of such a line are those of its last sample, so that no rise is lost; momentary figures are means, with how many samples had them
-and the largest (`SystemRecord.merged`). What depends on time alone is a function of the records that came in.
-"""
+"""Thinning of resource samples: a line may merge several (`SystemRecord.merged`)."""
 
 from __future__ import annotations
 
@@ -11,38 +7,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
-from ..schema import COUNTERS, GAUGES, GPU_GAUGES, MOST_PROBLEMS, GpuSample, SystemRecord
+from .schema import COUNTERS, GAUGES, GPU_GAUGES, MOST_PROBLEMS, GpuSample, SystemRecord
 
-__all__ = ["BURST_BYTES", "BYTES_PER_SECOND", "SampleThinner", "merge_samples"]
-
-BURST_BYTES = 8e6
-"""So many bytes of samples are written whatever their rate: runs of a few nodes, or of a few minutes, keep every sample."""
-
-BYTES_PER_SECOND = 7_000.0
-"""Beyond that no more than this: 25 MB in an hour. TensorBoard's files are a quarter of it, so that with updates and documents of 1,000
-nodes a run's first hour stays below 50 MB."""
-
-STRETCH_SECONDS = 10.0
-"""How often is looked how many samples come in."""
-
-LINE_BYTES = 1_000.0
-"""What a line takes, until lines have been written."""
-
-MOST_WAITING = 8
-"""Samples of a node that are kept one by one before they are merged."""
-
+BURST_BYTES = 8e6  # bytes at any rate: small or short runs keep every sample
+BYTES_PER_SECOND = 7_000.0  # beyond the burst: the first hour of 1,000 nodes stays below 50 MB
+STRETCH_SECONDS = 10.0  # interval of rate measurements
+LINE_BYTES = 1_000.0  # assumed until lines are written
+MOST_WAITING = 8  # samples of a node before they are merged
 MORE_PROBLEMS = "and more, not shown because one line covers several samples"
-
-_OF_TIME = frozenset({"cpu_cores_used", "cpu_fraction"})
-"""Slopes over the time since the sample before: their mean is weighted by it, which makes it the slope over all of it."""
+_OF_TIME = frozenset({"cpu_cores_used", "cpu_fraction"})  # slopes, whose means are weighted by time
 
 
 def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
-    """Return what stands for consecutive samples of one node, the last of which gives the time and whatever is no figure.
-
-    Some of them may stand for several already. None of their counters may fall: there `SampleThinner` has a line end before, and one after.
-    Means of bytes are no whole numbers yet, as what is merged may be merged again. Raises IndexError where there are none.
-    """
+    """Merge a node's consecutive samples, without rounding means of bytes. No counter may fall. Raises IndexError without samples."""
     known = [*samples]
     last = known[-1]
     if len(known) == 1:
@@ -53,21 +30,16 @@ def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
         figures[name] = _merge(merged, name, known, [getattr(sample, name) for sample in known])
     for name in COUNTERS:
         figures[name] = next((value for sample in reversed(known) if (value := getattr(sample, name)) is not None), None)
+    distinct = tuple(dict.fromkeys(problem for sample in known for problem in sample.problems))
     return replace(
         last,
         **figures,
         gpus=None if last.gpus is None else tuple(_merged_gpu(merged, index, known, gpu) for index, gpu in enumerate(last.gpus)),
         interval_seconds=sum(sample.interval_seconds for sample in known),
-        problems=_of_all(known),
+        problems=distinct if len(distinct) <= MOST_PROBLEMS else (*distinct[: MOST_PROBLEMS - 1], MORE_PROBLEMS),
         samples=sum(sample.samples for sample in known),
         merged=merged,
     )
-
-
-def _of_all(samples: list[SystemRecord]) -> tuple[str, ...]:
-    """Return their problems, each once; where these are too many for a line, that is the last of them."""
-    distinct = tuple(dict.fromkeys(problem for sample in samples for problem in sample.problems))
-    return distinct if len(distinct) <= MOST_PROBLEMS else (*distinct[: MOST_PROBLEMS - 1], MORE_PROBLEMS)
 
 
 def _merged_gpu(merged: dict[str, tuple[int, float]], index: int, samples: list[SystemRecord], last: GpuSample) -> GpuSample:
@@ -78,19 +50,12 @@ def _merged_gpu(merged: dict[str, tuple[int, float]], index: int, samples: list[
 
 
 def _as_line(sample: SystemRecord) -> SystemRecord:
-    """Return it with bytes in whole numbers, as a file has them."""
     if sample.merged is None:
         return sample
     figures: dict[str, Any] = {name: _rounded(getattr(sample, name)) for name in GAUGES if name not in _OF_TIME}
-    return replace(
-        sample,
-        **figures,
-        gpus=None if sample.gpus is None else tuple(_rounded_gpu(gpu) for gpu in sample.gpus),
-    )
-
-
-def _rounded_gpu(gpu: GpuSample) -> GpuSample:
-    return {**gpu, "memory_bytes": _rounded(gpu.get("memory_bytes"))}
+    if sample.gpus is not None:
+        figures["gpus"] = tuple({**gpu, "memory_bytes": _rounded(gpu.get("memory_bytes"))} for gpu in sample.gpus)
+    return replace(sample, **figures)
 
 
 def _rounded(value: float | None) -> int | None:
@@ -98,7 +63,7 @@ def _rounded(value: float | None) -> int | None:
 
 
 def _merge(merged: dict[str, tuple[int, float]], name: str, samples: list[SystemRecord], values: list[float | None]) -> float | None:
-    """Return the mean of a figure over the samples that have it; note how many these are, and its largest value, under `name`."""
+    """Return a figure's mean; enter its number of samples and its maximum into `merged`."""
     count, largest, total, weights, total_of_all = 0, -math.inf, 0.0, 0.0, 0.0
     for sample, value in zip(samples, values, strict=True):
         if value is None:
@@ -114,10 +79,9 @@ def _merge(merged: dict[str, tuple[int, float]], name: str, samples: list[System
 
 
 class SampleThinner:
-    """Takes every sample of a run, and returns the lines that are to be written. Times are seconds of any clock that never falls.
+    """Thinning of a run's samples; times are seconds of any monotonic clock.
 
-    `samples_per_line` is 1 until samples come in faster than `bytes_per_second` allow and what `burst_bytes` leave is about to be used up.
-    Then it is the power of two with which they do not.
+    `samples_per_line` is 1 until samples exceed `bytes_per_second` and nearly use up `burst_bytes`, then the sufficient power of two.
     """
 
     def __init__(self, burst_bytes: float = BURST_BYTES, bytes_per_second: float = BYTES_PER_SECOND) -> None:
@@ -134,20 +98,20 @@ class SampleThinner:
 
     @property
     def nodes(self) -> int:
-        """How many nodes have sent samples."""
+        """Number of nodes that have sent samples."""
         return len(self._counts)
 
     def wrote(self, line_bytes: int) -> None:
-        """A line has been written, of so many bytes."""
+        """Note a written line of so many bytes."""
         self._bytes_of_lines += line_bytes
         self._known_lines += 1
 
     def want_each(self) -> None:
-        """Have the next sample of each node end a line, however few it stands for: the run clock begins or ends there."""
+        """End a line with each node's next sample, as the run clock starts or stops."""
         self._wanted = set(self._counts)
 
     def add(self, sample: SystemRecord) -> list[SystemRecord]:
-        """Take a sample, whose `time_seconds` are of the thinner's clock; return the lines to write, none while it has to wait."""
+        """Add a sample with the thinner's `time_seconds`; return the lines to write."""
         node, now = sample.node, sample.time_seconds
         self._look_at(now)
         lines = []
@@ -170,7 +134,7 @@ class SampleThinner:
         return lines
 
     def flush(self) -> list[SystemRecord]:
-        """Return lines for all samples that wait."""
+        """Return lines for all pending samples."""
         lines = [_as_line(merge_samples(waiting)) for waiting in self._waiting.values() if waiting]
         self._waiting.clear()
         self._lines += len(lines)
@@ -195,7 +159,7 @@ class SampleThinner:
 
 
 def _falls(before: SystemRecord, after: SystemRecord) -> bool:
-    """Whether a counter began anew between two samples, or they are of different parts of the run: no line may hide that."""
+    """Return whether a counter or segment restarted, which no line may hide."""
     if before.part_began_seconds != after.part_began_seconds:
         return True
     pairs = ((getattr(before, name), getattr(after, name)) for name in COUNTERS)

@@ -1,4 +1,4 @@
-"""The schema of ``summary.json``; every release has written what has to be there, of the rest only the types are checked."""
+"""Schema of ``summary.json``: fields of every release are required, others' types checked."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any, Self, get_args
 
 from pydantic import Field, model_validator
 
-from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, JsonObject, Loss, Name, Node, Seconds, State, Worker
-
-__all__ = ["Summary", "summary_type", "training_rates", "type_parts"]
+from ...core.bounded_json import JsonObject
+from ...core.job import MOST_NODES
+from .jsonl import MOST_TASKS, Count, Duration, Figure, Loss, Name, Node, Seconds, State, Worker
 
 
 class _StepSeconds(JsonObject):
@@ -26,8 +26,7 @@ class _Evaluation(JsonObject):
     time_seconds: Seconds | None = None
     examples: Count | None = None
     loss: Loss | None = None
-    __pydantic_extra__: dict[str, Loss | None] = Field(init=False)
-    """The metrics of the run's objective, by name: a run without accuracy has no field of that name."""
+    __pydantic_extra__: dict[str, Loss | None] = Field(init=False)  # the objective's metrics by name
 
 
 class _Translated(JsonObject):
@@ -36,8 +35,7 @@ class _Translated(JsonObject):
     sentences: Count | None = None
     signature: Name | None = None
     seconds: Duration | None = None
-    __pydantic_extra__: dict[str, Loss | None] = Field(init=False)
-    """The scores by name."""
+    __pydantic_extra__: dict[str, Loss | None] = Field(init=False)  # scores by name
 
 
 class _Staleness(JsonObject):
@@ -146,7 +144,7 @@ class _Patience(JsonObject):
 
 
 class Summary(JsonObject):
-    """The whole document."""
+    """Entire document."""
 
     state: State
     run: Name
@@ -216,19 +214,19 @@ class Summary(JsonObject):
     @model_validator(mode="after")
     def _numbered(self) -> Self:
         rates = training_rates(vars(self), [vars(node) for node in self.per_node])
-        for number, (node, own) in enumerate(zip(self.per_node, rates, strict=True)):  # they are in node order
+        for number, (node, own) in enumerate(zip(self.per_node, rates, strict=True)):  # in node order
             node.node = number
             for name, rate in own.items():
-                if getattr(node, name) is None:  # earlier releases did not write it
+                if getattr(node, name) is None:  # missing in earlier releases
                     setattr(node, name, rate)
         return self
 
 
 def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
-    """Return what each node sent and received over the run's training time, that of profiled updates included; in bytes per second.
+    """Return each node's sent and received bytes per second of training, including profiled updates.
 
-    The training time of a node that took part in some segments of a resumed run is that of these. None where a restart had work done again:
-    its bytes are the node's, and its time is no part of the training time. None too where that is less than a microsecond.
+    A node in some segments only has their training time. None after a restart, whose repeated work has bytes but no training time, and
+    below a microsecond.
     """
     whole = summary["train_seconds"] + (summary.get("profile_seconds") or 0.0)
     longest = max((node.get("train_seconds") or 0.0 for node in nodes), default=0.0) if summary.get("resumed") else 0.0
@@ -243,10 +241,7 @@ def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]
 
 
 def summary_type(path: Sequence[str]) -> Any:
-    """Return the type of a figure of ``summary.json``, which lies at `path`, or None in its place.
-
-    What an evaluation has beside its fields is a metric. Raises KeyError for what no summary has.
-    """
+    """Return the type, or None, of the figure at `path`; others of evaluations are metrics. Raises KeyError."""
     declared: Any = Summary
     for name in path:
         owner = next(kind for kind in type_parts(declared) if isinstance(kind, type) and issubclass(kind, JsonObject))
@@ -258,7 +253,7 @@ def summary_type(path: Sequence[str]) -> Any:
 
 
 def type_parts(declared: Any) -> Iterator[Any]:
-    """Yield what a type consists of: itself, the types of a union or list, and so on."""
+    """Yield a type and, recursively, its parts."""
     yield declared
     for part in get_args(declared):
         yield from type_parts(part)

@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["CAUSES", "draw"]
-
 Options = dict[str, Any]
 
 

@@ -8,8 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from crosstrain.conformance.faults import kill_task_once
-from crosstrain.conformance.reference import train_logistic_regression
+from crosstrain.conformance.cases import kill_task_once, train_logistic_regression
 from crosstrain.conformance.runs import norm_wise_difference, options_of, read_run, relative_difference, run_job, trainer
 from crosstrain.core.job import Job
 from crosstrain.data.store.stored_dataset import open_dataset

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from crosstrain.checkpoint import find_checkpoint
-from crosstrain.conformance.faults import kill_task_once
-from crosstrain.conformance.reference import train_logistic_regression
+from crosstrain.conformance.cases import kill_task_once, train_logistic_regression
 from crosstrain.conformance.runs import norm_wise_difference, read_run, relative_difference, run_job, trainer
 from crosstrain.core.job import Job
 from crosstrain.data.store.stored_dataset import open_dataset
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.diagnosis.verdict import explain
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.runs.run import Run
 
 pytestmark = pytest.mark.cluster
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from documents import ROOT, write_package
 
-from crosstrain.conformance.reference import train_logistic_regression
+from crosstrain.conformance.cases import train_logistic_regression
 from crosstrain.conformance.runs import norm_wise_difference, relative_difference, run_job
 from crosstrain.core.job import Job
 from crosstrain.data.store.stored_dataset import open_dataset

@@ -8,7 +8,7 @@ import json
 import pytest
 from digit_pairs import lines, text
 
-from crosstrain.checkpoint.manifest import digest_of, write_manifest
+from crosstrain.checkpoint.files import digest_of, write_manifest
 from crosstrain.conformance.runs import run_job, trainer
 
 pytestmark = pytest.mark.cluster

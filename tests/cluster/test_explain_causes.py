@@ -14,7 +14,7 @@ from bottlenecks import CAUSES, draw
 
 from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.launch.virtual.cpu_quota import Hierarchy
-from crosstrain.launch.virtual.errors import MissingCapabilityError
+from crosstrain.launch.virtual.namespaces import MissingCapabilityError
 from crosstrain.launch.virtual.network import possible
 
 SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])

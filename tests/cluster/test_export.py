@@ -242,7 +242,7 @@ class TestTheCommand:
         path = save_model(tmp_path, "logreg", (1, 9, 7))
         described = json.loads((path / "checkpoint.json").read_text())
         described["data"]["input_shape"] = [1, 8, 8]
-        from crosstrain.checkpoint.manifest import digest_of, write_manifest
+        from crosstrain.checkpoint.files import digest_of, write_manifest
 
         (path / "checkpoint.json").write_text(json.dumps(described))
         write_manifest(path, {file.name: digest_of(file) for file in path.iterdir() if file.name != "manifest.json"})

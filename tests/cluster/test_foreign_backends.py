@@ -12,8 +12,8 @@ import pytest
 
 from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.core.plugins import find
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.comparison.factor_values import framework
+from crosstrain.report.compare.factor_values import framework
+from crosstrain.report.runs.run import Run
 
 TOY = Path(__file__).parent.parent / "toy"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crosstrain.core.settings.sources import resolve
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.progress import QuietProgress
 from crosstrain.launch.driver import driver
 from crosstrain.launch.launchers.local import LocalLauncher
 
@@ -32,5 +32,5 @@ def test_what_nodes_took_to_come_is_not_taken_from_the_start_of_tasks(tmp_path, 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([toy, *filter(None, [os.environ.get("PYTHONPATH")])]))
     job = resolve({**JOB, "out": tmp_path, "name": "run"}, {}).job
     launcher = Late(job, lambda text: None)
-    _, summary = driver.run(job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher)
+    _, summary = driver.run(job, driver.Invocation(["test"], {}), progress=QuietProgress(), launcher=launcher)
     assert summary["steps"] == 4

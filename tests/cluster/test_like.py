@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crosstrain.conformance.runs import read_run, run_job, trainer
-from crosstrain.monitor.provenance import provenance, work_tree
+from crosstrain.monitor.host import provenance, work_tree
 from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = [pytest.mark.cluster, pytest.mark.thorough]

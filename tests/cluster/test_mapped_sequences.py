@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from crosstrain.backends.tf import data as tf_data
-from crosstrain.backends.tf.asynchronous import dataset_handover
+from crosstrain.backends.tf.asynchronous import worker
 from crosstrain.data.base import PreparedColumns, TextFeatures
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.store import stored_dataset
@@ -57,8 +57,8 @@ for indices in ([3], [0, 49, 7, 7], []):
 files = {path: path.read_bytes() for path in (root / "made").rglob("*") if path.is_file()}
 layout = tf_data.with_mapped_files(layout, dataset)
 assert len(layout.mapped) == 4
-dataset_handover.publish(dataset, layout)
-loaded = tf.function(lambda: dataset_handover.read(layout))()  # as async workers do it
+worker.publish(dataset, layout)
+loaded = tf.function(lambda: worker.read(layout))()  # as async workers do it
 for split in ("train", "test"):
     handed, expected = tf_data.Resident(layout, loaded[split]), tf_data.resident(dataset, split, layout)
     assert [tensor.dtype for tensor in handed.tensors.values()] == [spec.dtype for spec in layout.tensor_specs(split)]

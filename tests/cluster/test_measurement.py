@@ -9,8 +9,8 @@ import pytest
 
 from crosstrain.conformance.runs import run_job
 from crosstrain.core.settings.sources import resolve
-from crosstrain.engine.progress.base import make_progress
-from crosstrain.launch.driver.driver import Driver
+from crosstrain.engine.progress import make_progress
+from crosstrain.launch.driver.driver import Driver, Invocation
 from crosstrain.launch.launchers.local import LocalLauncher
 from crosstrain.launch.virtual.network import VirtualNetwork
 from crosstrain.records.store.run_directory import RunReader
@@ -37,7 +37,7 @@ class CountingLauncher(LocalLauncher):
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
     job = resolve({**ASYNC_JOB, "backend": backend, "steps": 800, "out": tmp_path}, {}).job
-    driver = Driver(job, {}, make_progress(sys.stderr, True), ["test"])
+    driver = Driver(job, Invocation(["test"], {}), make_progress(sys.stderr, True))
     launcher = CountingLauncher(job, lambda text: None)
     driver.execute(launcher)
     for node, record in last_samples(driver.path).items():

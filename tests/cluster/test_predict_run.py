@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from crosstrain.launch.virtual.cpu_quota import Hierarchy
-from crosstrain.launch.virtual.errors import MissingCapabilityError
+from crosstrain.launch.virtual.namespaces import MissingCapabilityError
 from crosstrain.launch.virtual.network import possible
 
 pytestmark = pytest.mark.cluster

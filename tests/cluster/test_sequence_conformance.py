@@ -24,8 +24,8 @@ from crosstrain.models.transformer.{backend} import *
 """
 
 UNMASKED = """
-from crosstrain.models.layers.{backend}.sequence import SequenceLayers
-from crosstrain.models.transformer import network, {backend} as sound
+from crosstrain.models.layers.{backend} import SequenceLayers
+from crosstrain.models.transformer import spec, {backend} as sound
 from crosstrain.models.transformer.{backend} import empty_cache, example_sums, translation_loss
 
 
@@ -35,11 +35,11 @@ class Layers(SequenceLayers):
 
 
 def forward(parameters, inputs, context):
-    return network.network(Layers(parameters, context), inputs, context.settings)
+    return spec.network(Layers(parameters, context), inputs, context.settings)
 
 
 def encode(parameters, inputs, context):
-    return network.encode(Layers(parameters, context), inputs["source"], inputs["source_lengths"], context.settings)
+    return spec.encode(Layers(parameters, context), inputs["source"], inputs["source_lengths"], context.settings)
 
 
 decode_step = sound.decode_step

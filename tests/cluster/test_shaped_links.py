@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from crosstrain.launch.virtual.errors import MissingCapabilityError
+from crosstrain.launch.virtual.namespaces import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]

@@ -5,8 +5,8 @@ import pytest
 from benchmarks.simulated_agents.__main__ import table
 from benchmarks.simulated_agents.measured_run import measure
 from benchmarks.simulated_agents.reading import extend
-from crosstrain.records.schema import SystemRecord
 from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.store.schema import SystemRecord
 
 pytestmark = pytest.mark.cluster
 

@@ -15,7 +15,7 @@ from model_checkpoints import save_model
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.data.sources.translation.tokenizer import train_vocabulary
-from crosstrain.records.store.run_vocabulary import write_vocabulary
+from crosstrain.records.store.vocabulary import write_vocabulary
 
 pytestmark = pytest.mark.cluster
 

@@ -20,8 +20,7 @@ from crosstrain.backends.parameter_server.tickets import EvalTicket, TrainTicket
 from crosstrain.backends.torch import BACKEND
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
-from crosstrain.exchange.parameter_server.authentication import Hello, connect
-from crosstrain.exchange.parameter_server.wire_protocol import Kind
+from crosstrain.exchange.parameter_server.wire_protocol import Figures, Hello, Kind, connect
 from crosstrain.models.logreg import build
 
 pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
@@ -168,7 +167,7 @@ class HandWorker:
 
     def send_push(self, step, gradient, lr, loss=0.0):
         pushed = np.full(self.size, gradient, dtype=np.float32).data.cast("B")
-        self.link.send(Kind.PUSH, pushed, version=self.version, examples=step, lr=lr, loss=loss)
+        self.link.send(Kind.PUSH, pushed, version=self.version, examples=step, figures=Figures(lr, loss))
 
 
 def test_strangers_at_a_parameter_server(tmp_path):

@@ -25,7 +25,7 @@ from processes import MARK, marked
 from crosstrain.conformance.runs import run_job
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.virtual.cpu_quota import Hierarchy
-from crosstrain.launch.virtual.errors import MissingCapabilityError
+from crosstrain.launch.virtual.namespaces import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
@@ -302,7 +302,7 @@ def test_a_later_run_sweeps_what_a_killed_holder_left(groups: Path) -> None:
 
 ORDINARY_USER = """
 import json, os, subprocess, sys
-from crosstrain.launch.virtual.errors import MissingCapabilityError
+from crosstrain.launch.virtual.network import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 able = possible()
 said = {"ok": able.ok, "rootless": able.rootless, "bandwidth": able.bandwidth, "reason": able.reason, "cpu_quota": able.cpu_quota}

@@ -13,22 +13,19 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1", TF_USE_LE
 import tensorflow as tf
 from update_checks import *  # noqa: F403 — tests that both frameworks share
 
-from crosstrain.backends.base import Plan, State, make_sampler
-from crosstrain.backends.placement import parameter_server_placement
+from crosstrain.backends.base import Plan, State, make_sampler, parameter_server_placement
 from crosstrain.backends.tf import data as data_module
-from crosstrain.backends.tf import preprocessing as pixels_module
+from crosstrain.backends.tf import data as pixels_module
 from crosstrain.backends.tf import runtime
-from crosstrain.backends.tf.forward_context import ForwardContexts
-from crosstrain.backends.tf.model import build_model, micro_batches_on
-from crosstrain.backends.tf.precision import LossScale
-from crosstrain.backends.tf.preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
-from crosstrain.backends.tf.sync.replica import Replica
+from crosstrain.backends.tf.data import changed, compiled_normalised, normalised, normalised_in_blocks
+from crosstrain.backends.tf.model import ForwardContexts, build_model, micro_batches_on
+from crosstrain.backends.tf.optimizers import LossScale
+from crosstrain.backends.tf.sync.steps import Replica
 from crosstrain.core.cluster import Cluster
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
-from crosstrain.data.augment import Augmentation, apply_changes
-from crosstrain.data.normalisation import normal_line
+from crosstrain.data.preprocessing import Augmentation, apply_changes, normal_line
 from crosstrain.launch.driver.cluster_setup import make_tasks
 from crosstrain.models.dropout_masks import keep_mask
 
@@ -75,7 +72,7 @@ def test_batches_are_the_definition(monkeypatch, small, augment, model):
     data, job = Pictures(16), Job(backend="tf", batch_size=7, augment=augment)
     layout = data_module.layout_for(job, load(find("model", model), "model")(data.info), data.info)
     split = data_module.resident(data, "train", layout)
-    assert (split.inputs.dtype == tf.float32) == (small > 0 and augment == "none")
+    assert (split.tensors["image"].dtype == tf.float32) == (small > 0 and augment == "none")
     batches = make_sampler(job, data).whole(1, 0, 9)
     mean, std = (np.array(values).reshape(3, 1, 1) for values in (data.info.mean, data.info.std))
     for position in range(9):
@@ -225,7 +222,7 @@ def test_lower_precision_is_near_and_named():
 
 def test_logits_are_those_that_are_evaluated(monkeypatch, session):
     found, data = session
-    monkeypatch.setattr("crosstrain.backends.tf.model.EVALUATION_BATCH", 8)
+    monkeypatch.setattr("crosstrain.backends.vectors.EVALUATION_BATCH", 8)
     logits = np.concatenate([found.predict("test", 0, 11), found.predict("test", 11, 11), found.predict("test", 11, 30)])
     assert logits.shape == (30, 4)
     shifted = logits - logits.max(1, keepdims=True)

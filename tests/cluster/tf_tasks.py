@@ -23,6 +23,7 @@ from torch_tasks import SECRET, TinyData, answer, plans, task_of, train, weights
 
 from crosstrain.backends.base import Plan, State, make_sampler
 from crosstrain.backends.tf import BACKEND
+from crosstrain.backends.vectors import StateMemory
 from crosstrain.core.cluster import Cluster
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
@@ -54,7 +55,7 @@ def whole_epochs(job, data, epochs):
 def kept(session):
     """A state that the next one does not overwrite, on every rank: those after the first copy theirs although nobody asks for it."""
     session.state()
-    memory = session._replica.memory()
+    memory = StateMemory(session._spec, session._replica.optimizer.slots)
     session._replica.copy_to(memory)
     return memory.state(session._updates, session._replica.scalars)
 
@@ -100,7 +101,7 @@ def check_raw_images():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "RESIDENT_FLOAT_BYTES", 0)
             raw = module.resident(data, "train", layout)
-        assert (before.inputs.dtype.name, raw.inputs.dtype.name) == ("float32", "uint8")
+        assert (before.tensors["image"].dtype.name, raw.tensors["image"].dtype.name) == ("float32", "uint8")
         for x, y in before.batch(indices), raw.batch(indices):
             assert np.array_equal(x.numpy(), data.inputs("train")[indices])
             assert np.array_equal(y.numpy(), data.labels("train")[indices])

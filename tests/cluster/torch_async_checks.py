@@ -21,11 +21,10 @@ from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.text import END
-from crosstrain.exchange.parameter_server.authentication import Hello, connect
 from crosstrain.exchange.parameter_server.server import Listener
-from crosstrain.exchange.parameter_server.wire_protocol import OVERFLOWED, Kind
+from crosstrain.exchange.parameter_server.wire_protocol import OVERFLOWED, Figures, Hello, Kind, connect
 from crosstrain.models.build import build_model
-from crosstrain.models.decoding.settings import Decoding
+from crosstrain.models.decoding import Decoding
 
 SIDE = 8
 BY_HAND = {"mode": "async", "batch_size": 5, "precision": "fp16"}
@@ -128,7 +127,7 @@ class WorkerByHand:
         return frame.loss
 
     def push(self, step, flags=0):
-        self.link.send(Kind.PUSH, memoryview(bytearray(len(self._values))), flags=flags, examples=step, lr=0.1)
+        self.link.send(Kind.PUSH, memoryview(bytearray(len(self._values))), flags=flags, examples=step, figures=Figures(lr=0.1))
 
 
 class Sentences:
@@ -203,7 +202,7 @@ def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
         assert link.receive().kind == Kind.JOIN
         link.send(Kind.PARAMETERS, values, examples=1)
         assert link.receive().kind == Kind.READY
-        link.send(Kind.PARAMETERS, values, loss=scale, trailer=encode(TrainTicket(0, 0, 0, np.full(3, 0.1))))
+        link.send(Kind.PARAMETERS, values, figures=Figures(loss=scale), trailer=encode(TrainTicket(0, 0, 0, np.full(3, 0.1))))
 
     listener = Listener(task_of(cluster, "chief-0"), elements, serve)
     try:

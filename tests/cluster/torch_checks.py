@@ -13,20 +13,17 @@ from update_checks import *  # noqa: F403 — tests that both frameworks share
 
 from crosstrain.backends.base import Plan, make_sampler
 from crosstrain.backends.torch import data as data_module
-from crosstrain.backends.torch import precision
-from crosstrain.backends.torch import preprocessing as pixels_module
-from crosstrain.backends.torch.forward_context import Dropout
-from crosstrain.backends.torch.model import DistributedLoss, Model, apart, micro_batches_of
+from crosstrain.backends.torch import data as pixels_module
+from crosstrain.backends.torch import optimizers as precision
+from crosstrain.backends.torch.data import Normaliser, change, gather_changed
+from crosstrain.backends.torch.gradients import DataParallel, OneRank, data_parallel
+from crosstrain.backends.torch.model import DistributedLoss, Dropout, Model, apart, micro_batches_of
 from crosstrain.backends.torch.optimizers import make_rule
-from crosstrain.backends.torch.preprocessing import Normaliser, change, gather_changed
-from crosstrain.backends.torch.sync.deferred_compiler import data_parallel
-from crosstrain.backends.torch.sync.gradients import DataParallel, OneRank
-from crosstrain.backends.torch.sync.update import Updater
+from crosstrain.backends.torch.sync_session import Updater
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
-from crosstrain.data.augment import Augmentation, apply_changes
-from crosstrain.data.normalisation import normal_line
+from crosstrain.data.preprocessing import Augmentation, apply_changes, normal_line
 from crosstrain.data.sampler import Batches
 from crosstrain.models.dropout_masks import keep_mask
 
@@ -163,7 +160,7 @@ def test_lower_precision_is_near_and_named():
 
 
 def test_logits_are_those_that_are_evaluated(monkeypatch):
-    monkeypatch.setattr("crosstrain.backends.vectors.evaluation_batches.EVALUATION_BATCH", 8)
+    monkeypatch.setattr("crosstrain.backends.vectors.EVALUATION_BATCH", 8)
     session, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8}, 32, free_ports(1))
     list(session.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
     logits = np.concatenate([session.predict("test", 0, 11), session.predict("test", 11, 11), session.predict("test", 11, 30)])
@@ -227,7 +224,7 @@ def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_models_that
     """In a process of its own: a compiler that is imported stays."""
     script = (
         "import sys, torch\n"
-        "from crosstrain.backends.torch.sync.deferred_compiler import compiler_deferred, data_parallel\n"
+        "from crosstrain.backends.torch.gradients import compiler_deferred, data_parallel\n"
         "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\n"
         "x = torch.ones(2, 4)\n"
         "for _ in range(2):\n"

@@ -16,7 +16,7 @@ from crosstrain.backends.base import Plan, State, make_sampler
 from crosstrain.backends.torch import BACKEND
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.data.columns import Column
 
 
@@ -24,7 +24,7 @@ class Pictures:
     """60 training and 30 test images of 3 × `side` × `side` pixels in four classes: noise about a level that the class decides."""
 
     def __init__(self, side, mean=(0.4, 0.5, 0.6)):
-        self.info = DataInfo.of_images("pictures", (3, side, side), 4, {"train": 60, "test": 30}, mean, (0.2, 0.25, 0.3))
+        self.info = DataInfo.of_images("pictures", {"train": 60, "test": 30}, ImageFeatures((3, side, side), 4, mean, (0.2, 0.25, 0.3)))
         draw = np.random.default_rng(11)
         self._labels = {split: draw.integers(0, 4, size) for split, size in self.info.sizes.items()}
         self._images = {

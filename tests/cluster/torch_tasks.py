@@ -25,7 +25,7 @@ from crosstrain.backends.torch import BACKEND
 from crosstrain.core.cluster import Cluster, Task
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.data.columns import Column
 from crosstrain.models.logreg import build
 
@@ -36,7 +36,7 @@ class TinyData:
     """200 training and 90 test images of 2 × 3 × 4 pixels in five classes that a linear model can learn."""
 
     def __init__(self):
-        self.info = DataInfo.of_images("tiny", (2, 3, 4), 5, {"train": 200, "test": 90}, (0.4, 0.6), (0.3, 0.2))
+        self.info = DataInfo.of_images("tiny", {"train": 200, "test": 90}, ImageFeatures((2, 3, 4), 5, (0.4, 0.6), (0.3, 0.2)))
         draw = np.random.default_rng(7)
         truth = draw.normal(size=(24, 5))
         self._images = {split: draw.integers(0, 256, (size, 2, 3, 4), dtype=np.uint8) for split, size in self.info.sizes.items()}

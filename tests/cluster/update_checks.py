@@ -10,13 +10,6 @@ from torch_image_tasks import steps
 
 from crosstrain.backends.base import Plan, State
 
-__all__ = [
-    "test_buffers_move_with_each_micro_batch",
-    "test_clipping_is_torchs_formula",
-    "test_micro_batches_make_the_update_of_the_whole_batch",
-    "test_the_moving_average_follows_its_formula",
-]
-
 
 def test_clipping_is_torchs_formula(opened):
     """Of a step of plain gradient descent: the gradient keeps its direction, and has the formula's length; a high limit changes no bit."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from .plan import Fault
 from .watched import Watched
 
-__all__ = ["Done", "inject"]
-
 PAUSE_SECONDS = 5.0
 CUT_SECONDS = 3.0
 

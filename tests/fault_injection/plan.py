@@ -9,8 +9,6 @@ from typing import Any
 
 from crosstrain.backends.loading import load_backend
 
-__all__ = ["COMBINATIONS", "KILLS", "KINDS", "Combination", "Fault", "planned"]
-
 
 @dataclass(frozen=True)
 class Combination:

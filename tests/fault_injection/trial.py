@@ -19,8 +19,6 @@ from .injection import inject
 from .plan import Combination, Fault
 from .watched import Watched
 
-__all__ = ["same_end", "tried", "undisturbed"]
-
 RUN_SECONDS = 600.0
 MOST_ACCURACY_APART = 0.02
 LASTS_SECONDS = {"pause-task": 7, "pause-agent": 7, "pause-driver": 7, "cut": 6, "reset": 3}

@@ -9,8 +9,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Watched"]
-
 LOOK_SECONDS = 0.005
 
 

@@ -12,7 +12,7 @@ import psutil
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.settings.sources import resolve
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.progress import QuietProgress
 from crosstrain.launch.driver import driver
 from crosstrain.launch.launchers.local import LocalLauncher
 from crosstrain.records.store.run_directory import RunReader
@@ -24,7 +24,8 @@ def train(out, name, policy=None, notifier=None, **more):
     job = resolve({**JOB, "out": out, "name": name, **more}, {}).job
     launcher = LocalLauncher(job, lambda text: None)
     given = {} if policy is None else {"policy": policy}
-    return driver.run(job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher, notifier=notifier, **given)
+    invocation = driver.Invocation(["test"], {})
+    return driver.run(job, invocation, progress=QuietProgress(), launcher=launcher, notifier=notifier, **given)
 
 
 def when(path, ready, act):

@@ -34,7 +34,7 @@ sys.exit(main())
 
 def test_each_part_is_done_and_the_first_cause_is_kept(capsys):
     done = []
-    ending = Ending(None)
+    ending = Ending()
     ending.do(lambda: done.append(1))
     ending.do(lambda: {}["first"])
     ending.do(lambda: {}["second"])

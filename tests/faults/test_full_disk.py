@@ -15,7 +15,7 @@ from crosstrain.checkpoint import list_checkpoints
 from crosstrain.conformance.runs import trainer
 from crosstrain.core.errors import DiskError
 from crosstrain.core.settings.sources import resolve
-from crosstrain.engine.progress.base import make_progress
+from crosstrain.engine.progress import make_progress
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.records.store.run_directory import RunReader
 

@@ -33,7 +33,7 @@ def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left(m
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv(MARK, mark := uuid.uuid4().hex)
     launcher = LocalLauncher(Job(backend="toy", nodes=2, epochs=1), print)
-    control = TaskGroup(Nodes(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check), [])
+    control = TaskGroup(Nodes(launcher.start(), check=launcher.check), [])
     try:
         control.nodes.greet(60)
         if launcher.network is None:

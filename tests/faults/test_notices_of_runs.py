@@ -10,9 +10,8 @@ from restart_runs import kill_when, train, trains
 from test_restart import TOY, RestartsOnce
 from web_server import web_server
 
-from crosstrain.core.settings.personal import resolve_personal
-from crosstrain.core.settings.personal_options import PERSONAL_OPTIONS
-from crosstrain.launch.notices.notifier import Notifier
+from crosstrain.core.settings.personal import PERSONAL_OPTIONS, resolve_personal
+from crosstrain.launch.driver.notify import Notifier
 from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]

@@ -18,7 +18,7 @@ from processes import MarkedRun, free_ports, living_in, wait_until
 from strangers import listens
 
 from crosstrain.launch.virtual.cpu_quota import Hierarchy
-from crosstrain.launch.virtual.errors import MissingCapabilityError
+from crosstrain.launch.virtual.namespaces import MissingCapabilityError
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 

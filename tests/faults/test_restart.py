@@ -15,7 +15,7 @@ from restart_runs import JOB, agent, kill_when, lives, losses, names, pids, trai
 from crosstrain.checkpoint import list_checkpoints
 from crosstrain.core.errors import InterruptedRunError, RunFailedError
 from crosstrain.core.settings.sources import resolve
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.progress import QuietProgress
 from crosstrain.launch.driver import driver
 from crosstrain.launch.driver.restart_policy import Restart, Stop
 from crosstrain.launch.launchers.local import LocalLauncher
@@ -189,7 +189,7 @@ def test_a_start_whose_port_is_taken_is_tried_again_and_the_third_time_is_the_la
             taken.close()
 
         def go():
-            return driver.run(launcher.job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher)
+            return driver.run(launcher.job, driver.Invocation(["test"], {}), progress=QuietProgress(), launcher=launcher)
 
         if stays:
             with pytest.raises(RunFailedError, match=r"3 times a port was taken before a task could listen: .*in use"):

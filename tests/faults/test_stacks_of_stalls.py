@@ -83,7 +83,7 @@ def test_a_task_that_hangs_is_named_with_its_line(ended, hangs):
     assert found, done.stderr
     task, line = found.groups()
     assert ("sleep(1)" in stuck.read_text().splitlines()[int(line) - 1]) == (hangs == "sleeps")
-    assert re.search(r"worker-\d, worker-\d stand at \S*exchange/mesh/\w+.py:\d+ \(", told)
+    assert re.search(r"worker-\d, worker-\d stand at \S*exchange/(all_reduce|mesh|peer_links)\.py:\d+ \(", told)
     status = json.loads((folder / "run/status.json").read_text())
     assert (status["task"], status["exit_code"]) == (task, 1)
     stacks = (folder / "run/logs/stacks.txt").read_text()

@@ -39,13 +39,13 @@ def said(function):
 def training_context(backend):
     """A context of a training pass, of a model that has no dropout."""
     job, spec = Job(model="logreg"), ModelSpec("plain", (ParameterSpec("w", (2, 2)),))
-    contexts = import_module(f"crosstrain.backends.{backend}.forward_context").ForwardContexts
+    contexts = import_module(f"crosstrain.backends.{backend}.model").ForwardContexts
     return contexts(job, spec, 0).training({}, None, None) if backend == "tf" else contexts(job, spec, 0, {}, None).training(0, None, 0)
 
 
 def main(backend, seed, file):
-    functions = import_module(f"crosstrain.backends.{backend}.forward_context").TENSORS
-    layers = import_module(f"crosstrain.models.layers.{backend}.sequence").SequenceLayers
+    functions = import_module(f"crosstrain.backends.{backend}.model").TENSORS
+    layers = import_module(f"crosstrain.models.layers.{backend}").SequenceLayers
     draw, results = np.random.default_rng(int(seed)), {}
     for number in range(20):
         query, key, value, mask = drawn(draw)

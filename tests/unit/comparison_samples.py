@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from crosstrain.core.job import Job
-from crosstrain.records.schema import StepRecord
 from crosstrain.records.store.jsonl import encode, write_document
-from crosstrain.report.catalog.run import Run
+from crosstrain.records.store.schema import StepRecord
+from crosstrain.report.compare.comparison import Comparison, compare_runs
+from crosstrain.report.runs.run import Run, finished_run
 
 NODE: dict[str, Any] = {
     "cpu_model": "Made Up 3000",
@@ -111,6 +112,11 @@ def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, recei
 def starved_node(fraction: float) -> dict[str, Any]:
     """What a node used whose tasks lost such a part of their CPU time to other programs, which had 1.5 of its 2 cores."""
     return {**used(), "foreign_cpu_cores_used": 1.5, "cpu_cores_lost": 1.5, "starved_fraction": fraction}
+
+
+def compare_paths(paths: list[str | Path], *, fold: bool = True) -> Comparison:
+    """Compare the runs in some directories."""
+    return compare_runs([finished_run(path) for path in paths], fold=fold)
 
 
 def written(folder: Path, *runs: Run) -> list[str]:

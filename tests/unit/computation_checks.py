@@ -5,7 +5,7 @@ import numpy as np
 from crosstrain.backends.arrays.model import Gradients, Outputs
 from crosstrain.backends.base import make_sampler
 from crosstrain.core.job import Job
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.data.columns import Column
 from crosstrain.models.base import ModelSpec, ParameterSpec
 from crosstrain.models.logreg import build
@@ -17,7 +17,7 @@ class Images:
     """40 training and 11 test images of 2 × 8 × 4 pixels in three classes."""
 
     def __init__(self):
-        self.info = DataInfo.of_images("images", (2, 8, 4), 3, {"train": 40, "test": 11}, (0.4, 0.6), (0.3, 0.2))
+        self.info = DataInfo.of_images("images", {"train": 40, "test": 11}, ImageFeatures((2, 8, 4), 3, (0.4, 0.6), (0.3, 0.2)))
         draw = np.random.default_rng(5)
         self._images = {split: draw.integers(0, 256, (size, 2, 8, 4), dtype=np.uint8) for split, size in self.info.sizes.items()}
         self._labels = {split: draw.integers(0, 3, size) for split, size in self.info.sizes.items()}

@@ -3,7 +3,7 @@
 import torch
 from computation_checks import CASES, check
 
-from crosstrain.backends.torch.asynchronous.computation import TorchComputation
+from crosstrain.backends.torch.asynchronous import TorchComputation
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
 
 PLACED = TaskSpec("worker", 0, 0, leading=False)

@@ -11,8 +11,7 @@ import numpy as np
 
 from crosstrain.backends.decoding_functions import DecodingFunctions
 from crosstrain.core.errors import UsageError
-from crosstrain.models.decoding.batches import decode
-from crosstrain.models.decoding.settings import Decoding
+from crosstrain.models.decoding import Decoding, decode
 
 PIECES = 7
 SOURCES = [np.array([4, 5, 2]), np.array([6, 2]), np.array([5, 2])]

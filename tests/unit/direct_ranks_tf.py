@@ -11,8 +11,8 @@ import tensorflow as tf
 from mesh_ranks import in_rank_order, tasks_of, vectors_of
 
 from crosstrain.backends.tf.sync.direct import DirectRanks
-from crosstrain.exchange.mesh.bucket_layout import BUCKET_BYTES, buckets_of
-from crosstrain.exchange.mesh.mesh import Mesh
+from crosstrain.exchange.all_reduce import BUCKET_BYTES, buckets_of
+from crosstrain.exchange.mesh import Mesh
 
 RANKS = 3
 STEPS = 4

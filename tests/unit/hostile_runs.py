@@ -16,10 +16,10 @@ import xxhash
 from model_checkpoints import save_model
 from report_runs import make_run
 
-from crosstrain.checkpoint.manifest import ALGORITHM
+from crosstrain.checkpoint.files import ALGORITHM
 from crosstrain.core.settings.sweeps import Grid
 from crosstrain.data.store.stored_dataset import open_dataset
-from crosstrain.launch.sweeps.folder import Request, SweepFolder
+from crosstrain.launch.sweep_folder import Request, SweepFolder
 from crosstrain.records.store.jsonl import write_document
 
 CHECKPOINT = "checkpoints/step-000000040"

@@ -99,7 +99,7 @@ def main():
         "matplotlib.backends.backend_svg",
         "matplotlib.backends.backend_agg",
         "scipy.optimize",
-        "crosstrain.launch.resume.resumption",
+        "crosstrain.launch.driver.resumption",
     ):
         importlib.import_module(module)
     for line in requests:

@@ -20,14 +20,13 @@ from crosstrain.backends.parameter_server import tickets as ticket_module
 from crosstrain.backends.parameter_server.session import AsyncSession
 from crosstrain.backends.parameter_server.tickets import TrainTicket, decode
 from crosstrain.backends.torch import BACKEND
-from crosstrain.backends.torch.asynchronous.flat_rule import FlatRule
+from crosstrain.backends.torch.asynchronous import FlatRule
 from crosstrain.core.cluster import Cluster, Task
 from crosstrain.core.job import Job
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.data.columns import Column
-from crosstrain.exchange.parameter_server.authentication import Hello, connect
 from crosstrain.exchange.parameter_server.server import ShardServer, shard_bounds
-from crosstrain.exchange.parameter_server.wire_protocol import REFRESH_SHARDS, Kind
+from crosstrain.exchange.parameter_server.wire_protocol import REFRESH_SHARDS, Figures, Hello, Kind, connect
 from crosstrain.models.logreg import build
 
 STEPS, WORKERS, EXAMPLES = 36, 3, 30
@@ -37,7 +36,7 @@ class Data:
     """60 images of 2 × 3 × 4 pixels, of which nobody looks at one."""
 
     def __init__(self):
-        self.info = DataInfo.of_images("tiny", (2, 3, 4), 5, {"train": 60, "test": 9}, (0.4, 0.6), (0.3, 0.2))
+        self.info = DataInfo.of_images("tiny", {"train": 60, "test": 9}, ImageFeatures((2, 3, 4), 5, (0.4, 0.6), (0.3, 0.2)))
 
     def column(self, split, name):
         size = self.info.sizes[split]
@@ -97,7 +96,9 @@ class Puppet:
     def push(self, shard, step):
         gradient = np.zeros_like(self.values[shard])
         gradient[step % len(gradient)] = 1.0
-        self.links[shard].send(Kind.PUSH, gradient.data.cast("B"), version=self.versions[shard], examples=step, lr=1.0, loss=float(step))
+        self.links[shard].send(
+            Kind.PUSH, gradient.data.cast("B"), version=self.versions[shard], examples=step, figures=Figures(1.0, float(step))
+        )
 
     def update(self, step, last):
         """One whole update, in the order of `Worker._exchange`; return the chief's answer."""

@@ -4,9 +4,9 @@ import numpy as np
 
 from crosstrain.backends.base import EvalResult, StepResult
 from crosstrain.core.job import Job
-from crosstrain.data.base import DataInfo
-from crosstrain.engine.loop import TrainingLoop
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.data.base import DataInfo, ImageFeatures
+from crosstrain.engine.loop import Outputs, Subject, TrainingLoop
+from crosstrain.engine.progress import QuietProgress
 from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message, steps_to_message
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.models.objectives import CLASSIFICATION
@@ -16,7 +16,7 @@ BATCH = 8
 
 def data_info(test_examples):
     """64 examples to train on, which are eight batches, and so many to evaluate."""
-    return DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 64, "test": test_examples}, (0.0,), (1.0,))
+    return DataInfo.of_images("toy", {"train": 64, "test": test_examples}, ImageFeatures((1, 2, 2), 3, (0.0,), (1.0,)))
 
 
 def tag(command):
@@ -109,12 +109,8 @@ def training_loop(job, tasks, records=None, saver=None, objective=CLASSIFICATION
     """The loop of a job, given by its settings, with a made-up leading task."""
     return TrainingLoop(
         Job(batch_size=BATCH, **job),
-        data=data_info(test_examples),
-        objective=objective,
-        tasks=tasks,
-        recorder=records or Records(),
-        progress=QuietProgress(),
-        clock=lambda: 1.0,
-        saver=saver or Saver(),
+        Subject(data_info(test_examples), objective),
+        tasks,
+        Outputs(records or Records(), QuietProgress(), saver or Saver(), lambda: 1.0),
         start=start,
     )

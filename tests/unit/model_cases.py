@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from crosstrain.core.plugins import find, load
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.models.base import initial_values
 from crosstrain.models.dropout_masks import keep_mask
 
@@ -41,7 +41,9 @@ class Case:
 
     @property
     def spec(self):
-        info = DataInfo.of_images("made", self.shape, self.classes, {"train": 1, "test": 1}, (0.0,) * self.shape[0], (1.0,) * self.shape[0])
+        info = DataInfo.of_images(
+            "made", {"train": 1, "test": 1}, ImageFeatures(self.shape, self.classes, (0.0,) * self.shape[0], (1.0,) * self.shape[0])
+        )
         return load(find("model", self.model), "model")(info)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from run_samples import sync_run
 
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.prediction.cost_model import Compute, Link, Ring, Server, ring_step, server_rounds
+from crosstrain.report.analysis.cost_model import Compute, Link, Ring, Server, ring_step, server_rounds
 
 COMPUTE = Compute(0.03, 0.0025)
 RING = Ring(hop_seconds=0.001, seconds_per_byte=8e-9, hidden_fraction=0.25)

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from run_samples import a_job, open_run
 
 from crosstrain.cli.commands.explain import explain as command
-from crosstrain.records.schema import Clock, StepRecord
-from crosstrain.records.summary.summary import summarise
+from crosstrain.records.store.schema import Clock, StepRecord
+from crosstrain.records.summary import summarise
 
 
 def asked(path, *options):

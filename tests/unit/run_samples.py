@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from crosstrain.core.job import Job
-from crosstrain.records.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from crosstrain.records.store.run_directory import RunReader, RunWriter
-from crosstrain.records.summary.summary import summarise
+from crosstrain.records.store.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from crosstrain.records.summary import summarise
 
 STEP = StepRecord(0, 2, 0, 0.5, 0.25, 20, (0.5, 0.25), (0.05,))
 EVALUATION = EvalRecord(10, 1.0, 1.5, 0.125, "test", 360, 0.75, {"accuracy": 0.875}, 10)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from space_to_depth_cases import save_all
 
 from crosstrain.models.base import ForwardContext
-from crosstrain.models.layers.tf import image as layers
+from crosstrain.models.layers import tf as layers
 
 
 def computed(case, convolve):

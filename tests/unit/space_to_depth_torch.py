@@ -6,7 +6,7 @@ import torch
 from space_to_depth_cases import save_all
 
 from crosstrain.models.base import ForwardContext
-from crosstrain.models.layers.torch import image as layers
+from crosstrain.models.layers import torch as layers
 
 
 def computed(case, convolve):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crosstrain.backends.tf.asynchronous.step_marks import SPAN, make_marks
+from crosstrain.backends.tf.asynchronous.tickets import SPAN, make_marks
 
 PLACES = 50
 

@@ -1,7 +1,7 @@
 """How long workers were away that were started anew alone, from a run's events."""
 
-from crosstrain.records.schema import EventRecord
-from crosstrain.records.summary.summary import _restarts
+from crosstrain.records.store.schema import EventRecord
+from crosstrain.records.summary import _restarts
 
 
 def event(name, time_seconds, **detail):

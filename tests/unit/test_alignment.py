@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import make_run
 
-from crosstrain.records.text.numbers import bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
-from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.page.page import render
-from crosstrain.report.paper.table import as_latex
-from crosstrain.report.tables.alignment import holds_figures, plain_lines
-from crosstrain.report.tables.columns import column
-from crosstrain.report.tables.formats import as_markdown, as_text
-from crosstrain.report.tables.runs_list import runs_table
+from crosstrain.records.text import bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
+from crosstrain.report.compare.columns import column, holds_figures, plain_lines
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.formats import as_markdown, as_text
+from crosstrain.report.compare.runs_list import runs_table
+from crosstrain.report.pages.page import render
+from crosstrain.report.pages.paper_table import as_latex
+from crosstrain.report.runs.run import Run, started_runs
 
 METRICS = ["state", "examples_per_second", "data", "time_to_target_seconds", "target"]
 

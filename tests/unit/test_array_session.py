@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from computation_checks import Counting, Images
 
-from crosstrain.backends.arrays.ranks import SingleRank
-from crosstrain.backends.arrays.session import ArraySession
+from crosstrain.backends.arrays.backend import ArraySession, SingleRank
 from crosstrain.backends.base import CalibrationOrder, Plan, State
-from crosstrain.backends.vectors.vector_rule import VectorRule
+from crosstrain.backends.vectors import VectorRule
 from crosstrain.core.cluster import Cluster, Task
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job

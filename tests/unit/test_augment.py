@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from crosstrain.backends.base import make_sampler
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.data.augment import Augmentation, apply_changes, augmentation
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.data.batching import FixedCount
+from crosstrain.data.preprocessing import Augmentation, apply_changes, augmentation
 from crosstrain.data.sampler import Sampler, permutation
 from crosstrain.data.sources.digits import DATASET as DIGITS
-from crosstrain.data.sources.glyphs.source import GLYPHS28
+from crosstrain.data.sources.glyphs import GLYPHS28
 from crosstrain.data.store.stored_dataset import open_dataset
 
 CALM = settings(deadline=None, derandomize=True, database=None)
@@ -28,7 +28,9 @@ GOLDEN = "56fafb082d5c9a4128a725c6ec6810fe28fe99114932b7f18121f65d12b95441"
 
 
 def info(height=32, width=32, flippable=True):
-    return DataInfo.of_images("pictures", (3, height, width), 10, {"train": 9, "test": 9}, (0.5,) * 3, (0.5,) * 3, flippable=flippable)
+    return DataInfo.of_images(
+        "pictures", {"train": 9, "test": 9}, ImageFeatures((3, height, width), 10, (0.5,) * 3, (0.5,) * 3, flippable=flippable)
+    )
 
 
 class TestDraws:

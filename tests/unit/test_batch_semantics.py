@@ -9,12 +9,11 @@ from pydantic import ValidationError
 
 from crosstrain.backends.base import State
 from crosstrain.core.job import Job
-from crosstrain.core.update_rules import EMA, averaging_rates, slot_names
+from crosstrain.core.update_rules import EMA, averaging_rates, base_learning_rate, slot_names
 from crosstrain.data.sampler import run_sampler
-from crosstrain.engine.learning_rate import base_learning_rate
-from crosstrain.launch.sweeps.remaining_time import updates
-from crosstrain.report.catalog.batches import examples_of, real_batch
-from crosstrain.report.comparison.factor_values import budget, update_examples
+from crosstrain.launch.sweep_runner import updates
+from crosstrain.report.compare.factor_values import budget, update_examples
+from crosstrain.report.runs.run import examples_of, real_batch
 
 
 def test_the_batch_is_what_a_worker_computes_at_once():

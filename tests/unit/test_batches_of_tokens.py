@@ -14,14 +14,14 @@ from predict_samples import calibrated_run, write
 
 from crosstrain.cli.commands.predict import predict
 from crosstrain.core.job import Job
-from crosstrain.report.catalog.index import list_runs
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.diagnosis.advice import advise
-from crosstrain.report.diagnosis.verdict import explain
-from crosstrain.report.tables.formats import as_text
-from crosstrain.report.tables.run_tables import one_run, to_text
-from crosstrain.report.tables.runs_list import runs_table
+from crosstrain.report.analysis.advice import advise
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.formats import as_text
+from crosstrain.report.compare.run_tables import one_run, to_text
+from crosstrain.report.compare.runs_list import runs_table
+from crosstrain.report.runs.index import list_runs
+from crosstrain.report.runs.run import Run
 
 STEP = {"compute": 0.002, "communicate": 0.008}
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstrain.core.job import Job
+from crosstrain.core.update_rules import learning_rates
 from crosstrain.data.batching import FixedCount
 from crosstrain.data.sampler import Sampler, permutation
 from crosstrain.engine.epochs import START, DataCursor, EpochIndex
-from crosstrain.engine.learning_rate import learning_rates
 
 CALM = settings(deadline=None, derandomize=True, database=None)
 WEIGHTS = st.lists(st.integers(1, 9), min_size=1, max_size=40)

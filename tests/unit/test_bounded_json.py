@@ -13,34 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.core.untrusted.bounded_json import (
-    MOST_BYTES,
-    MOST_LINE_BYTES,
-    NotJsonError,
-    UnreadableError,
-    parse_json,
-    read_json,
-    read_lines,
-)
+from crosstrain.core.bounded_json import MOST_BYTES, MOST_LINE_BYTES, NotJsonError, UnreadableError, parse_json, read_json, read_lines
 
 OTHER_TEXTS = {
     "backends/tf/__init__.py": "a program that is shown to the reader of an export",
-    "cli/completion/kept_commands.py": "a cache of its own, read at each key without what the reader imports",
+    "cli/kept_commands.py": "a cache of its own, read at each key without what the reader imports",
     "cli/commands/run_repeats.py": "what a trainer of its own printed",
     "conformance/suite.py": "what a trainer of its own printed",
-    "conformance/runs.py": "what a trainer of its own printed",
-    "conformance/launched_nodes.py": "what the suite that starts it has given it",
+    "conformance/runs.py": "what a trainer of its own printed, and what the suite that starts it has given it",
     "conformance/launcher_suite.py": "what a process of its own printed",
-    "core/untrusted/bounded_json.py": "the reader",
+    "core/bounded_json.py": "the reader",
     "engine/protocol/messages.py": "messages of tasks",
-    "engine/protocol/nonblocking.py": "messages of agents",
+    "engine/protocol/transport.py": "messages of agents",
     "launch/node/dialled.py": "what its starter tells it",
-    "launch/node/fork_server_connection.py": "messages of and to the fork server",
+    "launch/node/fork_server_client.py": "messages of and to the fork server",
     "engine/backend_probe.py": "what a process of its own printed",
-    "launch/environments/tf_config.py": "an environment variable",
+    "launch/launchers/environments.py": "an environment variable",
     "launch/virtual/namespace_holder.py": "messages of the driver",
     "launch/virtual/network.py": "messages of the holder",
-    "report/catalog/index.py": "rows that a database gave",
+    "report/runs/index.py": "rows that a database gave",
 }
 """Modules that take JSON from elsewhere than a file."""
 
@@ -166,4 +157,4 @@ def test_no_other_module_reads_json_from_a_file(repository):
                 found.add(name)
             if isinstance(node, ast.ImportFrom) and node.module == "json":
                 found.add(name)
-    assert found <= set(OTHER_TEXTS), "these read JSON by themselves; files are read by crosstrain.core.untrusted.bounded_json"
+    assert found <= set(OTHER_TEXTS), "these read JSON by themselves; files are read by crosstrain.core.bounded_json"

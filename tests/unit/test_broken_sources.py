@@ -14,7 +14,7 @@ from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.sources.translation.tokenizer import train_vocabulary
 from crosstrain.data.store.build import build_store
 from crosstrain.data.store.manifest import read_manifest
-from crosstrain.data.store.prepared_checks import wrong_sentences
+from crosstrain.data.store.writer import wrong_sentences
 from crosstrain.data.text import END, PADDING
 
 MODEL = train_vocabulary(["red house", "green ship", "blue tree"], 40, bytes_too=False)

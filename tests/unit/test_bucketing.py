@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from crosstrain.backends.base import Plan
 from crosstrain.backends.parameter_server.tickets import TrainTicket, cut_plan, decode, encode
 from crosstrain.core.job import Job
-from crosstrain.data.batching import BucketedTokens, FixedCount, batch_rule
-from crosstrain.data.bucketing import Buckets, bucket_edges, longer_than, padded_positions
+from crosstrain.data.batching import BucketedTokens, Buckets, FixedCount, batch_rule, bucket_edges, longer_than, padded_positions
 from crosstrain.data.sampler import Sampler, padding_share, permutation
 from crosstrain.engine.epochs import START, DataCursor, EpochIndex
 from crosstrain.engine.protocol.codec import plan_from_message, plan_to_message

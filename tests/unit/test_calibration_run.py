@@ -4,12 +4,12 @@ import pytest
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.engine.calibration import CalibrationRun, calibrate, component_seconds, spread
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.models.logreg import build
 
-INFO = DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 10, "test": 5}, (0.0,), (1.0,))
+INFO = DataInfo.of_images("toy", {"train": 10, "test": 5}, ImageFeatures((1, 2, 2), 3, (0.0,), (1.0,)))
 
 
 class Workers:

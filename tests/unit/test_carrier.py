@@ -10,14 +10,14 @@ from processes import wait_until
 
 from crosstrain.core.process import ignores_signal, process_state, python
 from crosstrain.launch.launchers.base import AGENT_MODULE
-from crosstrain.launch.launchers.carrier import start_elsewhere
+from crosstrain.launch.launchers.ssh import start_elsewhere
 
 AGENT = ["env", *python(AGENT_MODULE, "--node", "0", "--remote")]
 PROBE = ["env", *python("crosstrain.launch.preflight.probe")]
 
 DRIVER = """
 import sys, time
-from crosstrain.launch.launchers.carrier import start_elsewhere
+from crosstrain.launch.launchers.ssh import start_elsewhere
 
 process, stream, said = start_elsewhere("here", sys.argv[1:])
 assert stream._skip_preface()

@@ -32,12 +32,12 @@ from crosstrain.checkpoint import (
     read_checkpoint,
     read_lock,
 )
-from crosstrain.checkpoint.draft_folders import remove
-from crosstrain.checkpoint.safetensors_file import map_arrays
-from crosstrain.cli.run_arguments import find_run_or_checkpoint
+from crosstrain.checkpoint.files import map_arrays
+from crosstrain.checkpoint.writer import remove
+from crosstrain.cli.run_request import find_run_or_checkpoint
 from crosstrain.core.errors import UsageError
 from crosstrain.metrics import LOSS
-from crosstrain.metrics.classification import ACCURACY
+from crosstrain.metrics.base import ACCURACY
 
 FILES = ("parameters.safetensors", "optimizer.safetensors", "checkpoint.json", "manifest.json")
 

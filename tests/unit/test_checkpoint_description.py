@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from crosstrain.checkpoint import DamagedCheckpointError, newest_sound, read_checkpoint
-from crosstrain.checkpoint.compatibility import model_problem
-from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manifest
-from crosstrain.checkpoint.safetensors_file import map_arrays
+from crosstrain.checkpoint.files import digest_of, map_arrays, read_manifest, write_manifest
+from crosstrain.checkpoint.reader import model_problem
 from crosstrain.models.base import ModelSpec, ParameterSpec
 
 

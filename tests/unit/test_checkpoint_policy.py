@@ -7,12 +7,11 @@ from made_up_training import BATCH, LeadingTask, Saver, data_info, training_loop
 
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import run_sampler
-from crosstrain.engine.checkpoint_policy import CheckpointPolicy
 from crosstrain.engine.epochs import DataCursor, EpochIndex
 from crosstrain.engine.loop_interfaces import ResumePoint
-from crosstrain.engine.triggers import Triggers
+from crosstrain.engine.policies import CheckpointPolicy, Triggers
 from crosstrain.models.objectives import CLASSIFICATION
-from crosstrain.records.schema import EvalRecord
+from crosstrain.records.store.schema import EvalRecord
 
 
 class Task(LeadingTask):

@@ -11,10 +11,10 @@ import pytest
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.records.store.bounded_types import MOST_NODES
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.comparison.rows import entry_of
-from crosstrain.report.tables.run_tables import columns_of, one_run, to_text
+from crosstrain.records.store.jsonl import MOST_NODES
+from crosstrain.report.compare.rows import entry_of
+from crosstrain.report.compare.run_tables import columns_of, one_run, to_text
+from crosstrain.report.runs.run import Run
 
 
 @pytest.fixture(scope="module")

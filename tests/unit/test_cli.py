@@ -20,7 +20,7 @@ from crosstrain.cli.main import main
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import available
 from crosstrain.core.settings.job_fields import flag_name, is_boolean
-from crosstrain.core.settings.personal_options import PERSONAL_OPTIONS
+from crosstrain.core.settings.personal import PERSONAL_OPTIONS
 
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
 
@@ -87,6 +87,20 @@ def test_help_and_version_load_neither_subcommands_nor_libraries():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert all(f"  {name} " in done.stdout and command.summary in done.stdout for name, command in COMMANDS.items())
+
+
+LOADED_WHERE_THEY_ARE_USED = {"matplotlib", "plotly", "pyroute2", "scipy", "pyarrow", "duckdb", "ray", "tensorflow", "torch"}
+"""Libraries that take long to import, which no command needs before it does what it needs them for."""
+
+
+def test_commands_load_without_the_libraries_that_take_long():
+    loaded = "".join(f"COMMANDS[{name!r}].load(); " for name in COMMANDS if name != "plot")  # which draws with matplotlib
+    script = f"""
+import sys; from crosstrain.cli.group import COMMANDS; COMMANDS["run"].load(); print("rich" in sys.modules); {loaded}
+import crosstrain.report.pages.live_server, crosstrain.launch.node.supervisor
+print(sorted({LOADED_WHERE_THEY_ARE_USED} & set(sys.modules)))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "False\n[]\n", done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -6,12 +6,13 @@ import pytest
 from comparison_samples import NODE, made, starved_node
 
 from crosstrain.core.job import Job
-from crosstrain.report.comparison.caveats import CAVEATS
-from crosstrain.report.comparison.comparability import compare_settings
-from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.comparison.factors import GROUPS, RULES
-from crosstrain.report.conclusion.conclusion import conclude
-from crosstrain.report.tables.footnotes import above
+from crosstrain.core.setting import GROUPS
+from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.compare.caveats import CAVEATS
+from crosstrain.report.compare.comparability import compare_settings
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.comparison_tables import above
+from crosstrain.report.compare.factors import RULES
 
 SPEED, STEPS, TIME, LOSS, METRICS, TRANSLATIONS, AT_THE_END, TARGET, RESOURCES = GROUPS
 WORK = {SPEED, STEPS, TIME, TARGET, RESOURCES}

@@ -13,23 +13,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from comparison_samples import made, written
+from comparison_samples import compare_paths, made, written
 from imported_later import ImportedLater
 from run_samples import CLOCK, a_job, async_run, open_run, summary_of, sync_run
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
-from crosstrain.records.summary.summary import summarise
-from crosstrain.records.text.numbers import bytes_text, count_text, duration_text, number_text, rate_text
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.catalog.summary_rows import rows
-from crosstrain.report.comparison.comparison import compare_paths, compare_runs
-from crosstrain.report.conclusion.conclusion import conclude
-from crosstrain.report.diagnosis.verdict import explain
-from crosstrain.report.tables.columns import cell, column
-from crosstrain.report.tables.formats import as_markdown, as_text
-from crosstrain.report.tables.run_tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
+from crosstrain.records.summary import summarise
+from crosstrain.records.text import bytes_text, count_text, duration_text, number_text, rate_text
+from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.compare.columns import cell, column
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.formats import as_markdown, as_text
+from crosstrain.report.compare.run_tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
+from crosstrain.report.runs.run import Run
+from crosstrain.report.runs.summary_rows import rows
 
 stats = ImportedLater("scipy.stats")
 

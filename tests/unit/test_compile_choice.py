@@ -7,17 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.backends.compiling.choice import (
-    GAIN,
-    CompileChoice,
-    Timing,
-    compiled_sizes,
-    decide_by,
-    pays,
-    settle,
-    timed,
-    to_be_chosen,
-)
+from crosstrain.backends.compiling import GAIN, CompileChoice, Timing, compiled_sizes, decide_by, pays, settle, timed, to_be_chosen
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import Batches

@@ -14,8 +14,8 @@ from click.shell_completion import ShellComplete
 from crosstrain.cli.group import COMMANDS, trainer
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import available
-from crosstrain.core.settings.config_files import shipped
 from crosstrain.core.settings.job_fields import choices, flag_name
+from crosstrain.core.settings.sources import shipped
 
 TRAINER = Path(sys.executable).with_name("trainer")
 
@@ -185,7 +185,7 @@ def test_what_is_kept_is_answered_without_importing_a_command(folder, cache):
         done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, cwd=folder, check=False)
         assert done.stdout.split() == ["plain,sync", "plain,async"]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "crosstrain.cli.completion.kept_commands" in imported
+    assert "crosstrain.cli.kept_commands" in imported
     assert {"pydantic", "numpy", "crosstrain.core.job", "crosstrain.cli.options"}.isdisjoint(imported)
 
 

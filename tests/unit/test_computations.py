@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from computation_checks import CASES, Counting, Images, check
 
-from crosstrain.backends.arrays.computation import ArrayComputation
-from crosstrain.backends.arrays.passes import Passes
+from crosstrain.backends.arrays.model import ArrayComputation, Passes
 from crosstrain.backends.base import make_sampler
-from crosstrain.backends.vectors.flat_values import FlatValues
+from crosstrain.backends.vectors import FlatValues
 from crosstrain.core.job import Job
 
 TESTS = Path(__file__).parent.parent

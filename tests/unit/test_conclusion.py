@@ -5,11 +5,10 @@ from comparison_samples import made, starved_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.records.schema import EvalRecord
-from crosstrain.report.conclusion.conclusion import conclude
-from crosstrain.report.conclusion.sentences import told
-from crosstrain.report.conclusion.set_ups import SPEED_FIGURE, times_as_good
-from crosstrain.report.conclusion.text import as_text
+from crosstrain.records.store.schema import EvalRecord
+from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.sentences import as_text, told
+from crosstrain.report.analysis.set_ups import SPEED_FIGURE, times_as_good
 
 
 def repeated(name, speeds, *, times=None, until=None, reached=None, **job):

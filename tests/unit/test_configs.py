@@ -12,13 +12,12 @@ from crosstrain.cli.commands.sweep import make_grid, sweep
 from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
 from crosstrain.core.plugins import find, forward_plugin, load
-from crosstrain.core.settings.config_files import shipped
-from crosstrain.core.settings.sources import resolve
+from crosstrain.core.settings.sources import resolve, shipped
 from crosstrain.core.settings.sweeps import Grid, plan, read_grid
+from crosstrain.core.update_rules import refuse_without_width
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
-from crosstrain.data.store.resolve import resolve as find_data
-from crosstrain.engine.learning_rate import refuse_without_width
+from crosstrain.data.store.location import resolve as find_data
 from crosstrain.models.build import build_model
 
 RUNS = {

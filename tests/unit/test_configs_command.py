@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from crosstrain.cli.commands.configs import configs, describe_configs
 from crosstrain.core.errors import UsageError
-from crosstrain.core.settings.config_files import read_config, shipped
-from crosstrain.core.settings.sources import resolve
+from crosstrain.core.settings.sources import read_config, resolve, shipped
 from crosstrain.core.settings.sweeps import plan, read_grid
 
 

@@ -19,8 +19,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from crosstrain.cli.group import invoke
-from crosstrain.core.untrusted.console import ShownStream, json_text, one_line, shown
-from crosstrain.core.untrusted.terminal_pictures import Drawing
+from crosstrain.core.console import ShownStream, json_text, one_line, shown
+from crosstrain.core.terminal_pictures import Drawing
 
 EVIL = "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\x7f\u202egnp\u2066[red]</script><b>&\x00\r\u2028\u200f\u061c\nFORGED succeeded\tx"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -13,9 +13,9 @@ from run_samples import a_job, async_run, open_run, sync_run
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
-from crosstrain.records.schema import EvalRecord, StepRecord
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.export.curves import curves
+from crosstrain.records.store.schema import EvalRecord, StepRecord
+from crosstrain.report.pages.export import curves
+from crosstrain.report.runs.run import Run
 
 
 def a_run(folder, name, losses, *, seconds=1.0, examples=10, accuracies=()):

@@ -17,16 +17,14 @@ import numpy as np
 import pytest
 
 from crosstrain.core.errors import UsageError
+from crosstrain.data.preprocessing import channel_statistics
 from crosstrain.data.sources import mnist
 from crosstrain.data.sources.arguments import read_arguments
 from crosstrain.data.sources.digits import DATASET as DIGITS
 from crosstrain.data.sources.digits import stratified_every
-from crosstrain.data.sources.glyphs.renderer import BLOCK, render_block, render_split
-from crosstrain.data.sources.glyphs.source import GLYPHS28
-from crosstrain.data.sources.glyphs.tiles import TILE, glyph_tiles
+from crosstrain.data.sources.glyphs import BLOCK, GLYPHS28, TILE, glyph_tiles, render_block, render_split
 from crosstrain.data.sources.mnist import DATASET as MNIST
 from crosstrain.data.sources.mnist import read_idx
-from crosstrain.data.statistics import channel_statistics
 from crosstrain.data.store import stored_dataset
 
 HAS_TORCHVISION = all(importlib.util.find_spec(package) for package in ("torch", "torchvision"))
@@ -304,14 +302,14 @@ class TestMnistDownload:
         raw.mkdir(parents=True)
         for name, array in idx_files[1].items():
             write_idx(raw / name.removesuffix(".gz"), array)  # the loader takes files that are there for downloaded
-        command = [sys.executable, "-m", "crosstrain.data.sources.torchvision_download", str(tmp_path / "folder"), "mnist"]
+        command = [sys.executable, "-m", "crosstrain.data.sources.download", str(tmp_path / "folder"), "mnist"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             assert child.wait(60) == 0
         assert len(MNIST.load(tmp_path / "folder").labels["train"]) == 30
 
     def test_ends_with_the_process_that_wanted_it(self, tmp_path):
         (tmp_path / "folder").mkdir()
-        command = [sys.executable, "-m", "crosstrain.data.sources.torchvision_download", str(tmp_path / "folder"), "mnist"]
+        command = [sys.executable, "-m", "crosstrain.data.sources.download", str(tmp_path / "folder"), "mnist"]
         child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
         assert child.returncode == 1
         assert not (tmp_path / "folder").exists()

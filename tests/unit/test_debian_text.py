@@ -14,11 +14,10 @@ from debian_archive import OwnArchive
 
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import UsageError
-from crosstrain.data.sources.debian import archive, source
-from crosstrain.data.sources.debian.catalogues import read_mo, read_po
-from crosstrain.data.sources.debian.cleaning import cleaned_message, wrong_with
-from crosstrain.data.sources.debian.documents import Block, blocks, paired
-from crosstrain.data.sources.debian.extraction import Extraction
+from crosstrain.data.sources.debian import packages as archive
+from crosstrain.data.sources.debian import source
+from crosstrain.data.sources.debian.documents import Block, blocks, cleaned_message, paired, read_mo, read_po, wrong_with
+from crosstrain.data.sources.debian.packages import Extraction
 from crosstrain.data.sources.translation.tokenizer import Vocabulary
 from crosstrain.data.store.stored_dataset import open_dataset
 

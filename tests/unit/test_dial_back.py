@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
+from crosstrain.core.listener import AuthenticatingListener
 from crosstrain.core.process import python
-from crosstrain.core.untrusted.listener import AuthenticatingListener
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.transport import AGENT_BEGINS, over_socket
 from crosstrain.launch.launchers.dial_back import LateStream, prove

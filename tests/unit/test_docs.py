@@ -30,24 +30,20 @@ from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
 from crosstrain.core import plugins
 from crosstrain.core.job import Job
-from crosstrain.core.settings.reserved_variables import RESERVED_VARIABLES
-from crosstrain.core.settings.sources import ResumedRun, resolve
+from crosstrain.core.settings.sources import RESERVED_VARIABLES, ResumedRun, resolve
 from crosstrain.data import base
-from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.base import DataInfo, ImageFeatures, TextFeatures
 from crosstrain.data.columns import ColumnSpec
-from crosstrain.data.store.location import originals_fingerprint
-from crosstrain.data.store.resolve import written_out
+from crosstrain.data.store.location import originals_fingerprint, written_out
 from crosstrain.data.store.stored_dataset import open_dataset
-from crosstrain.launch.node.port_reservation import FIRST_PORT, LAST_PORT
+from crosstrain.launch.node.scratch import FIRST_PORT, LAST_PORT
 from crosstrain.models.build import build_model
-from crosstrain.models.decoding.quality import TranslationQuality
-from crosstrain.models.decoding.translation import refuse_unscorable
+from crosstrain.models.decoding import TranslationQuality, refuse_unscorable
 from crosstrain.models.layers import LayerSpecs, convolved
-from crosstrain.models.layers.protocol import NetworkLayers
-from crosstrain.models.layers.sequence_protocol import SequenceNetworkLayers
-from crosstrain.records import schema
+from crosstrain.models.layers.protocol import NetworkLayers, SequenceNetworkLayers
+from crosstrain.records.store import schema
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.tables.run_tables import ACROSS_MODES, side_by_side, to_text
+from crosstrain.report.compare.run_tables import ACROSS_MODES, side_by_side, to_text
 
 
 def arguments(function) -> str:
@@ -139,7 +135,7 @@ def test_links_and_paths_lead_somewhere(repository, document):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_option_variable_and_command_exists(repository, document, every_option, benchmark_options):
     text = (repository / document).read_text(encoding="utf-8")
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text))
     known = every_option | OPTIONS_OF_OTHERS | (benchmark_options if "python -m benchmarks" in text else set())
     assert named - known == set()
     variables = set(re.findall(r"\bTRAINER_[A-Z_]*[A-Z]\b", text))
@@ -376,9 +372,7 @@ class TestAddingAModel:
     def test_the_parameters_of_its_layers_fit(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         build = plugins.load(plugins.find("model", "my_models.convolutional"), "model")
-        spec = build(
-            DataInfo.of_images("d", input_shape=(3, 9, 7), classes=5, sizes={"train": 1, "test": 1}, mean=(0.0,) * 3, std=(1.0,) * 3)
-        )
+        spec = build(DataInfo.of_images("d", {"train": 1, "test": 1}, ImageFeatures((3, 9, 7), 5, (0.0,) * 3, (1.0,) * 3)))
         assert {parameter.name: parameter.shape for parameter in spec.parameters} == {
             "conv.weight": (8, 3, 3, 3),
             "conv.bias": (8,),

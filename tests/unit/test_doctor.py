@@ -11,9 +11,9 @@ import pytest
 
 from crosstrain.backends.base import Availability
 from crosstrain.cli.group import invoke
-from crosstrain.launch.machine_checks import backend_check, disk_check, gpu_checks, processor_check, virtual_node_checks
+from crosstrain.launch.launchers.machine_checks import backend_check, disk_check, gpu_checks, processor_check, virtual_node_checks
 from crosstrain.launch.virtual.network import Possibility
-from crosstrain.monitor.gpu_devices import GpuHardware, nvidia_hardware
+from crosstrain.monitor.gpu import GpuHardware, nvidia_hardware
 
 TF = Availability("tf", "2.21.0", ("cpu",))
 TORCH = Availability("torch", "2.15.0", ("cpu", "gpu:0 NVIDIA H200"))

@@ -11,10 +11,10 @@ import pytest
 
 from crosstrain.core.errors import DiskError, UsageError
 from crosstrain.core.job import Job
-from crosstrain.launch.resume.resumption import refuse_at_work
-from crosstrain.records.schema import EventRecord
+from crosstrain.launch.driver.resumption import refuse_at_work
 from crosstrain.records.store.heartbeat import HEARTBEAT, Heartbeat, is_silent
 from crosstrain.records.store.run_directory import RunReader, RunWriter
+from crosstrain.records.store.schema import EventRecord
 
 WATCH_SECONDS = 5.0
 """More than two beats."""
@@ -24,7 +24,7 @@ import sys, time
 from pathlib import Path
 from crosstrain.core.job import Job
 from crosstrain.core.process import die_with_parent
-from crosstrain.records.schema import EventRecord
+from crosstrain.records.store.schema import EventRecord
 from crosstrain.records.store.run_directory import RunWriter
 die_with_parent(int(sys.argv[2]))
 writer = RunWriter.create(Job(out=Path(sys.argv[1]), name="run"))

@@ -5,7 +5,7 @@ from made_up_training import LeadingTask, Records, Saver, training_loop
 from test_translation_orders import OBJECTIVE, answer
 
 from crosstrain.core.errors import RunFailedError
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.progress import QuietProgress
 from crosstrain.engine.protocol.messages import Message
 
 SENTENCES = 700

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from crosstrain.launch.launchers.carrier import end_elsewhere
-from crosstrain.launch.launchers.host_checks import remote_python
+from crosstrain.launch.launchers.host_list import remote_python
+from crosstrain.launch.launchers.ssh import end_elsewhere
 
 
 def ended(command):

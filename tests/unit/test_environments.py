@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
-from crosstrain.launch.environments.detect import detect
-from crosstrain.launch.environments.slurm_step import refuse_step
+from crosstrain.launch.launchers.environments import detect, refuse_step
 from crosstrain.launch.launchers.host_list import parse_hosts
-from crosstrain.launch.node.port_reservation import PortBlock
+from crosstrain.launch.node.scratch import PortBlock
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 WORLD = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstrain.core.job import Job
+from crosstrain.core.update_rules import learning_rates
 from crosstrain.data.batching import FixedCount
 from crosstrain.data.sampler import Sampler, permutation
 from crosstrain.engine.epochs import START, DataCursor, EpochIndex
-from crosstrain.engine.learning_rate import learning_rates
-from crosstrain.engine.triggers import Triggers
+from crosstrain.engine.policies import Triggers
 
 CALM = settings(deadline=None, derandomize=True, database=None)
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.sampled_from(["sync", "async"]))

@@ -16,7 +16,7 @@ from benchmarks.exchange.bounds import Line, all_reduce_bound, fit, sizes
 from benchmarks.exchange.table import Series, draw, markdown, size_text, time_text
 from benchmarks.exchange.traces import RECEIVING, SENDING, cut, per_thread, read
 from benchmarks.rows.exchange import ALEXNET_PARAMETERS, RING
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.models.build import build_model
 
 LATENCIES = st.floats(1e-6, 1e-2)
@@ -79,7 +79,9 @@ def test_a_limited_link_gives_the_rate_and_sockets_the_latency():
 
 
 def test_the_bound_of_alexnet_is_that_of_its_gradients():
-    spec = build_model("alexnet", DataInfo.of_images("x", (3, 224, 224), 1000, {"train": 1, "test": 1}, (0.0,) * 3, (1.0,) * 3))
+    spec = build_model(
+        "alexnet", DataInfo.of_images("x", {"train": 1, "test": 1}, ImageFeatures((3, 224, 224), 1000, (0.0,) * 3, (1.0,) * 3))
+    )
     elements = sum(values.size for values in spec.initial(0).values())
     assert elements == ALEXNET_PARAMETERS
     assert RING.value == pytest.approx(all_reduce_bound(3, 4 * elements, Line(0.0, 125e6)))

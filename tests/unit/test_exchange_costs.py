@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstrain.cli.commands.explain import explain as command
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.diagnosis.advice import advise
-from crosstrain.report.diagnosis.exchange_costs import BAND, exchange_text
-from crosstrain.report.diagnosis.verdict import explain
+from crosstrain.report.analysis.advice import advise
+from crosstrain.report.analysis.exchange_costs import BAND, exchange_text
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.runs.run import Run
 
 MS = 1e-3
 

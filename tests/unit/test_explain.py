@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from run_samples import a_job, open_run, summary_of
 
 from crosstrain.cli.commands.explain import explain as command
+from crosstrain.core.console import one_line
 from crosstrain.core.errors import UsageError
-from crosstrain.core.untrusted.console import one_line
 from crosstrain.records.store.jsonl import DamagedRunError, write_document
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.diagnosis.advice import advise
-from crosstrain.report.diagnosis.headline import headline
-from crosstrain.report.diagnosis.text import notes, page
-from crosstrain.report.diagnosis.time_shares import read_shares, read_workers
-from crosstrain.report.diagnosis.verdict import explain, judge, read_evidence
-from crosstrain.report.tables.run_tables import to_text
+from crosstrain.report.analysis.advice import advise
+from crosstrain.report.analysis.diagnosis_text import headline, notes, page
+from crosstrain.report.analysis.time_shares import read_shares, read_workers
+from crosstrain.report.analysis.verdict import explain, judge, read_evidence
+from crosstrain.report.compare.run_tables import to_text
+from crosstrain.report.runs.run import Run
 
 MS = 1e-3
 LINK = {"network_sent_bytes": 11_900_000, "network_received_bytes": 12_000_000}

@@ -7,11 +7,10 @@ from click.testing import CliRunner
 from explained_runs import explained_run, using
 
 from crosstrain.cli.commands.run import run as run_command
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.diagnosis.advice import advise
-from crosstrain.report.diagnosis.headline import headline
-from crosstrain.report.diagnosis.text import notes
-from crosstrain.report.diagnosis.verdict import explain
+from crosstrain.report.analysis.advice import advise
+from crosstrain.report.analysis.diagnosis_text import headline, notes
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.runs.run import Run
 
 MS = 1e-3
 FULL = {"network_sent_bytes": 12_500_000, "network_received_bytes": 0}

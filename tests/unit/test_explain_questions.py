@@ -15,14 +15,13 @@ from questioned_runs import asked, trained
 from run_samples import EVALUATION, sample, summary_of
 
 from crosstrain.cli.commands.explain import explain as command
-from crosstrain.records.schema import EvalRecord
 from crosstrain.records.store.jsonl import write_document
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.catalog.unfinished import as_recorded
-from crosstrain.report.diagnosis.verdict import explain
-from crosstrain.report.questions.answers import answers
-from crosstrain.report.questions.duration import NOTABLE_REST
-from crosstrain.report.questions.hardware_use import hardware_use
+from crosstrain.records.store.schema import EvalRecord
+from crosstrain.report.analysis.answers import answers
+from crosstrain.report.analysis.duration import NOTABLE_REST
+from crosstrain.report.analysis.utilisation import hardware_use
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.runs.run import Run, as_recorded
 
 MS = 1e-3
 

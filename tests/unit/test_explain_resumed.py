@@ -8,16 +8,15 @@ from dataclasses import replace
 import pytest
 from run_samples import CLOCK, a_job, open_run, sample
 
-from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.summary.summary import summarise
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.comparison.caveats import changed_on_resume
-from crosstrain.report.diagnosis.headline import headline
-from crosstrain.report.diagnosis.text import notes, page
-from crosstrain.report.diagnosis.verdict import explain
-from crosstrain.report.plots.time_share_charts import _clock
-from crosstrain.report.tables.run_tables import one_run, to_text
+from crosstrain.records.store.schema import EvalRecord, EventRecord, StepRecord
+from crosstrain.records.summary import summarise
+from crosstrain.report.analysis.diagnosis_text import headline, notes, page
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.compare.caveats import changed_on_resume
+from crosstrain.report.compare.run_tables import one_run, to_text
+from crosstrain.report.pages.time_share_charts import _clock
+from crosstrain.report.runs.run import Run
 
 TURN, END = 4.0, 10.0
 FIRST, SECOND = 40, 60

@@ -15,25 +15,24 @@ from questioned_runs import asked, trained
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.commands.evaluate import _print as print_evaluation
-from crosstrain.cli.commands.runs.list import runs as runs_command
-from crosstrain.metrics import LOSS, language
-from crosstrain.metrics.classification import ACCURACY
-from crosstrain.records.schema import EvalRecord
+from crosstrain.cli.commands.runs import runs as runs_command
+from crosstrain.metrics import LOSS
+from crosstrain.metrics import base as language
+from crosstrain.metrics.base import ACCURACY
 from crosstrain.records.store.jsonl import write_document
-from crosstrain.report.catalog.index import list_runs
-from crosstrain.report.catalog.query import Condition, fitting
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.catalog.summary_rows import metric_figures, row
-from crosstrain.report.catalog.translations import Searched, measured_on
-from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.comparison.seed_statistics import aggregate
-from crosstrain.report.page.page import render
-from crosstrain.report.plots.pictures import pictures
-from crosstrain.report.tables.comparison_tables import default_tables
-from crosstrain.report.tables.footnotes import above, below
-from crosstrain.report.tables.formats import as_text
-from crosstrain.report.tables.run_tables import one_run, to_text
-from crosstrain.report.tables.runs_list import runs_table
+from crosstrain.records.store.schema import EvalRecord
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.comparison_tables import above, below, default_tables
+from crosstrain.report.compare.formats import as_text
+from crosstrain.report.compare.ratios import aggregate
+from crosstrain.report.compare.run_tables import one_run, to_text
+from crosstrain.report.compare.runs_list import runs_table
+from crosstrain.report.pages.page import render
+from crosstrain.report.pages.pictures import pictures
+from crosstrain.report.runs.index import list_runs
+from crosstrain.report.runs.query import Condition, fitting
+from crosstrain.report.runs.run import Run
+from crosstrain.report.runs.summary_rows import Searched, measured_on, metric_figures, row
 
 SCORING = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 METRICS = [("bleu", "BLEU", "higher"), ("chrf", "chrF", "higher"), ("exact", "exact matches", "higher")]
@@ -216,7 +215,7 @@ def test_evaluate_says_how_many_sentences_were_decoded_and_how(capsys):
 @settings(deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 64), st.integers(1, 10**9), st.floats(0, 10))
 def test_a_signature_says_how_its_scores_came_about(beam, sentences, penalty):
-    from crosstrain.models.decoding.settings import Decoding
+    from crosstrain.models.decoding import Decoding
 
     signature = f"{SCORING}|{Decoding(beam, penalty).signature}|sentences:{sentences}"
     assert Searched.of([signature, None, signature]) == Searched("greedy" if beam == 1 else f"beam {beam}", sentences)

@@ -8,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_samples import EVALUATION, summary_of, sync_run
 
-from crosstrain.metrics.language import metrics
-from crosstrain.metrics.recorded import described_metrics
+from crosstrain.metrics.base import described_metrics, metrics
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.text.numbers import figure_text, number_text
-from crosstrain.records.text.progress import evaluation_text
-from crosstrain.report.catalog.summary_rows import row
-from crosstrain.report.questions.learning_progress import judge_curves
-from crosstrain.report.tables.run_tables import one_run, to_text
-from crosstrain.report.tables.runs_list import runs_table
+from crosstrain.records.text import evaluation_text, figure_text, number_text
+from crosstrain.report.analysis.learning import judge_curves
+from crosstrain.report.compare.run_tables import one_run, to_text
+from crosstrain.report.compare.runs_list import runs_table
+from crosstrain.report.runs.summary_rows import row
 
 VALUES = [(4.13e-06, "0.00"), (0.0, "0.00"), (0.07, "0.07"), (7.0, "7.00"), (99.68277, "99.68"), (100.0, "100.00")]
 

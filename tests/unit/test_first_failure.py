@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.engine.peer_loss import caused_by_peer_loss
 from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.worker_watch import caused_by_peer_loss
 from crosstrain.launch.driver.first_failure import Failures, Termination, first_cause, is_victim
 
 GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.77.0.2]:49049. This is typically caused by …"

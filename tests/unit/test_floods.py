@@ -15,11 +15,11 @@ from processes import wait_until
 from test_node_messages import NODE_OF, SOUND, cluster, send
 
 from crosstrain.core.errors import RunFailedError
-from crosstrain.core.untrusted.listener import Exchange
+from crosstrain.core.listener import Exchange
 from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, Message, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
 from crosstrain.launch.driver.node_channels import MOST_WAITING_BYTES, Members
-from crosstrain.launch.driver.nodes import Nodes
+from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
 from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.launch.node.agent import Agent
@@ -114,7 +114,7 @@ def test_a_node_says_once_that_it_is_going_to_be_ended():
     left = []
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, False)
-        nodes = Nodes([channel], lambda record: None, lambda *log: None, on_leaving=lambda: left.append(True))
+        nodes = Nodes([channel], ReportHandlers(leaving=lambda: left.append(True)))
         for _ in range(2):
             theirs.send(Message("leaving"))
         assert nodes.receive(5.0, {}) is None

@@ -15,10 +15,9 @@ import pytest
 from processes import wait_until
 
 from crosstrain.core.job import Job
-from crosstrain.launch.node.fork_server_client import ForkServerProcess, pays_to_fork
-from crosstrain.launch.node.fork_server_connection import ForkServerConnection
+from crosstrain.launch.node.fork_server_client import ForkServerConnection, ForkServerProcess, pays_to_fork
+from crosstrain.launch.node.scratch import task_environment
 from crosstrain.launch.node.supervisor import Supervisor
-from crosstrain.launch.node.task_environment import task_environment
 
 TOY = Path(__file__).parent.parent / "toy"
 
@@ -213,8 +212,23 @@ def test_with_gpus_each_task_is_a_process_of_its_own(monkeypatch, tmp_path):
     assert not pays_to_fork(Job(backend="torch", nodes=3))
 
 
-def test_an_agent_loads_nothing_that_only_drivers_and_tasks_need():
-    """Each node starts one, and their imports would be the same seconds of the same cores on one machine."""
-    script = "import sys, crosstrain.launch.node.agent; print(sorted({'numpy', 'pydantic', 'crosstrain.core.job'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+AGENT = """import sys, crosstrain.launch.node.agent, crosstrain.monitor.collector
+from crosstrain.backends.loading import recorded_packages
+from crosstrain.monitor.host import describe_host
+describe_host(recorded_packages('torch'))"""
+DRIVER_ONLY = {"crosstrain.records.store.document_schemas", "crosstrain.records.store.summary_schema", "crosstrain.records.summary"}
+
+
+@pytest.mark.parametrize(
+    ("script", "unneeded"),
+    [
+        (AGENT, {"numpy", "pydantic", "crosstrain.core.job", "crosstrain.core.schedules"}),
+        ("import sys, crosstrain.launch.node.fork_server", DRIVER_ONLY),
+        ("import sys, crosstrain.engine.task", DRIVER_ONLY),
+    ],
+    ids=["agent", "fork server", "task"],
+)
+def test_agents_and_tasks_import_nothing_that_only_the_driver_needs(script, unneeded):
+    """Each node starts an agent; on one machine all their imports take the same cores."""
+    done = subprocess.run([sys.executable, "-P", "-c", f"{script}\nprint({unneeded} & set(sys.modules))"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("set()\n", "")

@@ -11,7 +11,6 @@ ALLOWED = {
     "data/sources/mnist.py": "a description that users read",
     "data/sources/cifar10.py": "a description that users read",
     "data/sources/svhn.py": "a description that users read",
-    "launch/environments/detect.py": "what a contract is called after, for messages",
 }
 """Which files may name a framework, outside the folders that hold one part a framework, and for what."""
 

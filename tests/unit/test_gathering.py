@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.backends.vectors import gathering
-from crosstrain.backends.vectors.gathering import GatheredSplit
+from crosstrain.backends import vectors as gathering
+from crosstrain.backends.vectors import GatheredSplit
 from crosstrain.core.errors import UsageError
-from crosstrain.data.augment import apply_changes
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import Column, ColumnSpec
+from crosstrain.data.preprocessing import apply_changes
 from crosstrain.data.store.stored_dataset import open_dataset
 
 INDICES = st.lists(st.integers(0, 359), max_size=6).map(lambda found: np.array(found, np.int32))

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from crosstrain.cli.main import main
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.settings.given_names import named
 from crosstrain.core.settings.job_fields import environment_name, flag_name, is_boolean, schema
-from crosstrain.core.settings.sources import resolve
+from crosstrain.core.settings.sources import named, resolve
 
 TOYS = [str(Path(__file__).parent.parent / folder) for folder in ("toy", "least_toy")]
 

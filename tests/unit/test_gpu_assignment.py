@@ -6,15 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.backends.placement import parameter_server_placement, ranks_placement
+from crosstrain.backends.base import parameter_server_placement, ranks_placement
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.engine.protocol.messages import Message
-from crosstrain.launch.driver.gpu_assignment import HIDDEN, GpuAssignment, assign_gpus, check_devices
-from crosstrain.launch.node.task_environment import expected_gpus, task_environment
-from crosstrain.launch.preflight.gpu_demand import NodeGpus, asked_device, plan_gpus
-from crosstrain.launch.preflight.gpu_findings import AskedGpus, described_gpus, gpu_rows
-from crosstrain.monitor.visible_gpus import VisibleGpu
+from crosstrain.launch.driver.cluster_setup import HIDDEN, GpuAssignment, assign_gpus, check_devices
+from crosstrain.launch.node.scratch import expected_gpus, task_environment
+from crosstrain.launch.preflight.findings import AskedGpus, NodeGpus, asked_device, described_gpus, gpu_rows, plan_gpus
+from crosstrain.monitor.gpu import VisibleGpu
 
 H100 = "NVIDIA H100 80GB HBM3"
 

@@ -12,7 +12,7 @@ from crosstrain.cli.commands.manifest import manifest
 from crosstrain.cli.commands.run import run
 from crosstrain.cli.commands.submit import submit
 from crosstrain.cli.commands.sweep import sweep
-from crosstrain.cli.grouped_help import GroupedCommand, topic_option
+from crosstrain.cli.group import GroupedCommand, topic_option
 from crosstrain.core.job import Job
 from crosstrain.core.settings.job_fields import flag_name, topic
 from crosstrain.core.topics import Topic

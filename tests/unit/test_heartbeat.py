@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.liveness.silence import MOST_TICK_SECONDS, SilenceCounter
-from crosstrain.engine.protocol.heartbeat import ALIVE
-from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.core.liveness import MOST_TICK_SECONDS, SilenceCounter
+from crosstrain.engine.protocol.messages import ALIVE, PROTOCOL, Message, Stream
 from crosstrain.launch.driver import nodes
 from crosstrain.launch.driver.task_group import TaskGroup
-from crosstrain.launch.environments.detect import detect
 from crosstrain.launch.launchers.base import NodeChannel
+from crosstrain.launch.launchers.environments import detect
 from crosstrain.launch.launchers.joining import _ask
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
 from crosstrain.monitor.host import describe_host
@@ -154,7 +153,7 @@ class Nodes:
             self.streams.append(theirs)
             channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
         placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(count)]
-        heard = nodes.Nodes(channels, lambda record: None, lambda *log: None, node_timeout_seconds=limit_seconds)
+        heard = nodes.Nodes(channels, node_timeout_seconds=limit_seconds)
         self.control = TaskGroup(heard, placed)
         self.over = threading.Event()
         files.callback(self.over.set)

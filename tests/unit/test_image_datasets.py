@@ -28,22 +28,19 @@ from PIL import Image, ImageOps
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
+from crosstrain.data.preprocessing import channel_statistics
 from crosstrain.data.sources.cifar10 import DATASET as CIFAR10
 from crosstrain.data.sources.cifar10 import Cifar10Source
-from crosstrain.data.sources.glyphs.renderer import BLOCK, render_block, render_split
-from crosstrain.data.sources.glyphs.source import GLYPHS
-from crosstrain.data.sources.glyphs.tiles import glyph_tiles
+from crosstrain.data.sources.glyphs import BLOCK, GLYPHS, glyph_tiles, render_block, render_split
 from crosstrain.data.sources.image_folder import DATASET as IMAGE_FOLDER
 from crosstrain.data.sources.pictures import decode
 from crosstrain.data.sources.svhn import DATASET as SVHN
 from crosstrain.data.sources.svhn import SvhnSource
 from crosstrain.data.sources.synthetic import DATASET as SYNTHETIC
-from crosstrain.data.statistics import channel_statistics
 from crosstrain.data.store import dataset_list, stored_dataset
 from crosstrain.data.store.build import build_store
-from crosstrain.data.store.description import described
-from crosstrain.data.store.removal import find_stores, remove_store
-from crosstrain.data.store.resolve import written_out
+from crosstrain.data.store.dataset_list import described, find_stores, remove_store
+from crosstrain.data.store.location import written_out
 
 mat = ImportedLater("scipy.io")
 

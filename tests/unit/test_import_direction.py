@@ -13,40 +13,18 @@ import pytest
 
 from crosstrain.core.plugins import available
 
-ORDER = [
-    "core",
-    "metrics",
-    "records",
-    "monitor",
-    "data",
-    "models",
-    "checkpoint",
-    "exchange",
-    "backends",
-    "engine",
-    "launch",
-    "report",
-    "conformance",
-    "cli",
-]
-"""A folder imports only folders that stand before it. `configs` holds files alone."""
-
 FRAMEWORKS = {"tensorflow": "tf", "keras": "tf", "torch": "torch", "torchvision": "torch", "functorch": "torch", "ray": "ray"}
 
 OWN_PROCESS = {
-    "data/sources/torchvision_download.py": {"torchvision"},
-    "launch/ray_cluster/client.py": {"ray"},
-    "launch/ray_cluster/node_holder.py": {"ray"},
+    "data/sources/download.py": {"torchvision"},
+    "launch/launchers/ray_client.py": {"ray"},
+    "launch/launchers/ray_node_holder.py": {"ray"},
 }
 """Modules that run in a process of their own and may import a framework's package there."""
 
-MOST_FILES = 14
-"""In a room, beside its ``__init__.py``; a room with more of them answers more than one question."""
-
-ONE_A_SUBCOMMAND = "cli/commands"
-
 
 def packages(repository):
+    """The packages as pyproject.toml lists them: a folder imports only folders that stand before it."""
     return tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
 
 
@@ -74,7 +52,7 @@ def imported(path, package):
 
 
 def files_imported(sources):
-    """Return for each file the other files that it imports: a room's ``__init__.py`` where that alone is named."""
+    """Return for each file the other files that it imports: a folder's ``__init__.py`` where that alone is named."""
     modules = {"crosstrain." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
     found = {}
     for path, names in sources.items():
@@ -110,11 +88,12 @@ def circles(arrows):
     return found
 
 
-def room_of(path):
+def folder_of(path):
     return path.rpartition("/")[0]
 
 
-def test_a_folder_imports_only_those_before_it(sources):
+def test_a_folder_imports_only_those_before_it(repository, sources):
+    order = list(dict.fromkeys(package.split(".")[1] for package in packages(repository)))
     wrong = []
     for path, modules in sources.items():
         folder = path.split("/")[0]
@@ -122,7 +101,7 @@ def test_a_folder_imports_only_those_before_it(sources):
             parts = module.split(".")
             if parts[0] != "crosstrain" or len(parts) < 2 or parts[1] == folder:
                 continue
-            if folder not in ORDER or parts[1] not in ORDER[: ORDER.index(folder)]:
+            if parts[1] not in order[: order.index(folder)]:
                 wrong.append(f"{path} imports {module}")
     assert wrong == []
 
@@ -131,48 +110,45 @@ def test_no_circle_of_files_exists(sources):
     assert circles(files_imported(sources)) == []
 
 
-def test_rooms_of_a_folder_import_one_way(sources):
-    """An ``__init__.py`` is the door of its room and may load the rooms behind it when it is asked for something."""
+def test_subfolders_import_one_way(sources):
+    """An ``__init__.py`` may load folders that stand after its own when it is asked for something."""
     arrows = defaultdict(set)
     for path, others in files_imported(sources).items():
         if not path.endswith("/__init__.py"):
-            arrows[room_of(path)] |= {room_of(other) for other in others if not other.endswith("/__init__.py")} - {room_of(path)}
+            arrows[folder_of(path)] |= {folder_of(other) for other in others if not other.endswith("/__init__.py")} - {folder_of(path)}
     assert circles(arrows) == []
 
 
-def test_a_room_is_small_and_says_what_is_in_it(repository, sources):
-    rooms = defaultdict(set)
-    for path in sources:
-        rooms[room_of(path)].add(path)
-    crowded = {room: len(files) - 1 for room, files in rooms.items() if len(files) - 1 > MOST_FILES and room != ONE_A_SUBCOMMAND}
-    assert crowded == {}
-    for room, files in rooms.items():
-        assert f"{room}/__init__.py" in files
-        assert (repository / room / "py.typed").exists(), room
+def test_packages_are_the_folders_that_there_are(repository):
+    tops = {package.split(".")[1] for package in packages(repository)}
+    found = {path.parent for top in tops for path in repository.joinpath(top).rglob("*.py")}
+    assert {"crosstrain." + ".".join(path.relative_to(repository).parts) for path in found} == set(packages(repository))
+    assert {path.parent.name for path in repository.glob("*/py.typed")} == tops
 
 
-def test_a_room_begins_with_the_question_that_it_answers(repository, sources):
-    """A question may stand before its answer; the first sentence of the docstring is the question.
+def tree(repository):
+    """The packages in their order, each with the first sentence of its ``__init__.py``, as docs/architecture.md shows them."""
+    models = {f"crosstrain.models.{name}" for name in available("model")}
+    rows = []
+    for package in packages(repository):
+        if package not in models:
+            _, *folder = package.split(".")
+            docstring = ast.get_docstring(ast.parse(repository.joinpath(*folder, "__init__.py").read_text(encoding="utf-8")))
+            rows.append(("  " * (len(folder) - 1) + folder[-1], docstring.partition("\n")[0].removesuffix(".")))
+    return "\n".join(f"{name:<20}{says}" for name, says in rows)
 
-    A model's folder begins with what `trainer models` says of it.
-    """
-    no_question = {}
-    for room in {room_of(path) for path in sources} - {f"models/{name}" for name in available("model")}:
-        docstring = ast.get_docstring(ast.parse((repository / room / "__init__.py").read_text(encoding="utf-8"))) or ""
-        first = re.split(r"(?<=[.?!])\s", docstring, maxsplit=1)[0]
-        if not first.endswith("?"):
-            no_question[room] = first
-    assert no_question == {}
+
+def test_the_documented_tree_is_that_of_the_packages(repository):
+    assert tree(repository) in (repository / "docs/architecture.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.thorough
 def test_what_the_guides_import_can_be_imported(repository):
     """The places that other people's models, datasets and backends import from: all of them before either framework."""
-    modules = ("data.statistics", "data.base", "data.columns", "models.base", "models.objectives", "models.layers", "metrics", "backends")
-    modules += ("backends.base", "core.errors", "core.update_rules", "core.liveness.startup_watchdog", "core.untrusted.listener")
-    modules += ("backends.capabilities", "backends.arrays.backend", "backends.arrays.model", "backends.vectors.update_formulas")
-    modules += ("core.plugins", "models.dropout_masks", "conformance.suite", "conformance.model_suite", "conformance.launcher_suite")
-    modules += ("launch.launchers.base", "launch.launchers.carrier", "launch.launchers.remote", "launch.launchers.request")
+    guides = "\n".join(path.read_text(encoding="utf-8") for path in repository.glob("docs/*.md"))
+    modules = sorted(set(re.findall(r"^ *from crosstrain[.]([\w.]+) import", guides, re.MULTILINE)))
+    modules = [module for module in modules if not {"tf", "torch"} & set(module.split("."))]
+    assert len(modules) > 20
     script = f"import importlib\nfor name in {modules}: importlib.import_module(f'crosstrain.{{name}}')\n"
     framework = "from crosstrain.models.layers.{} import Layers\n"
     for more in (framework.format("tf"), framework.format("torch")):

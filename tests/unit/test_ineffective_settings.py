@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.settings.config_files import shipped
-from crosstrain.core.settings.ineffective import TAKES_EFFECT, idle_settings
-from crosstrain.core.settings.job_fields import environment_name, flag_name, is_boolean
-from crosstrain.core.settings.sources import ResumedRun, resolve
+from crosstrain.core.settings.job_fields import TAKES_EFFECT, environment_name, flag_name, flags_of, idle_settings, is_boolean
+from crosstrain.core.settings.sources import ResumedRun, resolve, shipped
 from crosstrain.core.settings.sweeps import Grid, plan
-from crosstrain.launch.sweeps.folder import Entry, Request
-from crosstrain.launch.sweeps.runner import point_arguments
-from crosstrain.report.catalog.rerun_command import repeat_command
+from crosstrain.launch.sweep_folder import Entry, Request
+from crosstrain.launch.sweep_runner import point_arguments
+from crosstrain.report.runs.summary_rows import repeat_command
 
 VALUES = {
     "mlflow_experiment": "mine",
@@ -74,7 +72,7 @@ def test_typed_it_is_refused_with_what_would_make_it_do_something(field, capsys)
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith(f"error: {flag_name(field)}: got '{shown}', which does nothing, as ")
-    assert said.err.endswith(f"; it belongs to {TAKES_EFFECT[field].flags()}.\n")
+    assert said.err.endswith(f"; it belongs to {flags_of(TAKES_EFFECT[field])}.\n")
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
@@ -121,8 +119,8 @@ def test_a_sweep_tells_and_hands_on_what_does_something(tmp_path, capsys):
     assert invoke(["sweep", *grid, "--dry-run"]) == 0
     said = capsys.readouterr()
     assert said.err.splitlines()[-2:] == [
-        "schedule_gamma: does nothing in 1 of 2 points; it belongs to --schedule step",
         "beta1: does nothing in 2 of 2 points; it belongs to --optimizer adam or adamw",
+        "schedule_gamma: does nothing in 1 of 2 points; it belongs to --schedule step",
     ]
     constant, step = said.out.splitlines()
     assert "--schedule-gamma 0.5" in step

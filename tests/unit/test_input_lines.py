@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.cli.input_lines import LONGEST_LINE_BYTES, MOST_BYTES, MOST_LINES, arriving_lines
+from crosstrain.cli.trained_job import LONGEST_LINE_BYTES, MOST_BYTES, MOST_LINES, arriving_lines
 from crosstrain.core.errors import InterruptedRunError
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from crosstrain.backends.interfaces import interface_of, set_nccl_interface
+from crosstrain.backends.base import interface_of, set_nccl_interface
 from crosstrain.core.errors import RunFailedError
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from crosstrain.launch.ending_signals import EndingSignals
+from crosstrain.launch.launchers.machine_checks import EndingSignals
 
 SCRIPT = """
 import os, sys

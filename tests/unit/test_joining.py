@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import given_settings
-from crosstrain.launch.environments.detect import detect
+from crosstrain.launch.launchers.environments import detect
 from crosstrain.launch.launchers.joining import OWN_TO_EACH_NODE, difference, job_request, resume_request
 
 PLACE = detect({}, "10.0.0.1:29400", 1, None)

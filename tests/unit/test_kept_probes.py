@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from crosstrain.backends.base import Availability
-from crosstrain.launch.preflight.kept_probes import kept_file, probe_kept
+from crosstrain.launch.preflight.interview import kept_file, probe_kept
 
 PLUGIN = """
 import os

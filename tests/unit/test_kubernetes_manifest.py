@@ -15,8 +15,7 @@ from imported_later import ImportedLater
 
 from crosstrain.cli.commands.manifest import manifest
 from crosstrain.core.errors import UsageError
-from crosstrain.launch.batch.kubernetes_manifest import KubernetesRun, documents, manifest_text
-from crosstrain.launch.batch.yaml_text import yaml_document
+from crosstrain.launch.kubernetes_manifest import KubernetesRun, documents, manifest_text, yaml_document
 
 kubeflow = ImportedLater("kubeflow_trainer_api.models")
 VERSION = "1.37"

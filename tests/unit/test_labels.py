@@ -11,20 +11,18 @@ import tempfile
 from pathlib import Path
 
 from click.testing import CliRunner
+from comparison_samples import compare_paths
 from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import make_run
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
-from crosstrain.report.catalog.labels import labels
-from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.comparison.comparison import compare_paths
-from crosstrain.report.diagnosis.verdict import explain
-from crosstrain.report.export.curves import curves
-from crosstrain.report.export.records_table import table_of
-from crosstrain.report.page.page import render
-from crosstrain.report.plots.pictures import pictures
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.pages.export import curves, table_of
+from crosstrain.report.pages.page import render
+from crosstrain.report.pages.pictures import pictures
+from crosstrain.report.runs.run import Run, labels, started_runs
 
 PARTS = st.lists(st.sampled_from(["a", "b", "runs", "seed=1"]), min_size=1, max_size=4)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
-from crosstrain.metrics.language import SENTENCES, SUMS, TOKENIZERS, metrics, sentence_sums, signature
+from crosstrain.metrics.base import SENTENCES, SUMS, TOKENIZERS, metrics, sentence_sums, signature
 
 WORDS = ["the", "cat", "sat,", "on", "a", "mat.", "Mat", "42", "käse", "", "  ", "。", "<&amp;>", "e\u0301"]
 LINES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
@@ -61,7 +61,7 @@ def test_without_sacrebleu_the_error_says_what_to_install():
 import sys
 sys.modules["sacrebleu"] = None
 from crosstrain.core.errors import MissingPackageError
-from crosstrain.metrics.language import metrics, sentence_sums
+from crosstrain.metrics.base import metrics, sentence_sums
 metrics("13a")
 try:
     sentence_sums(["a"], ["a"], "13a")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latex_documents import compiled, needs_pdflatex, problems
 
-from crosstrain.report.paper.latex_text import MOST_CHARACTERS, comment, label, latex_text
+from crosstrain.report.pages.paper_figures import MOST_CHARACTERS, comment, label, latex_text
 
 NASTY = st.sampled_from(
     [*"&%$#_{}~^\\<>|\"-`',[]*?! ", "é", "ß", "中", "β", "±", "†", "\u202e", "\u200f", "\x1b", "\n", "\t", "\x00", "🙂"]

@@ -12,12 +12,13 @@ from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import BUILT_IN, Plugin
-from crosstrain.launch.environments.base import Membership
 from crosstrain.launch.launchers.base import LauncherDefaults
+from crosstrain.launch.launchers.environments import Membership
 from crosstrain.launch.launchers.host_list import Host
 from crosstrain.launch.launchers.local import LocalLauncher
 from crosstrain.launch.launchers.registry import (
     AUTOMATIC,
+    Allocation,
     LauncherPlugin,
     LaunchRequest,
     allocated,
@@ -26,10 +27,9 @@ from crosstrain.launch.launchers.registry import (
     takes_option,
     who_takes,
 )
-from crosstrain.launch.launchers.remote import RemoteLauncher, shape_of_hosts
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
-from crosstrain.launch.launchers.request import Allocation
 from crosstrain.launch.launchers.slurm import SrunStarter
+from crosstrain.launch.launchers.ssh import RemoteLauncher, shape_of_hosts
 
 JOINED = Membership("torchrun", 0, 0, ("127.0.0.1", (29500,)), {})
 HOSTS = (Host("node0"), Host("node1"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.report.questions.learning_progress import CERTAIN, CHANCE, LEAST_EVALUATIONS, judge_curves
+from crosstrain.report.analysis.learning import CERTAIN, CHANCE, LEAST_EVALUATIONS, judge_curves
 
 COURSES = {
     "improving": lambda x: 2 * np.exp(-3 * x),

@@ -1,7 +1,6 @@
 """Learning rates against torch's own schedulers' published formulas, written out by hand."""
 
 import math
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,8 +9,9 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.learning_rate import explained_schedule
-from crosstrain.engine.learning_rate import SCHEDULES, base_learning_rate, learning_rates, refuse_without_width
+from crosstrain.core.schedules import SCHEDULES
+from crosstrain.core.settings.job_fields import choices
+from crosstrain.core.update_rules import base_learning_rate, explained_schedule, learning_rates, refuse_without_width
 
 
 def rates(first=0, count=100, per_epoch=10, total=100, width=None, **fields):
@@ -19,7 +19,7 @@ def rates(first=0, count=100, per_epoch=10, total=100, width=None, **fields):
 
 
 def test_every_schedule_has_its_numbers_and_its_words():
-    allowed = set(get_args(Job.model_fields["schedule"].annotation))
+    allowed = set(choices("schedule"))
     assert allowed == set(SCHEDULES)
     for schedule in sorted(allowed):
         assert explained_schedule(Job(backend="torch", schedule=schedule, warmup_steps=10), 100)

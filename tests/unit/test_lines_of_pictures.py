@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import make_run
 
-from crosstrain.report.catalog.run import Run, labelled, started_runs
-from crosstrain.report.plots.figure import COLOURS, NEUTRAL, Dots, Panel
-from crosstrain.report.plots.lines import REPEATS, lines_of
-from crosstrain.report.plots.pictures import pictures
-from crosstrain.report.series.repeats import on_a_grid, one_by_one
+from crosstrain.report.pages.figure import COLOURS, NEUTRAL, Dots, Panel
+from crosstrain.report.pages.lines import REPEATS, lines_of
+from crosstrain.report.pages.pictures import pictures
+from crosstrain.report.runs.run import Run, labelled, started_runs
+from crosstrain.report.runs.series import on_a_grid, one_by_one
 
 AXES = {
     "backend": ("torch", "tf"),
@@ -84,7 +84,7 @@ def test_a_disturbed_run_is_drawn_over_updates_alone_and_named():
     runs = [made(f"t-{seed}", seed=seed) for seed in range(2)] + [made("f", backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"per_node": [starved_node(0.5)]}))
     found = lines_of(labelled(runs))
-    assert [(line.repeats, len(line.timed)) for line in found.all] == [(2, 1), (2, 2)]
+    assert [(len(line.runs), len(line.timed)) for line in found.all] == [(2, 1), (2, 2)]
     assert found.left_out_note == "Not drawn over time, because of CPU contention from other programs: busy."
     alone = lines_of(labelled(runs[-1:]))  # there is nothing else to show
     assert [line.label for line in alone.all] == ["busy"]

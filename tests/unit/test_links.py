@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.engine.protocol.messages import MOST_PEERS_PROBED, Message
-from crosstrain.launch.links import probe
-from crosstrain.launch.links.inquiry import LinkInquiry
-from crosstrain.launch.links.probe import PeerProbe
-from crosstrain.launch.links.verdict import Found, cut_off
+from crosstrain.launch.node import links as probe
+from crosstrain.launch.node.links import Found, LinkInquiry, PeerProbe, cut_off
 
 
 def observed(nodes, dead, silent=()):

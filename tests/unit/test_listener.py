@@ -4,6 +4,8 @@ import gc
 import os
 import queue
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +19,14 @@ from processes import free_ports, is_over, open_descriptors, wait_until
 from strangers import Strangers, dripping, listens
 
 from crosstrain.backends.tf.sync.rendezvous import meet
+from crosstrain.core import listener as module
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.errors import RunFailedError
-from crosstrain.core.untrusted import listener as module
-from crosstrain.core.untrusted.listener import MOST_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
+from crosstrain.core.listener import MOST_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretError, accept, connect
 from crosstrain.exchange.authentication import accept as tell_accepted
-from crosstrain.exchange.parameter_server import authentication
+from crosstrain.exchange.parameter_server import wire_protocol as authentication
 
 pytestmark = pytest.mark.alone  # how soon strangers are sent away, and others served
 
@@ -120,6 +122,14 @@ def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
 
 
 def test_without_descriptors_a_stranger_gives_up_its_own():
+    """In a process of its own, where nothing else opens or closes descriptors."""
+    command = [sys.executable, "-c", "import test_listener; test_listener.use_up_descriptors()"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def use_up_descriptors():
     """The process may open no file more: whoever has the secret gets in all the same."""
     import resource
 

@@ -25,14 +25,12 @@ from strangers import listens
 
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
-from crosstrain.report.catalog.locate import find_places
-from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.live_page import refresher as module
-from crosstrain.report.live_page.content import content_of
-from crosstrain.report.live_page.followed_runs import RECORDS, FollowedRuns
-from crosstrain.report.live_page.refresher import Refresher
-from crosstrain.report.live_page.rendering import render_readable
-from crosstrain.report.page.page import render
+from crosstrain.report.pages import followed_runs as module
+from crosstrain.report.pages.followed_runs import RECORDS, FollowedRuns, Refresher
+from crosstrain.report.pages.live_pages import content_of, render_readable
+from crosstrain.report.pages.page import render
+from crosstrain.report.runs.locate import find_places
+from crosstrain.report.runs.run import Run, started_runs
 
 SECONDS = 60
 

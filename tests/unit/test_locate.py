@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crosstrain.core.errors import UsageError
-from crosstrain.report.catalog.locate import find_readable_runs, find_run, find_runs, run_names
+from crosstrain.report.runs.locate import find_readable_runs, find_run, find_runs, run_names
 
 RUNS = ("logreg-a1b2", "logreg-c3d4", "sweep/batch_size=5,seed=0", "sweep/batch_size=10,seed=0", "sweep/twice", "other/twice")
 

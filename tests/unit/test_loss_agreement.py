@@ -8,12 +8,12 @@ from comparison_samples import made, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.records.schema import StepRecord
 from crosstrain.records.store.jsonl import encode
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.conclusion.conclusion import conclude
-from crosstrain.report.conclusion.loss_agreement import loss_agreements
-from crosstrain.report.conclusion.sentences import told
+from crosstrain.records.store.schema import StepRecord
+from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.loss_agreement import loss_agreements
+from crosstrain.report.analysis.sentences import told
+from crosstrain.report.runs.run import Run
 
 
 def recorded(folder, run, losses):

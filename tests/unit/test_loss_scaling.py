@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crosstrain.backends.loss_scaling import CLEAN_STEPS, FIRST_SCALE, LEAST_SCALE, MOST_SCALE, ChiefLossScale, next_scale, refuse_exhausted
+from crosstrain.backends.vectors import CLEAN_STEPS, FIRST_SCALE, LEAST_SCALE, MOST_SCALE, ChiefLossScale, next_scale, refuse_exhausted
 from crosstrain.core.errors import RunFailedError
 
 

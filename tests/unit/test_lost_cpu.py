@@ -17,11 +17,9 @@ from monitor_tools import program
 from run_samples import CLOCK, sample
 
 from crosstrain.launch.virtual.cpu_quota import CpuGroups, Hierarchy
-from crosstrain.launch.virtual.errors import MissingCapabilityError
-from crosstrain.monitor.cpu_limits import QuotaCounter, cpu_quota_cores
-from crosstrain.monitor.cpu_pressure import WaitCounter, read_machine_cpu_seconds, read_pressure_seconds
-from crosstrain.records.summary.lost_cpu import CpuUse, lost_cpu, mean_over_segments
-from crosstrain.records.summary.node_usage import per_node
+from crosstrain.launch.virtual.namespaces import MissingCapabilityError
+from crosstrain.monitor.cpu_limits import QuotaCounter, WaitCounter, cpu_quota_cores, read_machine_cpu_seconds, read_pressure_seconds
+from crosstrain.records.node_usage import CpuUse, lost_cpu, mean_over_segments, per_node
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counters of the Linux kernel")
 
@@ -128,7 +126,7 @@ def test_a_stranger_on_the_task_s_core_takes_half_of_it():
 LIMITED = """
 import json, os, subprocess, sys, time
 from crosstrain.monitor.cpu_limits import QuotaCounter
-from crosstrain.monitor.cpu_pressure import WaitCounter
+from crosstrain.monitor.cpu_limits import WaitCounter
 open(sys.argv[1], "w").write("0")
 work, pause = float(sys.argv[2]), float(sys.argv[3])
 counter, waits, began, used, read = QuotaCounter(), WaitCounter(), time.monotonic(), time.process_time(), []

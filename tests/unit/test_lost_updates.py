@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.report.catalog.lost_updates import lost_updates
-from crosstrain.report.catalog.run import Run
+from crosstrain.report.runs.run import Run, lost_updates
 
 STEPS = 40
 COMMANDS = [

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.exchange.parameter_server.applied_steps import AppliedSteps
-from crosstrain.exchange.parameter_server.leases import Leases
-from crosstrain.exchange.parameter_server.worker_links import WorkerLinks
+from crosstrain.exchange.parameter_server.server import Leases
+from crosstrain.exchange.parameter_server.shards import AppliedSteps
+from crosstrain.exchange.parameter_server.wire_protocol import WorkerLinks
 
 SEED = os.environ["CROSSTRAIN_TEST_SEED"]
 

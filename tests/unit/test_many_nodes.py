@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from report_runs import make_run
 
 from crosstrain.core.job import Job
-from crosstrain.launch.environments.base import Membership
+from crosstrain.launch.launchers.environments import Membership
 from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher
-from crosstrain.records.schema import SystemRecord
-from crosstrain.records.text.many_nodes import MOST_NODES_SHOWN, ends_of, lines_of, statistic
-from crosstrain.records.text.progress import NodeSamples
-from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.plots.resource_charts import resources
-from crosstrain.report.series.arrays import NodeSeries
-from crosstrain.report.series.node_bands import bands
+from crosstrain.records.store.schema import SystemRecord
+from crosstrain.records.text import MOST_NODES_SHOWN, NodeSamples, ends_of, lines_of, statistic
+from crosstrain.report.pages.resource_charts import resources
+from crosstrain.report.runs.run import Run, started_runs
+from crosstrain.report.runs.series import bands
+from crosstrain.report.runs.series_arrays import NodeSeries
 
 
 def sample(node, time_seconds, cores, sent):
@@ -124,7 +123,7 @@ def test_the_limit_of_open_files_is_raised_where_the_nodes_need_it_or_the_run_is
     code = f"""
 import resource
 from crosstrain.core.errors import UsageError
-from crosstrain.launch.open_files import allow_files_of_nodes
+from crosstrain.launch.launchers.machine_checks import allow_files_of_nodes
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, {hard}))
 try:
     allow_files_of_nodes({nodes}, joining={joins})

@@ -7,7 +7,7 @@ import errno
 import numpy as np
 import pytest
 
-from crosstrain.core.liveness.memory_exhaustion import REMEDY, kernel_oom_kills, told_of, worker_in
+from crosstrain.core.liveness import REMEDY, kernel_oom_kills, told_of, worker_in
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.launch.driver.first_failure import Failures
 

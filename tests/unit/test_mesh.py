@@ -22,14 +22,13 @@ from hypothesis import strategies as st
 from mesh_ranks import ADDRESS, in_rank_order, tasks_of, vectors_of
 from processes import open_descriptors, wait_until
 
-from crosstrain.core import direct_exchange
-from crosstrain.core.direct_exchange import MOST_RANKS
+from crosstrain.core import cluster as direct_exchange
+from crosstrain.core import listener
+from crosstrain.core.cluster import MOST_RANKS
 from crosstrain.core.errors import RunFailedError, UsageError
-from crosstrain.core.untrusted import listener
-from crosstrain.exchange.limits import refuse_too_many
-from crosstrain.exchange.mesh.beside import open_beside
-from crosstrain.exchange.mesh.mesh import Mesh
-from crosstrain.exchange.mesh.peers import PeerLostError
+from crosstrain.exchange.authentication import refuse_too_many
+from crosstrain.exchange.mesh import Mesh, open_beside
+from crosstrain.exchange.peer_links import PeerLostError
 
 
 @contextlib.contextmanager
@@ -175,7 +174,7 @@ def test_closing_leaves_no_thread_and_no_descriptor():
 RANK_IN_A_PROCESS = """
 import json, sys, time
 from crosstrain.core.cluster import Cluster, Task
-from crosstrain.exchange.mesh.mesh import Mesh
+from crosstrain.exchange.mesh import Mesh
 
 cluster = Cluster.from_json(json.loads(sys.argv[1]))
 mesh = Mesh(Task(cluster.tasks[1], cluster, threads=1), 20.0, 5.0)

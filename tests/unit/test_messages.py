@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from crosstrain.backends.base import EvalResult, Plan, State, StepResult
-from crosstrain.core.untrusted.listener import Exchange
+from crosstrain.core.listener import Exchange
 from crosstrain.engine.protocol import codec
 from crosstrain.engine.protocol.messages import Message, ProtocolError, RawArray, ReusableBuffer, Stream
 from crosstrain.engine.protocol.transport import HandshakeError, accept, connect

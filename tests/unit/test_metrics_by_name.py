@@ -13,14 +13,14 @@ from run_samples import sync_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.catalog.index import FIGURES
-from crosstrain.report.catalog.summary_rows import row as flat_row
-from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.comparison.seed_statistics import aggregate
-from crosstrain.report.tables.columns import run_columns
-from crosstrain.report.tables.footnotes import above, below
-from crosstrain.report.tables.formats import as_csv, as_markdown
-from crosstrain.report.tables.runs_list import runs_table
+from crosstrain.report.compare.columns import run_columns
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.comparison_tables import above, below
+from crosstrain.report.compare.formats import as_csv, as_markdown
+from crosstrain.report.compare.ratios import aggregate
+from crosstrain.report.compare.runs_list import runs_table
+from crosstrain.report.runs.index import FIGURES
+from crosstrain.report.runs.summary_rows import row as flat_row
 
 METRICS = [
     {"name": "top3", "label": "top-3 accuracy", "better": "higher"},
@@ -162,18 +162,18 @@ def test_a_summary_has_the_metrics_of_its_own_run_and_no_others(tmp_path):
 
 ALLOWED = {
     "records/store/jsonl.py": "lines of earlier releases have an accuracy beside the loss",
-    "report/catalog/summary_rows.py": "eval_accuracy and eval_error, which every flat row has had since the first release",
-    "report/catalog/query.py": "a short name for eval_accuracy, and an example of a condition",
-    "report/tables/columns.py": "the column and the short name of eval_accuracy",
-    "report/tables/runs_list.py": "the column of eval_accuracy, where a run has one",
+    "report/runs/summary_rows.py": "eval_accuracy and eval_error, which every flat row has had since the first release",
+    "report/runs/query.py": "a short name for eval_accuracy, and an example of a condition",
+    "report/compare/columns.py": "the column and the short name of eval_accuracy",
+    "report/compare/runs_list.py": "the column of eval_accuracy, where a run has one",
     "records/loggers/mllog.py": "eval_accuracy is MLPerf's key",
-    "records/loggers/tensorboard_hparams.py": "the metrics of all models, of which HParams needs a list",
+    "records/loggers/tensorboard.py": "the metrics of all models, of which HParams needs a list",
     "core/job.py": "examples of values in help texts",
     "core/units.py": "an example of a value in a message",
     "core/suggestions.py": "what other tools call --until",
     "cli/commands/compare.py": "examples of figures in help texts and a message",
-    "cli/commands/runs/list.py": "examples of figures in help texts",
-    "backends/arrays/passes.py": "the sum that classifiers have, as backends of arrays count it",
+    "cli/commands/runs.py": "examples of figures in help texts",
+    "backends/arrays/model.py": "the sum that classifiers have, as backends of arrays count it",
     "backends/tf/model.py": "the sum that classifiers have, as the backend counts it",
     "backends/torch/model.py": "the sum that classifiers have, as the backend counts it",
     "conformance/suite.py": "the suite's own job trains a classifier",

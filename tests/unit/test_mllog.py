@@ -12,8 +12,8 @@ import pytest
 from run_samples import a_job
 
 from crosstrain.records.loggers.mllog import FILE, MLLogWriter
-from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
 from crosstrain.records.store.run_directory import RunReader, RunWriter
+from crosstrain.records.store.schema import EvalRecord, EventRecord, StepRecord
 
 BEGAN, ZERO = 1_700_000_000.0, 1_700_000_003.0
 RECORDS = (

@@ -13,13 +13,13 @@ from crosstrain.cli.commands.models import describe_models
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, forward_plugin, model_base
-from crosstrain.data.base import DataInfo
-from crosstrain.launch.resume.trust import foreign_settings
+from crosstrain.data.base import DataInfo, ImageFeatures
+from crosstrain.launch.driver.resumption import foreign_settings
 from crosstrain.models.base import ModelSpec, ParameterSpec
 from crosstrain.models.build import build_model, canonical_model, written_out
 from crosstrain.records.store.run_directory import name_part
 
-DIGITS = DataInfo.of_images("digits", (1, 8, 8), 10, {"train": 10, "test": 5}, (0.5,), (0.25,))
+DIGITS = DataInfo.of_images("digits", {"train": 10, "test": 5}, ImageFeatures((1, 8, 8), 10, (0.5,), (0.25,)))
 
 MODEL = '''
 """A dense layer of a chosen kind."""
@@ -27,7 +27,7 @@ MODEL = '''
 import math
 from typing import Annotated, Literal
 
-from crosstrain.models.arguments import Range, Rate
+from crosstrain.models.build import Range, Rate
 from crosstrain.models.base import ModelSpec, ParameterSpec
 
 

@@ -18,7 +18,7 @@ from monitor_tools import charged_seconds, program
 from processes import open_descriptors, wait_until
 
 from crosstrain.monitor.collector import NodeSampler
-from crosstrain.monitor.sock_diag import SockDiag
+from crosstrain.monitor.network import SockDiag
 
 MEGABYTE = 1 << 20
 
@@ -130,7 +130,7 @@ STRANGER = """
 import json, os, socket, sys
 from dataclasses import asdict
 from crosstrain.monitor.collector import NodeSampler
-from crosstrain.monitor.sock_diag import SockDiag
+from crosstrain.monitor.network import SockDiag
 listener = socket.create_server(("127.0.0.1", 0))
 connection = socket.create_connection(listener.getsockname())
 if os.geteuid() == 0:
@@ -169,7 +169,9 @@ def test_what_the_system_does_not_let_us_see_is_null_and_told_once():
 
 
 def test_the_thread_keeps_time_takes_a_last_sample_and_tells_its_own_cost(monkeypatch):
-    monkeypatch.setattr("crosstrain.monitor.tasks._FIRST_PSS_SECONDS", 60.0)  # later than the last sample, however late this thread wakes
+    monkeypatch.setattr(
+        "crosstrain.monitor.collector._FIRST_PSS_SECONDS", 60.0
+    )  # later than the last sample, however late this thread wakes
     records, costs = [], []
 
     def emit(record) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from monitor_tools import program
 
-from crosstrain.backends.packages import recorded_packages
+from crosstrain.backends.loading import recorded_packages
 from crosstrain.monitor.gpu import GpuProbe
 from crosstrain.monitor.host import cores_available, describe_host
 

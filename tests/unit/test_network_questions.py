@@ -8,11 +8,11 @@ from explained_runs import explained_run
 from questioned_runs import asked, trained
 from run_samples import a_job, open_run, sample
 
-from crosstrain.records.schema import Clock, StepRecord
-from crosstrain.records.summary.summary import summarise
-from crosstrain.report.questions.common_grid import correlation, grid_of, on_grid
-from crosstrain.report.questions.network_use import pair_correlations
-from crosstrain.report.series.arrays import NodeSeries
+from crosstrain.records.store.schema import Clock, StepRecord
+from crosstrain.records.summary import summarise
+from crosstrain.report.analysis.answer import correlation, grid_of, on_grid
+from crosstrain.report.analysis.utilisation import pair_correlations
+from crosstrain.report.runs.series_arrays import NodeSeries
 
 
 def node(number, sent, received, phase=0.0):

@@ -8,9 +8,8 @@ import pytest
 from crosstrain.core.job import Job
 from crosstrain.launch.launchers import slurm, ssh
 from crosstrain.launch.launchers.base import StartedAgent
-from crosstrain.launch.launchers.carrier import start_elsewhere
-from crosstrain.launch.launchers.remote import RemoteLauncher
-from crosstrain.launch.node.identity import address_for_others
+from crosstrain.launch.launchers.ssh import RemoteLauncher, start_elsewhere
+from crosstrain.launch.node.scratch import address_for_others
 
 OF_A_LOGIN = "10.7.7.7 50000 10.8.8.8 22"
 """What sshd has given the shell in which the driver was typed."""

@@ -21,17 +21,16 @@ from hypothesis import strategies as st
 from crosstrain.backends.base import CalibrationResult, EvalResult, State, StepResult
 from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError
-from crosstrain.core.peer_memory import PeerMemory
 from crosstrain.engine.protocol import codec
 from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, MOST_STACK_CHARACTERS, PROTOCOL, Message, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.node_messages import wrong_with
-from crosstrain.engine.protocol.state_transfer import StateSender
+from crosstrain.engine.protocol.state_transfer import PeerMemory, StateSender
 from crosstrain.engine.task import _report_error
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
-from crosstrain.launch.node.deaths import Death, tail
+from crosstrain.launch.node.supervisor import Death, tail
 from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
 
@@ -151,7 +150,7 @@ def cluster():
             ends.callback(each.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
         channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
         placed = [TaskSpec("worker", number, number, leading=True) for number in (1, 0)]
-        control = TaskGroup(Nodes(channels, lambda record: None, lambda *log: None), placed)
+        control = TaskGroup(Nodes(channels), placed)
         yield control, theirs
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import RunFailedError
-from crosstrain.engine.non_finite_loss import LossGuard
+from crosstrain.engine.policies import LossGuard
 
 
 def guard(on_nan="fail"):

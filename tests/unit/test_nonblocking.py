@@ -27,8 +27,7 @@ from crosstrain.engine.protocol.messages import (
     Stream,
     encoded,
 )
-from crosstrain.engine.protocol.nonblocking import Incoming, Outgoing
-from crosstrain.engine.protocol.transport import start_over_stdio
+from crosstrain.engine.protocol.transport import Incoming, Outgoing, start_over_stdio
 from crosstrain.launch.driver.node_channels import MOST_WAITING_BYTES, Members
 from crosstrain.launch.launchers.base import NodeChannel
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from crosstrain.data.normalisation import normal_line, normal_table
+from crosstrain.data.preprocessing import normal_line, normal_table
 
 
 def test_the_table_is_the_definition():

@@ -18,17 +18,12 @@ from web_server import web_server
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.job_fields import environment_name
-from crosstrain.core.settings.personal import resolve_personal
-from crosstrain.core.settings.personal_options import PERSONAL_OPTIONS
-from crosstrain.core.settings.reserved_variables import TOLD_VARIABLES
-from crosstrain.launch.notices import webhook
-from crosstrain.launch.notices.failure_command import run_command
-from crosstrain.launch.notices.news import NoticeError, RunNews
-from crosstrain.launch.notices.notifier import Notifier
-from crosstrain.launch.notices.run_notices import RunNotices
-from crosstrain.launch.notices.webhook import post
-from crosstrain.records.schema import EventRecord
+from crosstrain.core.settings.personal import PERSONAL_OPTIONS, resolve_personal
+from crosstrain.core.settings.sources import TOLD_VARIABLES
+from crosstrain.launch.driver import notify
+from crosstrain.launch.driver.notify import NoticeError, Notifier, RunNews, RunNotices, post, run_command
 from crosstrain.records.store.jsonl import read_records
+from crosstrain.records.store.schema import EventRecord
 
 NEWS = RunNews("failed", "mine", Path("/runs/mine"), "task worker-1 was killed", "worker-1", 1200, 61.23456, 1, 2, host="node0")
 
@@ -36,7 +31,7 @@ NEWS = RunNews("failed", "mine", Path("/runs/mine"), "task worker-1 was killed",
 @pytest.fixture(autouse=True)
 def _directly(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(webhook, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(notify, "RETRY_SECONDS", 0.05)
 
 
 def not_told(url, body=b"{}"):
@@ -123,7 +118,7 @@ def test_no_answer_leads_to_another_address(tmp_path, code):
 
 
 def test_a_slow_address_is_not_waited_for_and_not_told_twice(monkeypatch):
-    monkeypatch.setattr(webhook, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(notify, "ANSWER_SECONDS", 0.3)
     over = threading.Event()
     with web_server(lambda handler: over.wait(20)) as (port, posted):
         began = time.monotonic()
@@ -134,7 +129,7 @@ def test_a_slow_address_is_not_waited_for_and_not_told_twice(monkeypatch):
 
 
 def test_an_address_that_never_ends_its_answer_is_left(monkeypatch):
-    monkeypatch.setattr(webhook, "POST_SECONDS", 0.5)
+    monkeypatch.setattr(notify, "POST_SECONDS", 0.5)
 
     def drip(handler):
         handler.send_response(200)
@@ -284,7 +279,7 @@ def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tell)
 
 
 def test_a_run_does_not_wait_for_an_address_while_it_trains(tell, monkeypatch):
-    monkeypatch.setattr(webhook, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(notify, "ANSWER_SECONDS", 0.5)
     over = threading.Event()
     with web_server(lambda handler: over.wait(20)) as (port, _):
         told = tell(notify=f"http://127.0.0.1:{port}/SECRET")

@@ -11,14 +11,13 @@ from crosstrain.core.cluster import split_evenly
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.units import Target
-from crosstrain.engine.protocol.impossible_answers import ImpossibleAnswerError
-from crosstrain.engine.protocol.translation_messages import decoded_message
-from crosstrain.engine.translation.in_progress import EvaluationInProgress
+from crosstrain.engine.protocol.codec import decoded_message
+from crosstrain.engine.protocol.messages import ImpossibleAnswerError
+from crosstrain.engine.translation import EvaluationInProgress
 from crosstrain.metrics import Metric
-from crosstrain.metrics.language import SENTENCES
-from crosstrain.models.decoding.quality import TranslationQuality, checked_sums
-from crosstrain.models.metric_trials import refuse_uncomputable
-from crosstrain.models.objectives import CLASSIFICATION, Objective
+from crosstrain.metrics.base import SENTENCES
+from crosstrain.models.decoding import TranslationQuality, checked_sums
+from crosstrain.models.objectives import CLASSIFICATION, Objective, refuse_uncomputable
 from crosstrain.models.transformer.spec import TRANSLATION
 
 WORDS = ["The", "cat", "Sat", "on", "a", "mat"]

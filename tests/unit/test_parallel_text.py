@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import MissingPackageError, UsageError
-from crosstrain.data.sources.translation import encoding, parallel_text
-from crosstrain.data.sources.translation.alignment import aligned_count
-from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES, count_lines, read_lines
+from crosstrain.data.sources.translation import parallel_text
+from crosstrain.data.sources.translation import tokenizer as encoding
 from crosstrain.data.sources.translation.pairs import chosen
+from crosstrain.data.sources.translation.parallel_text import aligned_count
+from crosstrain.data.sources.translation.text_files import LONGEST_LINE_BYTES, count_lines, read_lines
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
-from crosstrain.data.store.resolve import resolve
+from crosstrain.data.store.location import resolve
 from crosstrain.data.store.stored_dataset import open_dataset, prepare
 from crosstrain.data.text import END
 
@@ -171,7 +172,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path, end):
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=12), max_size=12), st.booleans(), st.booleans())
 def test_reading_in_blocks_is_splitting(tmp_path, monkeypatch, lines, ended, marked):
-    monkeypatch.setattr("crosstrain.data.sources.translation.line_files._BLOCK_BYTES", 5)
+    monkeypatch.setattr("crosstrain.data.sources.translation.text_files._BLOCK_BYTES", 5)
     content = b"\xef\xbb\xbf" * marked + b"\n".join(lines) + (b"\n" if ended else b"")
     assume(not content.startswith((b"\xfe\xff", b"\xff\xfe", b"\x1f\x8b")))  # UTF-16, and packed
     (tmp_path / "lines").write_bytes(content)

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from run_samples import a_job
 
 from crosstrain.checkpoint import DamagedCheckpointError, read_checkpoint
-from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manifest
+from crosstrain.checkpoint.files import digest_of, read_manifest, write_manifest
+from crosstrain.core.console import UnsafeNameError, inside, is_plain_name, is_text, spelled
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.settings.sources import resolve
-from crosstrain.core.untrusted.path_names import UnsafeNameError, inside, is_plain_name, is_text, spelled
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.progress import QuietProgress
 from crosstrain.engine.protocol.messages import Message, RawArray, Stream
-from crosstrain.launch.driver.nodes import Nodes
+from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
-from crosstrain.records.schema import EventRecord
 from crosstrain.records.store.jsonl import encode, write_document
+from crosstrain.records.store.schema import EventRecord
 
 ELSEWHERE = "ELSEWHERE"
 """Becomes the whole path of a folder outside the run."""
@@ -113,7 +113,7 @@ def test_a_run_that_ends_hears_it_and_tells_it_once(tmp_path):
         recording.expect({"worker-0": 0})
         recording.ending()
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, False)
-        control = TaskGroup(Nodes([channel], recording.sample, recording.log, recording.trace), [])
+        control = TaskGroup(Nodes([channel], ReportHandlers(recording.sample, recording.log, recording.trace)), [])
         for number in range(3):
             theirs.send(Message("log", {"task": f"../../../{number}"}, {"text": RawArray("|u1", [1], b"x")}))
         theirs.send(Message("log", {"task": "worker-0"}, {"text": RawArray("|u1", [4], b"said")}))

@@ -8,14 +8,14 @@ import sys
 import numpy as np
 import pytest
 
-from crosstrain.core.peer_memory import PeerMemory
+from crosstrain.engine.protocol.state_transfer import PeerMemory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process read another's memory")
 
 HOLDER = """
 import json, sys
 import numpy as np
-from crosstrain.core.peer_memory import PeerMemory
+from crosstrain.engine.protocol.state_transfer import PeerMemory
 
 held = np.random.default_rng(3).integers(0, 256, 3_000_001, np.uint8)
 print(json.dumps([PeerMemory.own().to_json(), held.ctypes.data, len(held)]), flush=True)

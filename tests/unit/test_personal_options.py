@@ -8,10 +8,9 @@ import pytest
 
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
-from crosstrain.core.settings.personal import own_file, resolve_personal
-from crosstrain.core.settings.personal_options import PERSONAL_OPTIONS, shown_command
+from crosstrain.core.settings.personal import PERSONAL_OPTIONS, own_file, resolve_personal, shown_command
 from crosstrain.core.settings.sources import resolve
-from crosstrain.launch.resume.trust import refuse_personal
+from crosstrain.launch.driver.resumption import refuse_personal
 
 URL = "https://me:pass@hooks.example:8443/services/T0/SECRET?key=SECRET"
 VALUES = {

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
-from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.base import DataInfo, ImageFeatures, PlaceholderText, TextFeatures
 from crosstrain.data.columns import DTYPES, ColumnSpec
-from crosstrain.data.placeholder import PlaceholderText
 
 SHAPES = st.tuples(st.none() | st.integers(1, 4)) | st.just(()) | st.tuples(st.none() | st.integers(1, 3), st.integers(1, 3))
 COLUMNS = st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES), min_size=1, max_size=4)
@@ -39,4 +38,4 @@ def test_what_is_not_there_is_said():
 
 def test_images_have_no_placeholder():
     with pytest.raises(UsageError, match="is no text"):
-        PlaceholderText.of(DataInfo.of_images("digits", (1, 8, 8), 10, {"train": 1, "test": 1}, (0.0,), (1.0,)))
+        PlaceholderText.of(DataInfo.of_images("digits", {"train": 1, "test": 1}, ImageFeatures((1, 8, 8), 10, (0.0,), (1.0,))))

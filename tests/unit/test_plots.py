@@ -22,12 +22,12 @@ from PIL import Image
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.plots.figure import COLOURS, DASHES, Curve, Panel, Stroke, colour, dash, end_labels, marker, stroke
-from crosstrain.report.plots.pictures import pictures
-from crosstrain.report.plots.plotly_renderer import plots as drawn_by_plotly
+from crosstrain.report.pages.figure import COLOURS, DASHES, Curve, Panel, Stroke, colour, dash, end_labels, marker, stroke
+from crosstrain.report.pages.pictures import pictures
+from crosstrain.report.pages.plotly_renderer import plots as drawn_by_plotly
+from crosstrain.report.runs.run import Run, started_runs
 
-renderer = ImportedLater("crosstrain.report.plots.matplotlib_renderer")
+renderer = ImportedLater("crosstrain.report.pages.matplotlib_renderer")
 fonts = ImportedLater("matplotlib.font_manager")
 
 

@@ -15,13 +15,12 @@ from predict_samples import BATCH, COMPUTE, PAYLOAD, RING, SERVER, calibrated_ru
 from crosstrain.cli.commands.predict import predict
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.prediction.cost_model import Compute, Link, Ring, Server, ring_step, server_step
-from crosstrain.report.prediction.error_band import Point, Validation, ValidationGroup, band_factor, read_validation
-from crosstrain.report.prediction.extrapolation import Question, remarks
-from crosstrain.report.prediction.extrapolation import predict as predicted
-from crosstrain.report.prediction.fit import fit
-from crosstrain.report.prediction.observations import observe
+from crosstrain.report.analysis.cost_model import Compute, Link, Ring, Server, ring_step, server_step
+from crosstrain.report.analysis.extrapolation import Point, Question, Validation, ValidationGroup, band_factor, read_validation, remarks
+from crosstrain.report.analysis.extrapolation import predict as predicted
+from crosstrain.report.analysis.fit import fit
+from crosstrain.report.analysis.observations import observe
+from crosstrain.report.runs.run import Run
 
 BARE = Ring(wire_factor=1.0)
 

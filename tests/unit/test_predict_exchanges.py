@@ -10,10 +10,10 @@ from predict_samples import BATCH, PAYLOAD, RING, calibrated_run
 
 from crosstrain.cli.commands.predict import predict as command
 from crosstrain.core.errors import UsageError
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.prediction.cost_model import Link, Ring, on_link, ring_step, traffic
-from crosstrain.report.prediction.fit import fit
-from crosstrain.report.prediction.observations import observe
+from crosstrain.report.analysis.cost_model import Link, Ring, on_link, ring_step, traffic
+from crosstrain.report.analysis.fit import fit
+from crosstrain.report.analysis.observations import observe
+from crosstrain.report.runs.run import Run
 
 DIRECT = Ring(hop_seconds=0.0002, seconds_per_byte=3e-9, hidden_fraction=0.25, exchange="direct")
 FIGURES = ("hop_seconds", "seconds_per_byte", "hidden_fraction", "other_seconds")

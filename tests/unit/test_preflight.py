@@ -15,12 +15,11 @@ from probe_ports import release_ports
 
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
-from crosstrain.launch.launchers.host_checks import refuse
-from crosstrain.launch.node.port_reservation import FIRST_PORT, LAST_PORT
-from crosstrain.launch.preflight.findings import Here, findings, table
-from crosstrain.launch.preflight.gpu_findings import AskedGpus
+from crosstrain.launch.launchers.host_list import refuse
+from crosstrain.launch.node.scratch import FIRST_PORT, LAST_PORT
+from crosstrain.launch.preflight.findings import AskedGpus, Here, findings, table
 from crosstrain.launch.preflight.interview import HostReport, Probe, interview, peers_of
-from crosstrain.launch.preflight.model_source import model_source, package_path, source_digest
+from crosstrain.launch.preflight.model_source import model_source, package_path
 from crosstrain.launch.preflight.probe import answer
 from crosstrain.monitor.host import PACKAGES, installed_versions
 
@@ -301,13 +300,13 @@ def test_a_models_source_is_all_of_its_files(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     name = "models_of_a_test.deep"
     try:
-        first = source_digest(f"{name}?size=3")
+        first = model_source(f"{name}?size=3").digest
         (package / "torch.py").write_text("x = 1\n")
-        second = source_digest(name)
+        second = model_source(name).digest
         (package / "torch.py").rename(package / "tf.py")
-        third = source_digest(name)
+        third = model_source(name).digest
         assert len({first, second, third}) == 3
-        assert source_digest("logreg") is None
+        assert model_source("logreg") is None
     finally:
         for module in [module for module in sys.modules if module.startswith("models_of_a_test")]:
             del sys.modules[module]

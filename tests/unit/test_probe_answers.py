@@ -14,8 +14,8 @@ from probe_ports import release_ports
 from test_node_messages import STRANGE, host
 
 from crosstrain.core.job import Job
+from crosstrain.engine.protocol.answer_checks import wrong_with_answer
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
-from crosstrain.engine.protocol.probe_answers import wrong_with_answer
 from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.interview import Probe, interview
 from crosstrain.launch.preflight.probe import answer
@@ -162,7 +162,7 @@ def test_what_this_machine_says_of_itself_is_let_through():
 FIRST_ANSWERS = """
 import sys, threading
 from crosstrain.engine.protocol.messages import PROTOCOL, Message
-from crosstrain.engine.protocol.probe_answers import wrong_with_answer
+from crosstrain.engine.protocol.answer_checks import wrong_with_answer
 
 sys.setswitchinterval(1e-6)  # threads take turns within the first look at a type, as they may on many cores
 together = threading.Barrier(8)

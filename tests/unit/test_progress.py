@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import EVALUATION, a_job, sample
 
-from crosstrain.engine.progress import plain
-from crosstrain.engine.progress.base import PlainProgress, QuietProgress, RichProgress, make_progress, terminal
+from crosstrain.engine import progress as plain
+from crosstrain.engine.progress import PlainProgress, QuietProgress, make_progress, terminal
+from crosstrain.engine.terminal_progress import RichProgress
 from crosstrain.metrics.base import MetricInfo
 from crosstrain.models.objectives import CLASSIFICATION
-from crosstrain.records.text.numbers import number_text
-from crosstrain.records.text.progress import TrainingState, evaluation_text
+from crosstrain.records.text import TrainingState, evaluation_text, number_text
 
 JOB = a_job("runs", mode="async", nodes=2, data="digits")
 

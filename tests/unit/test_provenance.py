@@ -8,8 +8,8 @@ from importlib.metadata import version
 
 import pytest
 
-from crosstrain.monitor.provenance import installed_packages, provenance, work_tree
-from crosstrain.records.text.provenance import code_text, instructions_text
+from crosstrain.monitor.host import installed_packages, provenance, work_tree
+from crosstrain.records.text import code_text, instructions_text
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from crosstrain.report.prediction.queueing import rounds
+from crosstrain.report.analysis.cost_model import rounds
 
 
 def states(count, places):

@@ -13,25 +13,24 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from comparison_samples import made, starved_node, written
+from comparison_samples import compare_paths, made, starved_node, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import make_run
 
 from crosstrain.cli.commands.compare import compare
-from crosstrain.cli.commands.sweep_table import points_text
+from crosstrain.cli.commands.sweep import points_text
 from crosstrain.core.errors import UsageError
+from crosstrain.core.setting import GROUPS
 from crosstrain.core.settings.sweeps import Grid, plan
-from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.comparison.comparison import compare_paths, compare_runs
-from crosstrain.report.comparison.factors import GROUPS
-from crosstrain.report.conclusion.conclusion import conclude
-from crosstrain.report.conclusion.sentences import told
-from crosstrain.report.conclusion.set_ups import FIGURES
-from crosstrain.report.conclusion.text import QUESTION, as_text, closing_text
-from crosstrain.report.page.page import render
-from crosstrain.report.tables.columns import cell, column
-from crosstrain.report.tables.footnotes import above
+from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.sentences import QUESTION, as_text, closing_text, told
+from crosstrain.report.analysis.set_ups import FIGURES
+from crosstrain.report.compare.columns import cell, column
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.comparison_tables import above
+from crosstrain.report.pages.page import render
+from crosstrain.report.runs.run import Run, started_runs
 
 ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c", backend="tf", summary={"examples_per_second": 1150.0})]
 """Two runs of one job and one seed, of which one is the fastest and the other the slowest; their mean is below the other job."""

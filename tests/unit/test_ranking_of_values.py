@@ -8,8 +8,7 @@ import random
 import pytest
 
 from crosstrain.metrics import LOSS
-from crosstrain.metrics.classification import ACCURACY
-from crosstrain.metrics.ranking import BestFew, Improvements
+from crosstrain.metrics.base import ACCURACY, BestFew, Improvements
 
 
 @pytest.mark.parametrize("info", [ACCURACY.info, LOSS])

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from imported_later import ImportedLater
 
-from crosstrain.report.comparison.ratios import MOST_REPEATS_TOLD, interval_of_mean, ratio, repeats_that_would_tell
+from crosstrain.report.compare.ratios import MOST_REPEATS_TOLD, interval_of_mean, mean_difference, ratio, repeats_that_would_tell
 
 stats = ImportedLater("scipy.stats")
 
@@ -27,6 +27,14 @@ def test_of_one_pair_it_is_welchs_test(one, other):
     back = ratio([(other, one)])
     assert (back.low, back.high) == pytest.approx((1 / found.high, 1 / found.low), rel=1e-9)
     assert found.sure is bool(stats.ttest_ind(*logs, equal_var=False).pvalue < 0.05)
+
+
+@given(FIGURES, FIGURES)
+def test_a_difference_of_means_is_welchs(one, other):
+    difference, half = mean_difference(one, other)
+    expected = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
+    assert (difference - half, difference + half) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-6 * max(*one, *other))
+    assert mean_difference(one[:1], other) == (pytest.approx(one[0] - np.mean(other)), None)
 
 
 @given(FIGURES)

@@ -8,11 +8,11 @@ import pytest
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import MissingPackageError, UsageError
 from crosstrain.core.job import Job
-from crosstrain.launch.environments.ray_job import in_ray_job
+from crosstrain.launch.launchers.environments import in_ray_job
 from crosstrain.launch.launchers.host_list import Host
 from crosstrain.launch.launchers.ray import RayLauncher, make
+from crosstrain.launch.launchers.ray_state import bundles_everywhere, bundles_of, in_words, shortage
 from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher, name_of_launcher
-from crosstrain.launch.ray_cluster.cluster_state import bundles_everywhere, bundles_of, in_words, shortage
 
 SMALL = {"Alive": True, "Resources": {"CPU": 1.0}}
 LARGE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}

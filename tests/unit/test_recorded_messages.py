@@ -10,19 +10,18 @@ from run_samples import a_job
 from test_node_messages import NODE_OF, OWN, SOUND, host, sample
 
 from crosstrain.backends.base import Plan, StepResult
-from crosstrain.engine.loop_interfaces import ImpossibleAnswerError
-from crosstrain.engine.outstanding_plans import OutstandingPlans
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.loop_interfaces import OutstandingPlans
+from crosstrain.engine.progress import QuietProgress
 from crosstrain.engine.protocol.codec import step_record
-from crosstrain.engine.protocol.messages import MAX_HEADER_BYTES, MOST_ERROR_CHARACTERS, Message
+from crosstrain.engine.protocol.messages import MAX_HEADER_BYTES, MOST_ERROR_CHARACTERS, ImpossibleAnswerError, Message
 from crosstrain.engine.protocol.node_messages import wrong_with
 from crosstrain.launch.driver.first_failure import Failures
 from crosstrain.launch.driver.outcome import Outcome
 from crosstrain.launch.driver.recorder import Recording
-from crosstrain.monitor.problems import Problems
-from crosstrain.records.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS
+from crosstrain.monitor.collector import Problems
 from crosstrain.records.store.jsonl import decode, encode
 from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.store.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS
 
 LONGEST = "é" * MOST_PROBLEM_CHARACTERS
 """Each of its characters takes two bytes on its way, and six in a record."""

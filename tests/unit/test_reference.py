@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.conformance.reference import _inputs as judged_inputs
-from crosstrain.conformance.reference import train_logistic_regression
+from crosstrain.conformance.cases import _inputs as judged_inputs
+from crosstrain.conformance.cases import train_logistic_regression
 from crosstrain.core.job import Job
-from crosstrain.data.augment import apply_changes
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, ImageFeatures
+from crosstrain.data.preprocessing import apply_changes
 from crosstrain.data.store.stored_dataset import open_dataset
 
 shifts = st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(0, 1))
@@ -25,7 +25,7 @@ def test_changed_images_are_those_of_the_definition(changes, shape, seed):
     draw = np.random.default_rng(seed)
     images = draw.integers(0, 256, (len(changes), *shape), dtype=np.uint8)
     mean, std = tuple(draw.uniform(0, 1, shape[0]).tolist()), tuple(draw.uniform(0.1, 1, shape[0]).tolist())
-    info = DataInfo.of_images("made-up", shape, 2, {"train": len(images), "test": 1}, mean, std)
+    info = DataInfo.of_images("made-up", {"train": len(images), "test": 1}, ImageFeatures(shape, 2, mean, std))
     moved = np.array(changes, dtype=np.int32)
     changed = apply_changes(images, moved).astype(np.float64) / 255
     expected = (changed - np.reshape(mean, (-1, 1, 1))) / np.reshape(std, (-1, 1, 1))

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crosstrain.checkpoint.trained_vocabulary import trained_vocabulary
+from crosstrain.checkpoint.meta import trained_vocabulary
 from crosstrain.core.errors import UsageError
-from crosstrain.data.sources.debian import archive
-from crosstrain.data.sources.debian.catalogues import read_mo, read_po
+from crosstrain.data.sources.debian import packages as archive
+from crosstrain.data.sources.debian.documents import read_mo, read_po
 from crosstrain.data.sources.translation import parallel_text
 from crosstrain.data.sources.translation.parallel_text import _read
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
 from crosstrain.data.store import build
 from crosstrain.data.store.stored_dataset import open_dataset
-from crosstrain.records.store.run_vocabulary import VOCABULARY
+from crosstrain.records.store.vocabulary import VOCABULARY
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_names_and_numbers_that_nothing_can_have(name):
 
 
 def test_standard_input_that_cannot_be_read(tmp_path):
-    code = "import os; from crosstrain.cli.input_lines import arriving_lines\nlist(arriving_lines(0, lambda: False))"
+    code = "import os; from crosstrain.cli.trained_job import arriving_lines\nlist(arriving_lines(0, lambda: False))"
     with (tmp_path / "out").open("w") as written:
         done = subprocess.run([sys.executable, "-c", code], stdin=written, stderr=subprocess.PIPE, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith("standard input cannot be read: Bad file descriptor; give it lines.")

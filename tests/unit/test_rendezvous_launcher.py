@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from crosstrain.core.job import Job
 from crosstrain.engine.protocol.messages import PROTOCOL, Message
-from crosstrain.launch.environments.base import Membership
+from crosstrain.launch.launchers.environments import Membership
 from crosstrain.launch.launchers.joining import job_request
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
 

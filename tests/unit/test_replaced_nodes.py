@@ -26,14 +26,7 @@ class Cluster:
         self.useless = []
         self.ends = {}
         channels = [self.channel(node) for node in range(count)]
-        self.nodes = Nodes(
-            channels,
-            lambda record: None,
-            lambda *log: None,
-            node_timeout_seconds=30.0,
-            replace=self.replace,
-            on_useless=self.useless.append,
-        )
+        self.nodes = Nodes(channels, node_timeout_seconds=30.0, replace=self.replace, on_useless=self.useless.append)
         for node in range(count):
             self.greet(node)
         self.nodes.greet(30.0)

@@ -18,17 +18,17 @@ from report_runs import loss_at, make_run
 
 from crosstrain.cli.commands.report import report
 from crosstrain.cli.group import invoke
+from crosstrain.core.console import shown
 from crosstrain.core.job import Job
-from crosstrain.core.untrusted.console import shown
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.catalog.run import Run, started_runs
-from crosstrain.report.diagnosis.verdict import explain
-from crosstrain.report.page.page import render
-from crosstrain.report.plots.pictures import pictures
-from crosstrain.report.questions.answers import answers
-from crosstrain.report.tables.run_tables import SYNTHETIC
+from crosstrain.report.analysis.answers import answers
+from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.compare.run_tables import SYNTHETIC
+from crosstrain.report.pages.page import render
+from crosstrain.report.pages.pictures import pictures
+from crosstrain.report.runs.run import Run, started_runs
 
-renderer = ImportedLater("crosstrain.report.plots.matplotlib_renderer")
+renderer = ImportedLater("crosstrain.report.pages.matplotlib_renderer")
 
 HOSTILE = "<script>alert(1)<!--<img src=x onerror=alert(2)>'\"&amp;{{7*7}}${a}$"
 

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from crosstrain.backends.loading import load_backend
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
+from crosstrain.core.update_rules import base_learning_rate
 from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.epochs import DataCursor
-from crosstrain.engine.learning_rate import base_learning_rate
 from crosstrain.engine.loop_interfaces import ResumePoint
 from crosstrain.launch.driver.cluster_setup import cluster_document, make_cluster, make_tasks, node_beside_driver
+from crosstrain.launch.driver.origin import Origin
 from crosstrain.launch.driver.restart_policy import Resize
+from crosstrain.launch.driver.segments import ResizedSegments
 from crosstrain.launch.driver.training_job import TrainingJob
 from crosstrain.launch.launchers.base import NodeChannel
-from crosstrain.launch.node.identity import node_identity
-from crosstrain.launch.resume.origin import Origin
-from crosstrain.launch.resume.resized_segments import ResizedSegments
-from crosstrain.records.summary.segments import last_segment, nodes_of_last_segment, resumed_seconds
+from crosstrain.launch.node.scratch import node_identity
+from crosstrain.records.time_shares import last_segment, nodes_of_last_segment, resumed_seconds
 
 EXAMPLES = 1000
 

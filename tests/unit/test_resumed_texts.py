@@ -9,10 +9,9 @@ import pytest
 
 from crosstrain.core.errors import TrainerError, UsageError
 from crosstrain.data.base import LoadsInParts
-from crosstrain.data.sources.translation import encoding
-from crosstrain.data.sources.translation.encoding import PairEncoder
-from crosstrain.data.sources.translation.pairs import prepared_pairs
-from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
+from crosstrain.data.sources.translation import tokenizer as encoding
+from crosstrain.data.sources.translation.pairs import PairSplits, prepared_pairs
+from crosstrain.data.sources.translation.tokenizer import PairEncoder, Vocabulary, train_vocabulary
 from crosstrain.data.store.build import build_store
 
 ONE = [(f"sentence {number} of {number * 7 % 13} with words", f"Satz {number} von {number * 7 % 13} mit Wörtern") for number in range(120)]
@@ -68,9 +67,8 @@ def test_parts_of_the_same_text_are_taken(vocabulary, tmp_path):
 def prepared(pairs, work):
     """The attachments by which a vocabulary is known, of a text that is prepared with that folder."""
     readers = dict.fromkeys(("train", "test"), lambda: iter(pairs))
-    made = prepared_pairs(
-        readers, dict.fromkeys(readers, len(pairs)), vocabulary_size=350, bytes_too=True, longest=100, languages=("en", "de"), work=work
-    )
+    splits = PairSplits(readers, dict.fromkeys(readers, len(pairs)))
+    made = prepared_pairs(splits, vocabulary_size=350, bytes_too=True, longest=100, languages=("en", "de"), work=work)
     for blocks in made.blocks.values():
         assert sum(len(block["source"]) for block in blocks()) == len(pairs)
     return {name: content for name, content in made.attachments().items() if name.startswith("vocabulary.")}
@@ -124,10 +122,9 @@ def test_what_ends_the_reading_of_a_text_is_not_taken_for_a_refusal(tmp_path, af
     assert raised.value is error
     attempts = [broken(after, error)]  # at the next the text is whole
     readers = {"train": lambda: attempts.pop() if attempts else iter(ONE), "test": lambda: iter(ONE)}
+    splits = PairSplits(readers, dict.fromkeys(readers, 120))
     with pytest.raises(type(error)) as raised:
-        prepared_pairs(
-            readers, dict.fromkeys(readers, 120), vocabulary_size=350, bytes_too=True, longest=100, languages=("en", "de"), work=tmp_path
-        )
+        prepared_pairs(splits, vocabulary_size=350, bytes_too=True, longest=100, languages=("en", "de"), work=tmp_path)
     assert raised.value is error
     assert not list(tmp_path.iterdir())
 

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from crosstrain.core.errors import UsageError
-from crosstrain.report.catalog.run import Run, finished_run, labelled, started_runs
+from crosstrain.report.runs.run import Run, finished_run, labelled, started_runs
 from tests.report_runs import make_run
 
 COUNTED = """

@@ -8,21 +8,20 @@ from questioned_runs import trained
 from run_samples import a_job, open_run
 
 from crosstrain.core.job import Job
-from crosstrain.core.learning_rate import explained_schedule
-from crosstrain.data.amounts import split_amounts
-from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.core.settings.job_fields import choices
+from crosstrain.core.update_rules import explained_schedule
+from crosstrain.data.base import DataInfo, TextFeatures, split_amounts
 from crosstrain.data.columns import Column, ColumnSpec
-from crosstrain.records.schema import StepRecord
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.questions.checkpoint_files import checkpoint_files
-from crosstrain.report.questions.learning_rate import learning_rate
-from crosstrain.report.questions.training_set import training_set
+from crosstrain.records.store.schema import StepRecord
+from crosstrain.report.analysis.answers import checkpoint_files
+from crosstrain.report.analysis.learning import learning_rate, training_set
+from crosstrain.report.runs.run import Run
 
 # Learning rate --------------------------------------------------------------------------------------------------------
 
 
 def test_every_schedule_has_words():
-    for schedule in Job.model_fields["schedule"].annotation.__args__:
+    for schedule in choices("schedule"):
         assert "0.05" in explained_schedule(Job(schedule=schedule, warmup_steps=10), 100), schedule
 
 

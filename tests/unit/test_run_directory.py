@@ -25,10 +25,10 @@ from processes import wait_until
 from run_samples import EVALUATION, EVENT, STEP, SYSTEM, a_job, open_run
 
 from crosstrain.core.errors import RunFailedError, UsageError
-from crosstrain.records.schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from crosstrain.records.store.jsonl import DamagedRunError, LineFile, encode, read_records
 from crosstrain.records.store.run_directory import RunReader, RunWriter
-from crosstrain.report.live.tail import Tail
+from crosstrain.records.store.schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from crosstrain.report.pages.watched_run import Tail
 
 NOW = datetime(2025, 11, 20, 21, 44, 13).astimezone()
 
@@ -313,7 +313,7 @@ WRITE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
 from crosstrain.records.store.jsonl import LineFile
-from crosstrain.records.schema import StepRecord
+from crosstrain.records.store.schema import StepRecord
 file = LineFile(Path(sys.argv[1]))
 for step in range(10**9):
     file.write(StepRecord(step, 100, 0, 0.5, 0.25, 20, (0.5,) * 100, (0.05,)))
@@ -369,7 +369,7 @@ import resource, sys
 from pathlib import Path
 from crosstrain.core.errors import DiskError
 from crosstrain.records.store.jsonl import LineFile
-from crosstrain.records.schema import EventRecord
+from crosstrain.records.store.schema import EventRecord
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 file = LineFile(Path(sys.argv[1]))
 written = failed = 0

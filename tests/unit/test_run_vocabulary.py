@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from crosstrain.core.untrusted.bounded_json import UnreadableError
-from crosstrain.records.store import run_vocabulary
-from crosstrain.records.store.run_vocabulary import VOCABULARY, read_vocabulary, write_vocabulary
+from crosstrain.core.bounded_json import UnreadableError
+from crosstrain.records.store import vocabulary as run_vocabulary
+from crosstrain.records.store.vocabulary import VOCABULARY, read_vocabulary, write_vocabulary
 
 
 def test_it_comes_back(tmp_path):

@@ -19,12 +19,12 @@ from run_samples import a_job, async_run, open_run, sync_run
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.report.catalog.index import FIGURES, list_runs
-from crosstrain.report.catalog.locate import find_run
-from crosstrain.report.catalog.query import Condition, figure_name, fitting, in_order, parse_since
-from crosstrain.report.catalog.rerun_command import repeat_command
-from crosstrain.report.tables.run_tables import SYNTHETIC
-from crosstrain.report.tables.runs_list import runs_table
+from crosstrain.report.compare.run_tables import SYNTHETIC
+from crosstrain.report.compare.runs_list import runs_table
+from crosstrain.report.runs.index import FIGURES, list_runs
+from crosstrain.report.runs.locate import find_run
+from crosstrain.report.runs.query import Condition, figure_name, fitting, in_order, parse_since
+from crosstrain.report.runs.summary_rows import repeat_command
 
 EMPTY = dict.fromkeys(FIGURES)
 

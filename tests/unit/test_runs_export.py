@@ -17,9 +17,9 @@ from run_samples import EVALUATION, STEP, SYSTEM, a_job, async_run, open_run, sa
 from crosstrain.cli.group import invoke
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.catalog.summary_rows import row
-from crosstrain.report.export.records_table import TABLES, table_of
+from crosstrain.report.pages.export import TABLES, table_of
+from crosstrain.report.runs.run import Run
+from crosstrain.report.runs.summary_rows import row
 
 TYPES = {
     "integer": int,

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -18,13 +19,14 @@ from run_folders import documents, many_runs, variant, write_run
 from run_samples import a_job, open_run, sync_run
 
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.catalog.index import DAMAGED, FIGURES, list_runs
-from crosstrain.report.catalog.summary_rows import row
+from crosstrain.report.runs.index import DAMAGED, FIGURES, list_runs
+from crosstrain.report.runs.locate import find_readable_runs
+from crosstrain.report.runs.summary_rows import row
 
 LIST = """
 import json, sys
 from pathlib import Path
-from crosstrain.report.catalog.index import list_runs
+from crosstrain.report.runs.index import list_runs
 print(json.dumps(list_runs(Path(sys.argv[1]))))
 """
 
@@ -397,6 +399,29 @@ def test_killed_at_any_moment_it_is_right_the_next_time(out, start):
             process.kill()
             process.wait()
         assert by_name(out) == expected(out, made)
+
+
+def test_a_run_that_is_there_now_and_then_is_listed_or_not(out):
+    made = {Path(name).name for name in many_runs(out, 3)}
+    away = out.with_name("away")
+    sync_run(out, name="brief")
+    over = threading.Event()
+
+    def move_to_and_fro():
+        while not over.is_set():
+            os.rename(out / "brief", away)
+            os.rename(away, out / "brief")
+
+    mover = threading.Thread(target=move_to_and_fro)
+    mover.start()
+    try:
+        for _ in range(200):
+            assert {found["run"] for found in list_runs(out)} - {"brief"} == made
+            readable, left_out = find_readable_runs([str(out)], out)
+            assert {run.path.name for run in (*readable, *left_out)} - {"brief"} == made
+    finally:
+        over.set()
+        mover.join()
 
 
 def test_a_run_directory_that_comes_and_goes_disturbs_nobody(out, start):

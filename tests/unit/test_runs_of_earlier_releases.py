@@ -9,7 +9,7 @@ import pytest
 from crosstrain.checkpoint import list_checkpoints, peek_meta
 from crosstrain.conformance.runs import trainer
 from crosstrain.metrics import LOSS
-from crosstrain.metrics.classification import ACCURACY
+from crosstrain.metrics.base import ACCURACY
 from crosstrain.records.store.run_directory import RunReader
 
 WRITTEN_BEFORE = Path(__file__).parent / "golden/run-before-metrics"

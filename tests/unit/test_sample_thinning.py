@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crosstrain.records.schema import Clock, SystemRecord, TaskSample
+from crosstrain.records.node_usage import Lines, per_node
 from crosstrain.records.store.jsonl import decode, encode
 from crosstrain.records.store.sample_thinning import SampleThinner, merge_samples
-from crosstrain.records.summary.node_usage import Lines, per_node
+from crosstrain.records.store.schema import Clock, SystemRecord, TaskSample
 
 CLOCK = Clock(init_seconds=1.0, run_seconds=1e6, train_seconds=1.0, eval_seconds=0.0, checkpoint_seconds=0.0, total_seconds=2.0)
 

@@ -10,10 +10,9 @@ from comparison_samples import made, written
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
-from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.comparison.factors import SPEED
-from crosstrain.report.tables.comparison_tables import default_tables
-from crosstrain.report.tables.footnotes import below
+from crosstrain.core.setting import SPEED
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.comparison_tables import below, default_tables
 
 
 def on(nodes, speed, name="", **job):

@@ -10,9 +10,8 @@ from test_translation_orders import OBJECTIVE
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.store.stored_dataset import open_dataset
-from crosstrain.engine.translation.decodings import described
-from crosstrain.launch.resume.resumption import load_resumption
-from crosstrain.launch.resume.score_signature import score_problem
+from crosstrain.engine.translation import described
+from crosstrain.launch.driver.resumption import load_resumption, score_problem
 from crosstrain.models.build import build_model
 from crosstrain.models.objectives import CLASSIFICATION
 from crosstrain.records.store.run_directory import RunWriter

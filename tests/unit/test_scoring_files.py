@@ -11,8 +11,7 @@ from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
 from crosstrain.data.store import stored_dataset
 from crosstrain.data.store.build import build_store
-from crosstrain.models.decoding.quality import TranslationQuality
-from crosstrain.models.decoding.translation import refuse_unscorable
+from crosstrain.models.decoding import TranslationQuality, refuse_unscorable
 
 LINES = [f"{one} {other}" for one in ("red", "green", "blue") for other in ("house", "ship", "tree")]
 PIECES = 40

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
 from crosstrain.data.text import BEGIN, END, PADDING
-from crosstrain.models.decoding.batches import batches, decode
-from crosstrain.models.decoding.search import Hypothesis, search
-from crosstrain.models.decoding.settings import BEAM, GREEDY, Decoding
+from crosstrain.models.decoding import BEAM, GREEDY, Decoding, Hypothesis, batches, decode, search
 
 SMALL_VOCABULARY = 6
 

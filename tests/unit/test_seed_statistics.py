@@ -5,8 +5,8 @@ import math
 import pytest
 from comparison_samples import made
 
-from crosstrain.report.comparison.rows import entry_of
-from crosstrain.report.comparison.seed_statistics import aggregate, common_name
+from crosstrain.report.compare.ratios import aggregate, common_name
+from crosstrain.report.compare.rows import entry_of
 
 
 def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9, loss=0.5):

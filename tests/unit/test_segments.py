@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from run_samples import CLOCK, RESUMED, a_job, resumed_run, resumed_samples, sample
 
-from crosstrain.engine.progress import plain
-from crosstrain.engine.progress.base import PlainProgress, QuietProgress
+from crosstrain.engine import progress as plain
+from crosstrain.engine.progress import PlainProgress, QuietProgress
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.records.loggers.base import RunLogger, replay
-from crosstrain.records.loggers.mlflow_system_metrics import NodeFigures
+from crosstrain.records.loggers.mlflow import NodeFigures
+from crosstrain.records.node_usage import per_node, rate_between
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.summary.node_usage import per_node, rate_between
-from crosstrain.records.summary.segments import with_segments
+from crosstrain.records.time_shares import with_segments
 
 
 def segments_of(samples, resumed):

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from report_runs import EVAL_SECONDS, make_run
 from run_samples import RESUMED, a_job, async_run, open_run, resumed_run, sample, sync_run
 
-from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
+from crosstrain.records.node_usage import rate_between
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.summary.node_usage import rate_between
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.export.curves import curves
-from crosstrain.report.series.arrays import read_steps, read_system
-from crosstrain.report.series.downsample import running_median, smoothed, thinned
-from crosstrain.report.series.throughput import pace, pauses, training_clock
+from crosstrain.records.store.schema import EvalRecord, EventRecord, StepRecord
+from crosstrain.report.pages.export import curves
+from crosstrain.report.runs.run import Run
+from crosstrain.report.runs.series import pace, pauses, running_median, smoothed, thinned, training_clock
+from crosstrain.report.runs.series_arrays import read_steps, read_system
 
 
 def test_the_arrays_hold_the_records(tmp_path):
@@ -82,7 +81,7 @@ def test_a_run_without_records_has_empty_arrays(tmp_path):
 @pytest.mark.parametrize("pieces", [1 << 22, 700])
 def test_a_torn_last_line_is_skipped_and_any_other_damage_named(tmp_path, monkeypatch, pieces):
     """As the reader of whole records does it, and also where a file is read in several pieces."""
-    monkeypatch.setattr("crosstrain.report.series.fast_jsonl._PIECE_BYTES", pieces)
+    monkeypatch.setattr("crosstrain.report.runs.series_arrays._PIECE_BYTES", pieces)
     path = make_run(tmp_path, "torn", steps=40)
     file = path / "steps.jsonl"
     whole = file.read_bytes()

@@ -10,8 +10,7 @@ from crosstrain.core.errors import MissingPackageError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import available
 from crosstrain.core.settings.job_fields import allowed, environment_name, flag_name
-from crosstrain.core.settings.reserved_variables import RESERVED_VARIABLES
-from crosstrain.core.settings.sources import resolve
+from crosstrain.core.settings.sources import RESERVED_VARIABLES, resolve
 
 SEE = "`trainer run --print-config` lists every setting."
 RUNS = "and `trainer sweep` runs its points."

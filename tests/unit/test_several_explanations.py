@@ -8,10 +8,10 @@ from explained_runs import explained_run
 
 from crosstrain.cli.commands.explain import explain
 from crosstrain.core.errors import UsageError
-from crosstrain.records.text.numbers import seconds_text
-from crosstrain.report.catalog.run import Run
-from crosstrain.report.conclusion.conclusion import conclude
-from crosstrain.report.conclusion.sentences import told
+from crosstrain.records.text import seconds_text
+from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.sentences import told
+from crosstrain.report.runs.run import Run
 
 
 def worker(compute, communicate):

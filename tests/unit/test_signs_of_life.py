@@ -10,16 +10,14 @@ import pytest
 from test_scoring_files import LINES, PIECES, Source, made
 from test_translation_orders import OBJECTIVE
 
-from crosstrain.backends.translating import Translating
+from crosstrain.backends.decoding_functions import Translating
 from crosstrain.data.text import END
-from crosstrain.engine.protocol.impossible_answers import ImpossibleAnswerError
-from crosstrain.engine.protocol.messages import Message
-from crosstrain.engine.protocol.translation_messages import still_decoding_message
+from crosstrain.engine.protocol.codec import still_decoding_message
+from crosstrain.engine.protocol.messages import ImpossibleAnswerError, Message
 from crosstrain.engine.task import CommandLoop
-from crosstrain.engine.translation.decodings import Decoded
-from crosstrain.engine.translation.orders import TranslationOrders
+from crosstrain.engine.translation import Decoded, TranslationOrders
 from crosstrain.launch.driver.outstanding_requests import MOST_SIGNS, OutstandingRequests
-from crosstrain.models.decoding.settings import GREEDY
+from crosstrain.models.decoding import GREEDY
 
 STEPS, STEP_SECONDS = 5, 0.06
 

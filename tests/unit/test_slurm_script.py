@@ -16,7 +16,7 @@ from processes import wait_until
 
 from crosstrain.cli.commands.submit import submit
 from crosstrain.core.errors import UsageError
-from crosstrain.launch.batch.slurm_script import SlurmJob, script_text
+from crosstrain.launch.slurm_script import SlurmJob, script_text
 
 ASKED = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from space_to_depth_cases import PAIR_CASES
 
-from crosstrain.models.layers.space_to_depth import gradient_uses_space_to_depth, uses_space_to_depth
+from crosstrain.models.layers.formulas import gradient_uses_space_to_depth, uses_space_to_depth
 
 pytestmark = pytest.mark.thorough
 
@@ -45,7 +45,7 @@ def test_each_of_them_was_taken_in_pairs(results, name):
 FOR_SMALL_BATCHES = """
 import torch
 from crosstrain.models.base import ForwardContext
-from crosstrain.models.layers.torch import image as layers
+from crosstrain.models.layers import torch as layers
 
 taken = []
 in_pairs = layers._conv_space_to_depth

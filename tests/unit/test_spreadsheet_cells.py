@@ -9,9 +9,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.report.export.records_table import Column, Table
-from crosstrain.report.export.table_files import write_csv as write_table
-from crosstrain.report.tables.formats import write_csv
+from crosstrain.report.compare.formats import write_csv
+from crosstrain.report.pages.export import Column, Table
+from crosstrain.report.pages.export import write_csv as write_table
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NAMES = st.builds(lambda first, rest: first + rest, st.sampled_from([*"=+-@\ta'", ""]), st.text("=+-@\tab1.;,\"'\n", max_size=6))

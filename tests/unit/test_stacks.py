@@ -9,15 +9,24 @@ from contextlib import contextmanager
 
 import pytest
 
-from crosstrain.core.liveness.stack_dump import DUMP_SIGNAL, answers_signal
+from crosstrain.core.liveness import DUMP_SIGNAL, answers_signal
 from crosstrain.engine.protocol.messages import MOST_STACK_CHARACTERS
-from crosstrain.launch.stacks import places
-from crosstrain.launch.stacks.collect import COLLECT_SECONDS, InspectedTask, collect_stacks, find_py_spy
-from crosstrain.launch.stacks.places import STACKS, TaskStack, append_stacks, describe_places, odd_one_out
+from crosstrain.launch.node import stacks as places
+from crosstrain.launch.node.stacks import (
+    COLLECT_SECONDS,
+    STACKS,
+    InspectedTask,
+    TaskStack,
+    append_stacks,
+    collect_stacks,
+    describe_places,
+    find_py_spy,
+    odd_one_out,
+)
 
 HANGS = """
 import ctypes, sys, threading, time
-from crosstrain.core.liveness.stack_dump import mark_working_thread, write_stacks_on_signal
+from crosstrain.core.liveness import mark_working_thread, write_stacks_on_signal
 
 def in_python():
     print("ready", flush=True)
@@ -127,7 +136,7 @@ def test_where_py_spy_may_not_look_the_task_answers_itself(script, spy):
 
 
 def test_a_py_spy_that_hangs_is_ended(script, spy, monkeypatch):
-    monkeypatch.setattr("crosstrain.launch.stacks.collect.SPY_SECONDS", 0.3)
+    monkeypatch.setattr("crosstrain.launch.node.stacks.SPY_SECONDS", 0.3)
     with hanging(script, "in_python") as task:
         began = time.monotonic()
         assert "(in_python)" in place_of(task, spy("exec sleep 60")).place

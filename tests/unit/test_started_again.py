@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from crosstrain.core.errors import RunFailedError, StalledRunError, UsageError
-from crosstrain.core.untrusted.listener import Exchange
+from crosstrain.core.listener import Exchange
 from crosstrain.engine.protocol.messages import PROTOCOL, Message
 from crosstrain.engine.protocol.transport import accept
 from crosstrain.launch.driver.first_failure import NodeLostError, TaskDiedError
 from crosstrain.launch.driver.outcome import Outcome, leave_to_starter
-from crosstrain.launch.ending_signals import EndingSignals
-from crosstrain.launch.environments.base import Membership
+from crosstrain.launch.launchers.environments import Membership
 from crosstrain.launch.launchers.joining import welcomed
+from crosstrain.launch.launchers.machine_checks import EndingSignals
 
 SECRET = b"0123456789abcdef"
 JOIN = Message("join", {"protocol": PROTOCOL, "node": 1, "local_rank": 0, "asked": {}})

@@ -7,18 +7,18 @@ import pytest
 from run_samples import a_job
 from test_floods import streams
 
-from crosstrain.core.peer_memory import PeerMemory
 from crosstrain.engine.epochs import START
 from crosstrain.engine.loop_interfaces import PendingCheckpoint
-from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.progress import QuietProgress
 from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.state_transfer import PeerMemory
 from crosstrain.launch.driver.attempt import Attempt, Restarts
-from crosstrain.launch.driver.nodes import Nodes
+from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
+from crosstrain.launch.driver.origin import Origin
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.launch.driver.restart_policy import policy_of
 from crosstrain.launch.driver.training_job import TrainingJob
 from crosstrain.launch.launchers.base import NodeChannel
-from crosstrain.launch.resume.origin import Origin
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process read another's memory")
@@ -26,7 +26,7 @@ from crosstrain.launch.resume.origin import Origin
 def test_memory_is_read_for_nodes_of_this_machine_alone(tmp_path, on_this_machine, answer):
     """The node names memory of this very process, under its right mark: it can be read, and whether it is, the launcher's word decides."""
     job = a_job(tmp_path, name="run")
-    training, recording, progress = TrainingJob.of(job), Recording(job, QuietProgress()), QuietProgress()
+    training, recording = TrainingJob.of(job), Recording(job, QuietProgress())
     recording.start_clock()
     held = [np.full(parameter.shape, 7, np.float32) for parameter in training.model.parameters]
     begin = {
@@ -38,9 +38,10 @@ def test_memory_is_read_for_nodes_of_this_machine_alone(tmp_path, on_this_machin
         "addresses": [array.ctypes.data for array in held],
     }
     with streams() as (ours, theirs):
-        nodes = Nodes([NodeChannel(0, ours, "127.0.0.1", None, None, on_this_machine)], recording.sample, recording.log)
-        restarts = Restarts(policy_of(job), training, nodes, recording, progress, lambda: False)
-        attempt = Attempt(training, nodes, recording, progress, Origin(), lambda attempt: {}, restarts, lambda *told: None, False)
+        channel = NodeChannel(0, ours, "127.0.0.1", None, None, on_this_machine)
+        nodes = Nodes([channel], ReportHandlers(recording.sample, recording.log))
+        restarts = Restarts(policy_of(job), training, nodes, recording, lambda: False)
+        attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, restarts, lambda *told: None, False)
         try:
             attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), Message("state_begin", begin))
             told = theirs.receive()

@@ -3,7 +3,7 @@
 import numpy as np
 
 from crosstrain.models.base import ModelSpec, ParameterSpec
-from crosstrain.models.layers.storage_layouts import after_flatten, convolutions
+from crosstrain.models.layers.formulas import after_flatten, convolutions
 
 SPEC = ModelSpec(
     "small",

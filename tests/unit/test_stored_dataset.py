@@ -19,8 +19,7 @@ from PIL import Image
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import DamagedStoreError, TrainerError, UsageError
 from crosstrain.data.store import dataset_list, stored_dataset
-from crosstrain.data.store.integrity import STAMP, identity
-from crosstrain.data.store.manifest import FILES, read_manifest
+from crosstrain.data.store.manifest import FILES, STAMP, identity, read_manifest
 
 ARRAYS = sorted(FILES.values())
 

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_samples import CLOCK, STEP, a_job, async_run, open_run, sample, summary_of, sync_run
 
-from crosstrain.records.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from crosstrain.records.node_usage import per_node, rate_between
 from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.store.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from crosstrain.records.store.summary_schema import training_rates
-from crosstrain.records.summary.node_usage import per_node, rate_between
-from crosstrain.records.summary.summary import quantile, summarise
+from crosstrain.records.summary import quantile, summarise
 
 PROMISED = re.findall(
     r"\w+",

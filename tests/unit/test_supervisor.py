@@ -175,7 +175,7 @@ def test_a_task_that_cannot_be_started_is_reported_with_its_reason_and_nothing_o
 AT_THE_LIMIT = """
 import os, resource, sys, tempfile
 from pathlib import Path
-from crosstrain.core.liveness.memory_exhaustion import kernel_oom_kills
+from crosstrain.core.liveness import kernel_oom_kills
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.launch.node.supervisor import Supervisor
 

@@ -7,12 +7,11 @@ import re
 import pytest
 from comparison_samples import made, written
 
-from crosstrain.cli.commands.sweep_table import points_conclusion, points_text
+from crosstrain.cli.commands.sweep import points_conclusion, points_text
 from crosstrain.core.settings.sweeps import Grid, plan
-from crosstrain.report.catalog.run import finished_run
-from crosstrain.report.conclusion.conclusion import conclude
-from crosstrain.report.conclusion.sentences import told
-from crosstrain.report.conclusion.text import as_text, closing_text
+from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.sentences import as_text, closing_text, told
+from crosstrain.report.runs.run import finished_run
 
 
 def swept(folder, grid, **flags):

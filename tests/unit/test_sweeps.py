@@ -15,8 +15,8 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job, without_password
 from crosstrain.core.settings.sources import resolve
 from crosstrain.core.settings.sweeps import Grid, as_arguments, plan, read_axis, read_grid, settings_text
-from crosstrain.launch.sweeps.folder import Request, SweepFolder, read_request
-from crosstrain.launch.sweeps.remaining_time import Finished, finished, seconds_left, updates
+from crosstrain.launch.sweep_folder import Request, SweepFolder, read_request
+from crosstrain.launch.sweep_runner import Finished, finished, seconds_left, updates
 
 BASE = {"backend": "torch"}
 

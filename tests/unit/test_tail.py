@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from run_samples import EVENT, STEP
 
-from crosstrain.records.schema import EventRecord, StepRecord
 from crosstrain.records.store.jsonl import DamagedRunError, LineFile, encode
-from crosstrain.records.store.truncation import cut_records
-from crosstrain.report.live.tail import Tail
+from crosstrain.records.store.run_directory import cut_records
+from crosstrain.records.store.schema import EventRecord, StepRecord
+from crosstrain.report.pages.watched_run import Tail
 
 
 def updates(first, count):

@@ -74,8 +74,7 @@ def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(node, pair[1], theirs))
             placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(nodes)]  # as if each had started one
-            listening = Nodes(channels, on_sample=lambda record: None, on_log=lambda *part: None)
-            return TaskGroup(listening, placed, survives, rejoins=rejoins), agents
+            return TaskGroup(Nodes(channels), placed, survives, rejoins=rejoins), agents
 
         yield make
 

@@ -17,13 +17,12 @@ from processes import wait_until
 from run_samples import EVALUATION, RESUMED, STEP, a_job, resumed_run, resumed_samples, sample
 
 from crosstrain.metrics import LOSS
-from crosstrain.metrics.classification import ACCURACY
-from crosstrain.records.loggers.base import replay
-from crosstrain.records.loggers.curve_points import TrainingCurve
+from crosstrain.metrics.base import ACCURACY
+from crosstrain.records.loggers.base import TrainingCurve, replay
 from crosstrain.records.loggers.tensorboard import FOLDER, TensorBoardWriter
-from crosstrain.records.loggers.tensorboard_hparams import figures as hparams_figures
-from crosstrain.records.schema import StepRecord
+from crosstrain.records.loggers.tensorboard import figures as hparams_figures
 from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.store.schema import StepRecord
 
 
 def write_a_run(path):
@@ -127,7 +126,7 @@ def test_a_run_that_goes_on_has_no_time_twice(tmp_path):
 ALONE = """
 import sys
 from pathlib import Path
-from crosstrain.records import schema as records
+from crosstrain.records.store import schema as records
 before = len(sys.modules)
 from crosstrain.records.loggers.tensorboard import TensorBoardWriter
 writer = TensorBoardWriter(Path(sys.argv[1]))

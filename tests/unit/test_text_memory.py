@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.translation import pairs
-from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES, count_lines
 from crosstrain.data.sources.translation.pairs import MOST_SAMPLED_LINES, SAMPLE_SEED, _Sample, _sampled_places, chosen
-from crosstrain.data.sources.translation.text_amounts import entry_bytes, parts, text_bytes
+from crosstrain.data.sources.translation.text_files import LONGEST_LINE_BYTES, count_lines, entry_bytes, parts, text_bytes
 from crosstrain.data.store.stored_dataset import open_dataset
 
 LIMITED = """

@@ -3,8 +3,7 @@
 import numpy as np
 
 from crosstrain.backends.base import Plan
-from crosstrain.backends.parameter_server.ticket_queue import TicketQueue
-from crosstrain.backends.parameter_server.tickets import cut_plan
+from crosstrain.backends.parameter_server.tickets import TicketQueue, cut_plan
 
 
 def test_workers_that_hold_a_ticket_are_known_until_it_is_used_up_or_they_are_gone():

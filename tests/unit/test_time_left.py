@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.units import Cadence
-from crosstrain.report.questions.time_left import Block, Measured, Plan, blocks_of, estimate, steps_per_epoch
+from crosstrain.report.analysis.duration import Block, Measured, Plan, blocks_of, estimate, steps_per_epoch
 
 
 def plan(total, evaluate="end", save=None, *, save_final=False, per_epoch=None):

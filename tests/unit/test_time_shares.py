@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from run_samples import CLOCK, async_run, summary_of, sync_run
 
-from crosstrain.records.schema import StepRecord
 from crosstrain.records.store.run_directory import RunReader, RunWriter
-from crosstrain.records.summary.summary import summarise
-from crosstrain.records.summary.time_shares import COMPONENTS, StepTimes, time_shares
+from crosstrain.records.store.schema import StepRecord
+from crosstrain.records.summary import summarise
+from crosstrain.records.time_shares import COMPONENTS, StepTimes, time_shares
 
 
 def calibration(*workers, **more):

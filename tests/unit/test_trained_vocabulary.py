@@ -12,7 +12,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.sources.translation.tokenizer import VOCABULARY, Vocabulary, pieces_digest
 from crosstrain.data.store.stored_dataset import open_dataset
-from crosstrain.launch.resume.trust import refuse_foreign
+from crosstrain.launch.driver.resumption import refuse_foreign
 
 
 @pytest.fixture(autouse=True)

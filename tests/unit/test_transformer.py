@@ -13,7 +13,7 @@ from transformer_cases import CASES, DROPPED, EMPTY, LONGEST, PLAIN, VOCABULARY,
 
 from crosstrain.conformance.runs import norm_wise_difference
 from crosstrain.core.errors import UsageError
-from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.base import DataInfo, ImageFeatures, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.models.build import build_model, canonical_model
 from crosstrain.models.dropout_masks import LARGEST_RATE
@@ -248,7 +248,7 @@ def test_the_base_is_what_there_is_without_a_size():
         ("transformer?norm=rms", info(source=50, target=50), "pre, post"),
         ("transformer", info(source=50, target=60), "one vocabulary"),
         ("transformer", info(source=50), "no target"),
-        ("transformer", DataInfo.of_images("digits", (1, 8, 8), 10, {"train": 1, "test": 1}, (0.5,), (0.5,)), "is no text"),
+        ("transformer", DataInfo.of_images("digits", {"train": 1, "test": 1}, ImageFeatures((1, 8, 8), 10, (0.5,), (0.5,))), "is no text"),
     ],
 )
 def test_what_cannot_be_built_is_refused(model, data, words):

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from crosstrain.cli.commands.translate import _Line, _Writer
-from crosstrain.core.untrusted.console import shown_streams
+from crosstrain.core.console import shown_streams
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
-from crosstrain.models.decoding.search import Hypothesis
+from crosstrain.models.decoding import Hypothesis
 
 TEXTS = ["a\u0085b", "a\u200fb\u2028c", "a\x1b[31mb\x7f", "grün → rot 🙂"]
 

@@ -11,7 +11,7 @@ from crosstrain.models.build import build_model
 
 MODEL = """
 from crosstrain.models.base import ModelSpec, ParameterSpec
-from crosstrain.models.decoding.quality import TranslationQuality
+from crosstrain.models.decoding import TranslationQuality
 from crosstrain.models.objectives import Objective
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from crosstrain.data.text import END
+from crosstrain.engine.protocol.codec import decoding_of, sources_of, translated_message
 from crosstrain.engine.protocol.messages import Message, ProtocolError, encoded, header_of
-from crosstrain.engine.protocol.translation_messages import decoding_of, sources_of, translated_message
-from crosstrain.launch.standalone.translation import MOST_ANSWER_BYTES, translated
-from crosstrain.models.decoding.search import Hypothesis
-from crosstrain.models.decoding.settings import Decoding
+from crosstrain.launch.standalone_evaluation import MOST_ANSWER_BYTES, translated
+from crosstrain.models.decoding import Decoding, Hypothesis
 
 ORDER = Message("translate", {"sequence": 1})
 

@@ -9,24 +9,22 @@ from crosstrain.backends.base import EvalResult
 from crosstrain.core.cluster import split_evenly
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.engine.protocol.impossible_answers import ImpossibleAnswerError
-from crosstrain.engine.protocol.messages import Message
-from crosstrain.engine.protocol.translation_messages import (
-    decoded_message,
-    decoding_of,
-    hypotheses_of,
-    sources_of,
-    translate_message,
-    translated_message,
+from crosstrain.engine.protocol.codec import decoded_message, decoding_of, hypotheses_of, sources_of, translate_message, translated_message
+from crosstrain.engine.protocol.messages import ImpossibleAnswerError, Message
+from crosstrain.engine.translation import (
+    AllTranslated,
+    Decoded,
+    EvaluationInProgress,
+    TranslationOrders,
+    WholeEvaluation,
+    at_the_end,
+    described,
+    refuse_idle,
+    while_training,
 )
-from crosstrain.engine.translation.decodings import Decoded, at_the_end, described, refuse_idle, while_training
-from crosstrain.engine.translation.in_progress import AllTranslated, EvaluationInProgress, WholeEvaluation
-from crosstrain.engine.translation.orders import TranslationOrders
 from crosstrain.metrics import Metric
-from crosstrain.metrics.language import SUMS, sentence_sums
-from crosstrain.models.decoding.quality import TranslationQuality
-from crosstrain.models.decoding.search import Hypothesis
-from crosstrain.models.decoding.settings import BEAM, GREEDY
+from crosstrain.metrics.base import SUMS, sentence_sums
+from crosstrain.models.decoding import BEAM, GREEDY, Hypothesis, TranslationQuality
 from crosstrain.models.objectives import CLASSIFICATION, Objective
 
 QUALITY = TranslationQuality("source", "target", "13a")

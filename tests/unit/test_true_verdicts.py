@@ -11,18 +11,18 @@ from comparison_samples import made, used
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.records.schema import EvalRecord
-from crosstrain.report.catalog.cpu_starvation import STARVED, cpu_starvation
-from crosstrain.report.catalog.run import labelled
-from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.comparison.ratios import Sample, better_by
-from crosstrain.report.conclusion.conclusion import conclude
-from crosstrain.report.conclusion.sentences import told
-from crosstrain.report.conclusion.set_ups import FIGURES, SPEED_FIGURE, times_as_good
-from crosstrain.report.paper.table import as_latex
-from crosstrain.report.plots.lines import lines_of
-from crosstrain.report.tables.footnotes import above
-from crosstrain.report.tables.formats import as_csv, as_text
+from crosstrain.records.store.schema import EvalRecord
+from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.sentences import told
+from crosstrain.report.analysis.set_ups import FIGURES, SPEED_FIGURE, times_as_good
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.comparison_tables import above
+from crosstrain.report.compare.formats import as_csv, as_text
+from crosstrain.report.compare.ratios import Sample, better_by
+from crosstrain.report.pages.lines import lines_of
+from crosstrain.report.pages.paper_table import as_latex
+from crosstrain.report.runs.cpu_starvation import STARVED, cpu_starvation
+from crosstrain.report.runs.run import labelled
 
 CHANCE = 0.1
 
@@ -447,7 +447,7 @@ def test_of_any_runs_the_best_has_not_diverged_has_an_opponent_and_each_n_is_rig
         assert found.set_ups.place(best.set_up) not in quality.diverged
         assert not any(map(broken, best.set_up.runs))
         assert len(every) > 1
-        assert best.worst is not None or all(not other.all_reached for other in every if other is not best.set_up)
+        assert best.worst is not None or all(not other.row.all_converged for other in every if other is not best.set_up)
         assert len(best.set_up.figures(best.figure)) == sum(cpu_starvation(each.summary) is None for each in best.set_up.runs) > 0
     if quality.best is not None:
         assert quality.best not in quality.diverged

@@ -5,12 +5,11 @@ import json
 import pytest
 from run_samples import CLOCK, sample, sync_run
 
-from crosstrain.records.schema import EventRecord
+from crosstrain.records.node_usage import per_node
 from crosstrain.records.store.jsonl import DamagedRunError
-from crosstrain.records.store.run_directory import RunReader, RunWriter
-from crosstrain.records.store.truncation import cut_records
-from crosstrain.records.summary.node_usage import per_node
-from crosstrain.records.summary.segments import resumed_seconds
+from crosstrain.records.store.run_directory import RunReader, RunWriter, cut_records
+from crosstrain.records.store.schema import EventRecord
+from crosstrain.records.time_shares import resumed_seconds
 
 
 def test_what_is_later_goes_and_the_rest_stays_as_it_was(tmp_path):

@@ -12,19 +12,18 @@ import pytest
 from model_checkpoints import save_model
 
 from crosstrain.checkpoint import list_checkpoints
-from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manifest
+from crosstrain.checkpoint.files import digest_of, read_manifest, write_manifest
 from crosstrain.cli.group import invoke
 from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.job_fields import choices, schema
-from crosstrain.core.settings.personal_options import PERSONAL_OPTIONS
+from crosstrain.core.settings.personal import PERSONAL_OPTIONS
 from crosstrain.core.settings.sweeps import Grid
 from crosstrain.launch.driver.outcome import resume_hint
-from crosstrain.launch.resume.resumption import load_resumption
-from crosstrain.launch.resume.trust import CONFIG, foreign_settings, links_outside
-from crosstrain.launch.sweeps.folder import Request, SweepFolder
-from crosstrain.launch.sweeps.runner import _typed as typed_of_a_point
+from crosstrain.launch.driver.resumption import CONFIG, foreign_settings, links_outside, load_resumption
+from crosstrain.launch.sweep_folder import Request, SweepFolder
+from crosstrain.launch.sweep_runner import _typed as typed_of_a_point
 from crosstrain.records.store.run_directory import RunReader
 
 TOY = Path(__file__).parent.parent / "toy"

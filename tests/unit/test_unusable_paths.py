@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from report_runs import make_run
 from test_unreadable_folders import without_privileges
 
-from crosstrain.cli.completion.kept_commands import _values
 from crosstrain.cli.group import COMMANDS, invoke
+from crosstrain.cli.kept_commands import _values
 from crosstrain.core.drafts import replacing
 
 RUN = "RUN"

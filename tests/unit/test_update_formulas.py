@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.backends.vectors import vector_rule
-from crosstrain.backends.vectors.update_formulas import UpdateFormulas, clip
-from crosstrain.backends.vectors.vector_rule import VectorRule
-from crosstrain.conformance.reference import _Optimizer
+from crosstrain.backends import vectors as vector_rule
+from crosstrain.backends.vectors import UpdateFormulas, VectorRule, clip
+from crosstrain.conformance.cases import _Optimizer
 from crosstrain.core.job import Job
 from crosstrain.core.update_rules import EMA, slot_names
 

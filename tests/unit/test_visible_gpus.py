@@ -11,7 +11,7 @@ from fake_gpus import WITHOUT_MIG, FakeGpu, build_library, environment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.monitor.visible_gpus import Gpu, VisibleGpu, visible_gpus
+from crosstrain.monitor.gpu import Gpu, VisibleGpu, visible_gpus
 
 UUIDS = ["GPU-8932f937-d72c", "GPU-8932aaaa-0000", "GPU-1c0ffee1-beef", "GPU-77777777-7777"]
 FOUR = [Gpu(uuid) for uuid in UUIDS]

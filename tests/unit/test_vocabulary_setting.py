@@ -14,7 +14,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import resolve
 from crosstrain.data.store.dataset_list import list_datasets
-from crosstrain.data.store.resolve import written_out
+from crosstrain.data.store.location import written_out
 from crosstrain.data.store.stored_dataset import open_dataset
 from crosstrain.launch.driver.training_job import TrainingJob
 

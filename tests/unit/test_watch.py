@@ -16,13 +16,14 @@ import pytest
 from processes import wait_until
 from run_samples import CLOCK, EVALUATION, a_job, open_run, sample, summary_of, sync_run
 
+from crosstrain.cli.commands.watch import _is_no_run
 from crosstrain.metrics import MetricInfo
-from crosstrain.records.schema import EventRecord, StepRecord
 from crosstrain.records.store.run_directory import RunReader, RunWriter
-from crosstrain.records.summary.summary import summarise
-from crosstrain.report.live.text import figures_line, news_line, node_lines
-from crosstrain.report.live.watched_run import WatchedRun, _Training
-from crosstrain.report.questions.time_left import Block
+from crosstrain.records.store.schema import EventRecord, StepRecord
+from crosstrain.records.summary import summarise
+from crosstrain.report.analysis.duration import Block
+from crosstrain.report.pages.live_text import figures_line, news_line, node_lines
+from crosstrain.report.pages.watched_run import WatchedRun, _Training
 
 WATCH = [sys.executable, "-m", "crosstrain.cli.main", "watch"]
 
@@ -384,3 +385,24 @@ def test_a_run_whose_job_does_not_say_how_far_it_goes(tmp_path):
     assert figures_line(run) == "step 5  epoch 1  loss 1.0000  10 steps/s  100 examples/s"
     run.close()
     writer.close()
+
+
+def test_a_run_that_begins_is_at_no_moment_taken_for_another_folder(tmp_path):
+    paths = [tmp_path / str(number) for number in range(100)]
+    number, refused = 0, []
+
+    def look():
+        while number < len(paths):
+            if _is_no_run(path := paths[number]):
+                refused.append(path)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for path in paths:
+            RunWriter.create(a_job(tmp_path, name=path.name)).close()
+            number += 1
+    finally:
+        number = len(paths)
+        looking.join()
+    assert not refused

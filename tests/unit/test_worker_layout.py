@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.backends.placement import parameter_server_placement, ranks_placement
+from crosstrain.backends.base import parameter_server_placement, ranks_placement
+from crosstrain.core.cluster import nodes_of_workers, read_procs_per_node, workers_by_node
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import given_settings, resolve
-from crosstrain.core.worker_layout import nodes_of_workers, read_procs_per_node, workers_by_node
-from crosstrain.launch.environments.detect import detect
-from crosstrain.records.schema import SCHEMA
+from crosstrain.launch.launchers.environments import detect
 from crosstrain.records.store.document_schemas import checked_document
 from crosstrain.records.store.jsonl import DamagedRunError
+from crosstrain.records.store.schema import SCHEMA
 
 BY_NODE = st.lists(st.integers(1, 9), min_size=2, max_size=12)
 

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 from transformer_cases import CASES, DROPPED, EMPTY, MORE_PADDING, PLAIN, STEP, Case, rates, result_formats
 
-from crosstrain.backends.tf.forward_context import ForwardContexts
+from crosstrain.backends.tf.model import ForwardContexts
 from crosstrain.data.text import BEGIN
 from crosstrain.models.base import ForwardContext
-from crosstrain.models.layers.tf.sequence import SequenceLayers
-from crosstrain.models.transformer.network import decode_step, empty_cache, encode
+from crosstrain.models.layers.tf import SequenceLayers
+from crosstrain.models.transformer.spec import decode_step, empty_cache, encode
 from crosstrain.models.transformer.tf import example_sums, forward, translation_loss
 
 TOKENS = tf.TensorSpec([None, None], tf.int32)

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from transformer_cases import CASES, DROPPED, EMPTY, MORE_PADDING, PLAIN, STEP, rates, result_formats
 
-from crosstrain.backends.torch.forward_context import Dropout
+from crosstrain.backends.torch.model import Dropout
 from crosstrain.data.text import BEGIN
 from crosstrain.models.base import ForwardContext
-from crosstrain.models.layers.torch.sequence import SequenceLayers
-from crosstrain.models.transformer.network import decode_step, empty_cache, encode
+from crosstrain.models.layers.torch import SequenceLayers
+from crosstrain.models.transformer.spec import decode_step, empty_cache, encode
 from crosstrain.models.transformer.torch import example_sums, forward, translation_loss
 
 

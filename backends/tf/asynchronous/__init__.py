@@ -1,1 +1,1 @@
-"""How do TensorFlow's workers train without waiting for each other? ParameterServerStrategy."""
+"""ParameterServerStrategy."""

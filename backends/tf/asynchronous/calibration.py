@@ -1,4 +1,4 @@
-"""Async: the components of a step as a worker repeats them when the chief orders it to; see `Session.calibrate` and calibration.py."""
+"""Async: the components of a step, as a worker repeats them on the chief's order; see `Session.calibrate`."""
 
 from __future__ import annotations
 
@@ -9,32 +9,25 @@ import tensorflow as tf
 
 from ....core.job import Job
 from ...base import StepComponent
-from ..calibration import SMALL_ELEMENTS, State, Step, a_number, after, first_of, repeated
+from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, first_of, repeated
 from ..data import Batch, Layout, Resident
-from ..forward_context import ForwardContexts
-from ..model import TfModel, flattened
+from ..model import ForwardContexts, TfModel, flattened
 from .shards import Shard
 from .tickets import Work, unpack
-from .worker import gradients_in_micro_batches, pulled
+from .worker import WorkerGradients, pulled
 
-__all__ = ["WorkerComponents"]
-
-PUSHED = 1e-3
-"""What every element of a gradient is that is pushed in vain: with zeros the slots would decay to numbers that are slow to compute with."""
+PUSHED = 1e-3  # with zeros slots would decay to numbers that are slow to compute with
 
 
 class WorkerComponents:
-    """The components of an async worker's step, as functions (iterator of `local_dataset`, ticket, limits) → float64 [3].
-
-    They return the worker's index and what `repeated` returns. The ticket has the batches to gather; the first is computed on.
-    """
+    """A worker's components (`local_dataset` iterator, ticket with batches, limits) → float64 [3]: its index, and `repeated`."""
 
     def __init__(self, job: Job, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout) -> None:
-        self._accumulate = job.accumulate
+        self._accumulate, self._gradients = job.accumulate, WorkerGradients(model, passes, job.accumulate)
         self._model, self._passes, self._shards, self._layout = model, passes, shards, layout
 
     def function(self, component: StepComponent) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:
-        """Make a component's function; as in training its loop has no dependencies but those that are stated."""
+        """Make a component's function; as in training its loop has only explicit dependencies."""
 
         def loop(*given: tf.Tensor) -> tf.Tensor:
             *tensors, ticket, limits = given
@@ -43,7 +36,7 @@ class WorkerComponents:
             return repeated(step, state, limits)
 
         specs = self._layout.tensor_specs("train")
-        vectors = tf.TensorSpec([None], tf.int32), tf.TensorSpec([2], tf.float64)
+        vectors = tf.TensorSpec([None], tf.int32), LIMITS
         wrapped = tf.compat.v1.wrap_function(loop, [*specs, *vectors])
 
         def run(iterator: Iterator[Any], ticket: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
@@ -53,7 +46,6 @@ class WorkerComponents:
         return run
 
     def _make(self, component: StepComponent, data: Resident, work: Work) -> tuple[State, Step]:
-        """Return a component's first state and its step, in ops."""
         if component == "data":
             return after([*data.tensors.values(), work.indices]), self._gathering(data, work)
         if component in ("compute", "half"):
@@ -64,7 +56,6 @@ class WorkerComponents:
 
     @staticmethod
     def _batch(data: Resident, work: Work, position: tf.Tensor | int) -> tuple[Batch, tf.Tensor]:
-        """Return a batch with images as they lie in memory, and its indices."""
         begin, end = tf.gather(work.offsets, position), tf.gather(work.offsets, position + 1)
         indices = work.indices[begin:end]
         return data.laid_batch(indices, None if work.changes is None else work.changes[begin:end]), indices
@@ -77,7 +68,6 @@ class WorkerComponents:
         return gather
 
     def _computing(self, data: Resident, work: Work, *, half: bool) -> tuple[State, Step]:
-        """Return what computes on the first batch, or on half of it: the gradient as it is pushed."""
         batch, indices = self._batch(data, work, 0)
         size = tf.size(indices) // 2 if half else tf.size(indices)
         batch, indices = first_of(batch, size), indices[:size]
@@ -86,35 +76,30 @@ class WorkerComponents:
         def compute(done: tf.Tensor, state: State) -> State:
             with tf.control_dependencies(state):
                 received = [tf.identity(message) for message in messages]
-            parameters, buffers = pulled(self._model, received)
+            values = pulled(self._model, received)
             number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
             weight = 1.0 / work.weights[0]
             if self._accumulate == 1:
-                context = self._passes.training(buffers, number, indices)
-                loss_sum, gradients = self._model.loss_and_gradients(parameters, data.micro_batches(*batch, 1), weight, context)
-                decrements = [value - context.updated.get(name, value) for name, value in buffers.items()]
+                (read,) = data.micro_batches(*batch, 1)
+                loss_sum, gradients, decrements = self._gradients.batch(read, indices, values, weight, number)
             else:
 
                 def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
                     laid, target = tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
                     return (data.as_read(laid), target), indices[begin:end]
 
-                loss_sum, gradients, decrements = gradients_in_micro_batches(
-                    self._model, self._passes, self._accumulate, take, tf.size(indices), parameters, buffers, weight, number
-                )
+                loss_sum, gradients, decrements = self._gradients.micro_batches(take, tf.size(indices), values, weight, number)
             return [flattened([*gradients, *decrements])[:1] + loss_sum]
 
         return after([*tf.nest.flatten(batch), indices, *messages]), compute
 
     def _push(self, done: tf.Tensor, state: State) -> State:
-        """Push a gradient to every shard and receive parameters, as an update does; with the learning rate 0 they stay the same."""
         return [
             shard.push(tf.fill([shard.stop - shard.start], PUSHED), tf.constant(0.0), message)
             for shard, message in zip(self._shards, state, strict=True)
         ]
 
     def _echo(self, done: tf.Tensor, state: State) -> State:
-        """Send a few bytes to every shard and receive as many."""
         answers = []
         for shard, message in zip(self._shards, state, strict=True):
             with tf.device(shard.device):

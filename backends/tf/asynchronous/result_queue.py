@@ -1,26 +1,40 @@
-"""Async: waiting for many remote results at once, and taking them in the order in which they are ready."""
+"""Async: wait for many remote results, and take them in the order in which they are ready."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import Any, Generic, Protocol, TypeVar
-
-__all__ = ["ResultQueue"]
 
 Label = TypeVar("Label")
 
 
 class Remote(Protocol):
-    """A result that may not be there yet (TensorFlow's RemoteValue)."""
+    """A result that may not be ready (TensorFlow's RemoteValue)."""
 
     def fetch(self) -> Any:
-        """Wait for the value and return it; raises where computing it failed."""
-        ...
+        """Wait for the value; raises if its computation failed."""
+
+
+RETRY_SECONDS = 0.1
+
+
+def _fetched(remote: Remote) -> Any:
+    """Wait for a value; retry copying it if its worker died, until the same error object is raised twice."""
+    error: Exception | None = None
+    while True:
+        try:
+            return remote.fetch()
+        except Exception as raised:
+            if raised is error:
+                raise
+            error = raised
+        time.sleep(RETRY_SECONDS)
 
 
 class ResultQueue(Generic[Label]):
-    """A few threads, each waiting for one result. They are daemons: a result that never comes must not keep the process alive."""
+    """Threads that each wait for a result. They are daemons: a missing result must not keep the process alive."""
 
     def __init__(self, threads: int) -> None:
         self._remotes: queue.SimpleQueue[tuple[Label, Remote]] = queue.SimpleQueue()
@@ -30,12 +44,12 @@ class ResultQueue(Generic[Label]):
             threading.Thread(target=self._work, name=f"tf-fetch-{number}", daemon=True).start()
 
     def put(self, label: Label, remote: Remote) -> None:
-        """Wait for one more result; it is recognised by its label."""
+        """Wait for a further result, known by its label."""
         self.outstanding += 1
         self._remotes.put((label, remote))
 
     def next(self) -> tuple[Label, Any]:
-        """Return the next result that is ready, waiting where none is. Raises what computing it raised."""
+        """Wait for the next ready result. Raises the error of its computation."""
         label, value, error = self._ready.get()
         self.outstanding -= 1
         if error is not None:
@@ -46,6 +60,6 @@ class ResultQueue(Generic[Label]):
         while True:
             label, remote = self._remotes.get()
             try:
-                self._ready.put((label, remote.fetch(), None))
-            except BaseException as error:  # noqa: BLE001 - carried to the thread that asks for the result and raised there
+                self._ready.put((label, _fetched(remote), None))
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that requests the result
                 self._ready.put((label, None, error))

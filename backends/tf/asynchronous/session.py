@@ -1,10 +1,4 @@
-"""Asynchronous training: the chief hands tickets to workers, which update parameters on the parameter servers (ParameterServerStrategy).
-
-A worker gathers its examples from its own copy of the dataset. Many tickets are outstanding at once and the coordinator gives the next
-to whichever worker is free, so that a slow one only takes fewer. The coordinator has the ticket of a lost worker run again, from its
-beginning, and awaits another process in the worker's place. Where a run may meet that, shards mark the steps that they apply
-(`step_marks.py`).
-"""
+"""Asynchronous training by ParameterServerStrategy, whose coordinator reruns a lost worker's ticket from its beginning."""
 
 from __future__ import annotations
 
@@ -20,10 +14,10 @@ import tensorflow as tf
 from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
-from ....core.liveness.startup_watchdog import startup_phase
+from ....core.liveness import startup_phase
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
-from ....models.layers.tf.image import HeldParameters
+from ....models.layers.tf import HeldParameters
 from ...base import (  # fmt: skip
     CalibrationOrder,
     CalibrationResult,
@@ -35,49 +29,32 @@ from ...base import (  # fmt: skip
     calibration_batches,
     make_sampler,
 )
-from ...compiling.choice import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_chosen
-from ...loss_scaling import ChiefLossScale
-from ...translating import Translating
-from ..calibration import limits_of, limits_spec
-from ..compiler.gradients import compiled, refusals_told
+from ...compiling import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_chosen
+from ...decoding_functions import Translating
+from ...vectors import ChiefLossScale, StateMemory
+from ...vectors import cut as cut_flat
+from ..calibration import LIMITS, limits_of, make_tracer
+from ..compiler import compiled, refusals_told
 from ..data import layout_for, with_mapped_files
-from ..forward_context import Buffers, ForwardContexts
-from ..model import TfModel, build_model
+from ..model import Buffers, ForwardContexts, TfModel, build_model
 from ..optimizers import build_optimizer
-from ..profiler import make_tracer
-from ..runtime import set_tf_config, translated_errors, within
-from ..state import StateMemory, check_fits
-from ..state import cut as cut_flat
+from ..runtime import check_fits, set_tf_config, translated_errors, within
 from .calibration import WorkerComponents
 from .result_queue import ResultQueue
 from .shards import make_shard
-from .step_marks import SPAN
-from .tickets import Ticket, cut, pack, read_outcome
+from .tickets import SPAN, Ticket, cut, pack, read_outcome
 from .worker import element_spec, evaluation, local_dataset, training
 
-__all__ = ["AsyncSession", "open_chief"]
-
-STEPS_PER_TICKET = 100
-"""Most updates in a ticket by default: handing one out costs about as much as two updates of a small model."""
-
-TICKETS_PER_WORKER = 4
-"""A plan is cut into at least so many tickets per worker, where it has so many updates, so that workers share it by their speed."""
-
-OUTSTANDING_PER_WORKER = 3
-"""One that is being computed, and two so that a worker which finishes early never waits for the chief."""
-
-WARM_SPLIT: Split = "test"
-"""The split that runs are evaluated on; warm-up does it once."""
-
-MOST_ROUNDS = 20
-"""Tries to have every worker calibrate at the same time; idle workers each take one of as many orders, so that the first succeeds."""
-
+STEPS_PER_TICKET = 100  # handing one out costs about two updates of a small model
+TICKETS_PER_WORKER = 4  # minimum in a plan, so that workers share it by their speed
+OUTSTANDING_PER_WORKER = 3  # one in progress, two so that an early worker never waits for the chief
+WARM_SPLIT: Split = "test"  # evaluated in runs, and once during warm-up
+MOST_ROUNDS = 20  # tries to have all workers calibrate together; the first succeeds if workers are idle
 EVALUATIONS_PER_WORKER = 2
-"""Pieces that a split is evaluated in."""
 
 
 def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSession:
-    """Connect to all servers, lay out parameters and datasets, and warm every worker up."""
+    """Connect to all servers, create parameters and datasets, and warm up every worker."""
     chooses = to_be_chosen(job, spec, data)
     set_tf_config(task)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -92,9 +69,9 @@ def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSes
 
 
 class AsyncSession:
-    """The chief at work; implements `Session` and `ReplacesWorkers`. It computes nothing itself."""
+    """The chief; implements `Session` and `ReplacesWorkers`. It computes nothing itself."""
 
-    on_stalled_worker: Callable[[int], None] | None = None  # it does not know which worker has what, and never calls it
+    on_stalled_worker: Callable[[int], None] | None = None  # unused, as TensorFlow hides which worker has what
 
     def __init__(self, job: Job, spec: ModelSpec, data: Dataset, strategy: tf.distribute.ParameterServerStrategy) -> None:
         self._job, self._spec, self._sizes = job, spec, dict(data.info.sizes)
@@ -138,7 +115,7 @@ class AsyncSession:
         return compiled(self._op_by_op, compiled_sizes(size, self._job.accumulate))
 
     def pays_to_compile(self) -> bool:
-        """Return whether all workers together find that compiled gradients are faster. Their computing leaves no trace."""
+        """Return whether compiled gradients are faster on all workers together; leaves no trace."""
         function = self._component_function("compute", self._compiled_model())
 
         def time_of_compiled_step() -> float:
@@ -149,17 +126,15 @@ class AsyncSession:
         return settle(timing, 1)
 
     def _time_of_step(self) -> float:
-        """Return the mean seconds of a gradient on the workers, which all compute at the same time."""
         self.calibrate(CalibrationOrder("compute", 1))
         found = self.calibrate(CalibrationOrder("compute", 1, TIMED_SECONDS))
         return sum(result.seconds / result.count for result in found) / len(found)
 
     def _begin(self) -> None:
-        """Load the initial state."""
         self.load(State(self._spec.initial(self._job.seed), buffers=self._spec.initial_buffers()))
 
     def warm_up(self, seconds: float) -> None:
-        """Have every worker carry out every function, then go back to the initial state."""
+        """Have every worker run every function, then restore the initial state."""
         deadline = time.monotonic() + seconds
         steps = itertools.count()
         seen: set[int | None] = set()
@@ -178,7 +153,7 @@ class AsyncSession:
             self.state()
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
-        """Hand the plan out; ends when its last ticket is in the queue. Yields tickets of this and earlier plans as they are done."""
+        """Hand out the plan until its last ticket is queued; yield finished tickets of this and earlier plans."""
         if self._tracer is not None:
             self._tracer.begin()
         tickets = TICKETS_PER_WORKER * self._job.workers
@@ -188,7 +163,6 @@ class AsyncSession:
             self._schedule(plan, begin, count)
 
     def _too_far(self, stop: int) -> bool:
-        """Whether the steps before `stop` reach so far beyond the oldest outstanding one that its mark would be overwritten."""
         return bool(self._outstanding) and stop - min(self._outstanding) > SPAN
 
     def drain(self) -> Iterator[StepResult]:
@@ -197,7 +171,6 @@ class AsyncSession:
             yield self._finished()
 
     def _finished(self) -> StepResult:
-        """Wait for the next ticket that is done."""
         ticket, outcome = self._tickets.next()
         self._outstanding.discard(ticket.first_step)
         result, loss_scale = read_outcome(ticket, outcome)
@@ -209,7 +182,7 @@ class AsyncSession:
         return result
 
     def evaluate(self, split: Split) -> EvalResult:
-        """Have the workers evaluate ranges of the split and add their sums up; the number of examples is checked."""
+        """Have the workers evaluate pieces of the split, and sum; the number of examples is checked."""
         self._require_quiescence("evaluate")
         started = time.perf_counter()
         pieces: ResultQueue[None] = ResultQueue(self._job.workers)
@@ -223,10 +196,7 @@ class AsyncSession:
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._updates_applied())
 
     def translating(self) -> Translating:
-        """Return what translates with a copy of the parameters on the chief's CPU, as they are now; see `Session.translating`.
-
-        A search is no graph, and workers here carry out graphs alone.
-        """
+        """Return what translates with a copy of the parameters on the chief's CPU: workers run graphs only, and a search is none."""
         state = self.state().to_evaluate()
         for name, value in {**state.parameters, **state.buffers}.items():
             held = self._model.layouts[name].to_storage(value) if name in self._model.layouts else value
@@ -241,7 +211,6 @@ class AsyncSession:
         return self._translating
 
     def _decoded_values(self) -> tuple[HeldParameters, Buffers]:
-        """Return the copies of parameters and buffers, in ops."""
         read = {name: tf.convert_to_tensor(variable) for name, variable in self._decoded.items()}
         held = {parameter.name: read[parameter.name] for parameter in self._spec.parameters}
         return self._model.parameters(held), {buffer.name: read[buffer.name] for buffer in self._spec.buffers}
@@ -257,15 +226,15 @@ class AsyncSession:
             self._memory = StateMemory(self._spec, self._slots)
         memory = self._memory
         for shard in self._shards:
-            shard.copy_to(memory.parameters, memory.slots, memory.buffers)
-        for vector in (memory.parameters, *memory.slots.values()):
+            shard.copy_to(memory.vectors[0], dict(zip(self._slots, memory.vectors[1:], strict=True)), memory.buffers)
+        for vector in memory.vectors:
             for name, value in cut_flat(vector, self._spec.parameters).items():
                 if name in self._model.layouts:
                     self._model.layouts[name].make_canonical(value)
         return memory.state(self._updates_applied(), None if self._loss_scale is None else self._loss_scale.scalars)
 
     def load(self, state: State | None) -> None:
-        """Replace the state on the parameter servers. Raises ValueError where it does not fit the model or the optimiser."""
+        """Replace the state on the parameter servers. Raises ValueError if it does not fit the model or optimiser."""
         if state is None:
             raise RuntimeError("the chief is the only leading task, so it has to be given the state")
         self._require_quiescence("load")
@@ -278,32 +247,25 @@ class AsyncSession:
             self._loss_scale.restore(state.scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a component of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
+        """Have every worker repeat a component at a learning rate of 0. Raises RunFailedError if one never gets the order."""
         self._require_quiescence("calibrate")
         if order.component not in self._component_functions:
             self._component_functions[order.component] = self._component_function(order.component, self._model)
-        return self._at_once(order)
-
-    def _component_function(self, component: StepComponent, model: TfModel) -> tf.types.experimental.ConcreteFunction:
-        components = WorkerComponents(self._job, model, self._passes, self._shards, self._layout)
-        return self._traced(components.function(component), tf.TensorSpec([None], tf.int32), limits_spec())
-
-    def _at_once(self, order: CalibrationOrder) -> list[CalibrationResult]:
-        """Give the order to as many workers at once as there are, again until each of them had one.
-
-        Raises RunFailedError where that does not come about: the coordinator hands out work as it likes.
-        """
         for _ in range(MOST_ROUNDS):
             found = self._on_each_worker(self._component_functions[order.component], order)
             by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found}
-            if len(by_worker) == self._job.workers or not order.count:  # one that is being replaced may have had none
+            if len(by_worker) == self._job.workers or not order.count:  # a worker that is being replaced may have none
                 return list(by_worker.values())
         raise RunFailedError(
             f"in {MOST_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
         )
 
+    def _component_function(self, component: StepComponent, model: TfModel) -> tf.types.experimental.ConcreteFunction:
+        components = WorkerComponents(self._job, model, self._passes, self._shards, self._layout)
+        return self._traced(components.function(component), tf.TensorSpec([None], tf.int32), LIMITS)
+
     def _on_each_worker(self, function: tf.types.experimental.ConcreteFunction, order: CalibrationOrder) -> list[tuple[float, ...]]:
-        """Give the order to as many workers at once as there are, or to some of them more than once; return what each answers."""
+        """Give an order to as many workers as there are, or to some of them repeatedly; return the answers."""
         batches = calibration_batches(self._sampler)
         arguments = (self._datasets, tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order)))
         answers: ResultQueue[None] = ResultQueue(self._job.workers)
@@ -312,17 +274,15 @@ class AsyncSession:
         return [tuple(answers.next()[1].tolist()) for _ in range(self._job.workers)]
 
     def close(self) -> None:
-        """Nothing is waited for: servers end with their processes, and TensorFlow's coordinator would wait for a dead worker for ever."""
+        """Do nothing: servers end with their processes, and TensorFlow's coordinator would wait forever for a dead worker."""
 
     def _evaluation(self, split: Split) -> tf.types.experimental.ConcreteFunction:
-        """Return the function that evaluates a range of a split, traced when it is first asked for."""
         if split not in self._evaluations:
             function = evaluation(self._model, self._passes, self._shards, self._layout, split)
             self._evaluations[split] = self._traced(function, tf.TensorSpec([2], tf.int32))
         return self._evaluations[split]
 
     def _traced(self, function: Callable[..., tf.Tensor], *signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
-        """Trace once, for vectors of any length."""
         iterator = tf.data.IteratorSpec(element_spec(self._layout))
         return tf.function(function, input_signature=[iterator, *signature], autograph=False).get_concrete_function()
 
@@ -343,7 +303,6 @@ class AsyncSession:
             raise RuntimeError(f"{what} was called with {self._tickets.outstanding} tickets outstanding; drain first")
 
     def _flat(self, specs: Sequence[ParameterSpec], values: Mapping[str, Array]) -> Array:
-        """Return canonical values as one vector, each in the layout that the model holds it in."""
         layouts = self._model.layouts
         held = [layouts[spec.name].to_storage(values[spec.name]) if spec.name in layouts else values[spec.name] for spec in specs]
         return np.concatenate([value.ravel() for value in held])

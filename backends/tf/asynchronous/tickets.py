@@ -1,10 +1,8 @@
-"""Async: a ticket is a few consecutive updates for whichever worker is free; it travels as one vector, and so does its outcome.
-
-One tensor each way, because every argument and every result of a remote call costs a message of its own.
-"""
+"""Async: tickets and outcomes, one vector each, as every tensor of a remote call is a message; marks of applied steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,19 +12,13 @@ from numpy.typing import NDArray
 from ....data.sampler import Batches
 from ...base import Plan, StepResult
 
-__all__ = ["Ticket", "Work", "cut", "pack", "pack_outcome", "read_outcome", "unpack"]
-
-
-_HEAD = 4
-"""Integers before the offsets."""
-
-_OUTCOME_HEAD = 3
-"""Numbers before an outcome's losses."""
+_HEAD = 4  # integers before the offsets
+_OUTCOME_HEAD = 3  # numbers before an outcome's losses
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What the chief remembers of a ticket: the steps, from `first_step`, the number of examples in them, and the loss scale."""
+    """The chief's record of a ticket: its steps, from `first_step`, their number of examples, and the loss scale."""
 
     first_step: int
     count: int
@@ -36,12 +28,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A ticket in ops: `count` updates; batch i is indices[offsets[i]:offsets[i + 1]].
-
-    An update has a learning rate, and what its examples weigh together, float32. `first_step` int64 counts updates from the start of
-    the run. `changes` int32 [examples, 3] is aligned with `indices`; None where images are used as they are. `loss_scale` float32 is what
-    the loss is multiplied by, in fp16.
-    """
+    """A ticket in ops: update i's examples are indices[offsets[i]:offsets[i + 1]]; `changes` int32 [examples, 3] or None."""
 
     count: tf.Tensor
     first_step: tf.Tensor
@@ -54,16 +41,15 @@ class Work:
 
 
 def cut(plan: Plan, most: int, tickets: int) -> list[tuple[int, int]]:
-    """Cut a plan into (begin, count) of at most `most` updates, into at least so many `tickets` where it has so many updates."""
+    """Cut a plan into (begin, count) of at most `most` updates, into at least `tickets` if it has as many updates."""
     size = max(1, min(most, plan.count // tickets))
     return [(begin, min(size, plan.count - begin)) for begin in range(0, plan.count, size)]
 
 
 def pack(batches: Batches, learning_rates: NDArray[np.float64], first_step: int, loss_scale: float = 1.0) -> NDArray[np.int32]:
-    """Return the ticket's vector, int32.
+    """Return the ticket's vector, int32, with int64 and float32 values as bits.
 
-    It has the count, the first step as the bits of an int64, the loss scale as those of a float32, offsets [count + 1], learning rates
-    and weights as the bits of float32 [count] each, indices [n], and changes [3 · n] where there are any.
+    Count, first step, loss scale, offsets [count + 1], learning rates and weights [count], indices [n], and changes [3 · n] if any.
     """
     counted = np.array([len(batches)], np.int32), np.array([first_step], np.int64).view(np.int32)
     head = *counted, np.array([loss_scale], np.float32).view(np.int32)
@@ -73,7 +59,7 @@ def pack(batches: Batches, learning_rates: NDArray[np.float64], first_step: int,
 
 
 def unpack(vector: tf.Tensor, *, changing: bool) -> Work:
-    """In ops: read the vector that `pack` made. `changing`: it holds changes."""
+    """In ops: read the vector of `pack`, which has changes if `changing`."""
     count = vector[0]
     offsets_end = _HEAD + count + 1
     rates_end = offsets_end + count
@@ -93,16 +79,13 @@ def unpack(vector: tf.Tensor, *, changing: bool) -> Work:
 
 
 def pack_outcome(worker: tf.Tensor, seconds: tf.Tensor, loss_scale: tf.Tensor, losses: tf.Tensor, staleness: tf.Tensor) -> tf.Tensor:
-    """In ops: return one float64 vector of everything (float32 and integers below 2⁵³ are exact in it)."""
+    """In ops: return everything as one float64 vector (float32 and integers below 2⁵³ are exact in it)."""
     head = tf.stack([tf.cast(worker, tf.float64), seconds, tf.cast(loss_scale, tf.float64)])
     return tf.concat([head, tf.cast(losses, tf.float64), tf.cast(staleness, tf.float64)], axis=0)
 
 
 def read_outcome(ticket: Ticket, outcome: NDArray[np.float64]) -> tuple[StepResult, float]:
-    """Return the result of a ticket, and the loss scale that it ended with, from the vector that `pack_outcome` made.
-
-    Raises RuntimeError where its length is off.
-    """
+    """Return a ticket's result and final loss scale from the vector of `pack_outcome`. Raises RuntimeError for a wrong length."""
     head, figures = outcome[:_OUTCOME_HEAD], outcome[_OUTCOME_HEAD:]
     if len(figures) != 2 * ticket.count:
         raise RuntimeError(f"a ticket of {ticket.count} updates returned figures of {len(figures) / 2:g}")
@@ -116,3 +99,56 @@ def read_outcome(ticket: Ticket, outcome: NDArray[np.float64]) -> tuple[StepResu
         staleness=staleness.astype(np.int64),
     )
     return result, float(head[2])
+
+
+# Reruns skip steps marked as applied; one marked only as begun may be in the values or not, so the ops fail and all tasks restart.
+
+SPAN = 1 << 16  # steps with the same remainder share a place
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepMarks:
+    """Two vectors int64 [SPAN]: the step last begun and applied in each place."""
+
+    begun: tf.Variable
+    applied: tf.Variable
+
+    def once(self, step: tf.Tensor, apply: Callable[[], tf.Tensor], otherwise: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """In ops: return the result of `apply` if the step, int64, has not been applied yet, else of `otherwise`."""
+        place = tf.math.floormod(step, SPAN)
+        begun, applied = (
+            tf.raw_ops.ResourceGather(resource=marks.handle, indices=place, dtype=tf.int64) for marks in (self.begun, self.applied)
+        )
+        known = tf.equal(applied, step)
+        whole = tf.raw_ops.Assert(  # without the branch of tf.debugging.Assert
+            condition=tf.logical_or(known, tf.not_equal(begun, step)),
+            data=["an update was cut in the middle by the loss of a worker: step", step],
+        )
+
+        def applying() -> tf.Tensor:
+            with tf.control_dependencies([_mark(self.begun, place, step)]):
+                result = apply()
+            with tf.control_dependencies([result]):
+                marked = _mark(self.applied, place, step)
+            with tf.control_dependencies([marked]):
+                return tf.identity(result)
+
+        with tf.control_dependencies([whole]):
+            return tf.cond(known, otherwise, applying)
+
+    def clear(self) -> None:
+        """Remove all marks, as the state is replaced."""
+        for marks in (self.begun, self.applied):
+            with tf.device(marks.device):
+                marks.assign(tf.fill([SPAN], tf.constant(_NONE, tf.int64)))
+
+
+def _mark(marks: tf.Variable, place: tf.Tensor, step: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.ResourceScatterUpdate(resource=marks.handle, indices=place, updates=step)
+
+
+def make_marks() -> StepMarks:
+    """Create the vectors on the current device, without marks."""
+    begun, applied = (tf.Variable(tf.fill([SPAN], tf.constant(_NONE, tf.int64))) for _ in range(2))
+    return StepMarks(begun, applied)

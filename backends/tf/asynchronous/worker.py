@@ -1,37 +1,110 @@
-"""Async: what a worker computes when the chief orders it to. These functions are traced on the chief and run on a worker."""
+"""Async: a worker's computations, traced on the chief and run on the worker, and its dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
+from ....core.cluster import Task
 from ....core.job import Job
-from ....data.base import Split
-from ....models.layers.tf.image import HeldParameters
-from ..accumulation import accumulated
-from ..data import SPLITS, Batch, Layout, Resident, resident_from_arrays
-from ..evaluation import summed
-from ..forward_context import Buffers, ForwardContexts
-from ..model import TfModel, flattened
-from ..optimizers import clipped
-from ..precision import unscaled
-from . import dataset_handover
+from ....data.base import Dataset, Split
+from ....models.base import ModelSpec
+from ....models.layers.tf import HeldParameters
+from ...capabilities import Device
+from ..data import SPLITS, VALUES, Batch, Layout, Resident, file_contents, layout_for, resident_from_arrays, with_mapped_files
+from ..model import Buffers, ForwardContexts, TfModel, flattened, summed
+from ..optimizers import accumulated, clipped, precision_used, unscaled
+from ..runtime import SERVER_INTER_OP_THREADS, cluster_tasks, kind_of, translated_errors
 from .shards import PULL_EXTRA, SKIP, Shard, staleness_of
 from .tickets import Work, pack_outcome, unpack
 
-__all__ = ["element_spec", "evaluation", "gradients_in_micro_batches", "local_dataset", "pulled", "training"]
+# TensorFlow's bare server runs no Python, but ops can read ``/dev/fd/N``: so the worker provides its arrays as anonymous files at agreed
+# numbers, and no example crosses the network; large columns of sequences are mapped from the store's files.
+
+_FIRST_DESCRIPTOR = 200
+_FIRST_MAPPED_DESCRIPTOR = 400  # for the store's files; files at other numbers are emptied when read
+
+
+def publish(data: Dataset, layout: Layout) -> None:
+    """Worker: provide the arrays and mapped files of every split. Raises RuntimeError if a number is in use."""
+    number = _FIRST_DESCRIPTOR
+    for split in SPLITS:
+        arrays = layout.arrays(data, split)
+        for name in layout.array_specs(split):
+            if name in arrays:
+                _put(number, arrays[name])
+            number += 1
+    for number, file in enumerate(layout.mapped.values(), _FIRST_MAPPED_DESCRIPTOR):
+        with open(file.filename, "rb") as opened:
+            _give(number, opened)
+
+
+def read(layout: Layout) -> Mapping[Split, Mapping[str, tf.Tensor]]:
+    """In ops on a worker: read, once, each split's arrays by name. They fail if its dataset has another size."""
+    found: dict[Split, dict[str, tf.Tensor]] = {}
+    mapped = {
+        (split, name + VALUES): file_contents(file, f"/dev/fd/{number}")
+        for number, ((split, name), file) in enumerate(layout.mapped.items(), _FIRST_MAPPED_DESCRIPTOR)
+    }
+    number = _FIRST_DESCRIPTOR
+    for split in SPLITS:
+        found[split] = {}
+        for name, spec in layout.array_specs(split).items():
+            if (split, name) in mapped:
+                found[split][name] = mapped[split, name]
+            else:
+                shape = [-1 if size is None else size for size in spec.shape.as_list()]
+                found[split][name] = tf.reshape(_read(number, spec.dtype), shape)
+            number += 1
+    return found
+
+
+def _put(number: int, array: NDArray[Any]) -> None:
+    with _anonymous_file() as file:
+        file.write(np.ascontiguousarray(array).data)
+        file.flush()
+        _give(number, file)
+
+
+def _give(number: int, file: IO[bytes]) -> None:
+    try:
+        fcntl.fcntl(number, fcntl.F_GETFD)
+    except OSError:
+        pass  # the number is free, as it should be
+    else:
+        raise RuntimeError(f"file descriptor {number} is in use, so the dataset cannot be handed to TensorFlow's worker")
+    os.dup2(file.fileno(), number, inheritable=False)
+
+
+def _anonymous_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("dataset"), "wb")
+    return tempfile.TemporaryFile()
+
+
+def _read(number: int, dtype: tf.DType) -> tf.Tensor:
+    path = f"/dev/fd/{number}"
+    values = tf.io.decode_raw(tf.io.read_file(path), dtype)
+    with tf.control_dependencies([values]):
+        emptied = tf.io.write_file(path, "")
+    with tf.control_dependencies([emptied]):
+        return tf.identity(values)
 
 
 def local_dataset(layout: Layout) -> tf.data.Dataset:
-    """Return a dataset whose every element is (worker's index, the tensors of the train split, those of the test split).
-
-    The arrays are made once, from what the worker offers; each later element is the same memory.
-    """
+    """Return a dataset whose elements (worker's index, train tensors, test tensors) all share the worker's memory."""
 
     def load(worker: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        held = {split: resident_from_arrays(layout, split, arrays) for split, arrays in dataset_handover.read(layout).items()}
+        held = {split: resident_from_arrays(layout, split, arrays) for split, arrays in read(layout).items()}
         return (worker, *(tensor for split in SPLITS for tensor in held[split].tensors.values()))
 
     worker = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -46,11 +119,7 @@ def element_spec(layout: Layout) -> tuple[tf.TensorSpec, ...]:
 def training(
     job: Job, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
-    """Make the function (iterator of `local_dataset`, ticket) → outcome of a job's workers; see tickets.py for the two vectors.
-
-    Its loop is traced by `wrap_function`, which adds no control dependencies of its own. The order of reads and updates is stated op
-    by op, and each further dependency between two tasks would be a message in every update: a quarter of a small model's time.
-    """
+    """Make the function (iterator of `local_dataset`, ticket) → outcome; each order of ops between tasks costs a message."""
 
     def loop(*given: tf.Tensor) -> tuple[tf.Tensor, ...]:
         *tensors, ticket = given
@@ -70,14 +139,14 @@ def training(
 def _updates(
     job: Job, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], data: Resident, work: Work
 ) -> tuple[tf.Tensor, ...]:
-    """Carry out a ticket: return the seconds it took, float64, the loss scale at its end, each update's loss, and its staleness, int64."""
+    """Carry out a ticket; return its seconds, float64, final loss scale, losses, and staleness, int64."""
     with tf.control_dependencies([work.indices]):
         started = tf.timestamp()
     with tf.control_dependencies([started]):
         # A loop's values stay where the first one is made: without the copy each message would travel three times.
         first_pull = [tf.identity(shard.pull()) for shard in shards]
-
     scaled = shards[0].skipping
+    gradients_of = WorkerGradients(model, passes, job.accumulate)
 
     def body(
         step: tf.Tensor, scale: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray
@@ -85,24 +154,19 @@ def _updates(
         begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
         weight = tf.gather(work.weights, step)
         slope = scale / weight if scaled else 1.0 / weight
-        parameters, buffers = pulled(model, messages)
+        values = pulled(model, messages)
         this = work.first_step + tf.cast(step, tf.int64)
         number = this if passes.dropout else None
+
+        def take(first: tf.Tensor, stop: tf.Tensor) -> tuple[Batch, tf.Tensor]:
+            own = work.indices[first:stop]
+            return data.batch(own, None if work.changes is None else work.changes[first:stop]), own
+
         if job.accumulate == 1:
-            indices = work.indices[begin:end]
-            batch = data.batch(indices, None if work.changes is None else work.changes[begin:end])
-            context = passes.training(buffers, number, indices)
-            loss_sum, gradients = model.loss_and_gradients(parameters, [batch], slope, context)
-            decrements = [value - context.updated.get(name, value) for name, value in buffers.items()]
+            loss_sum, gradients, decrements = gradients_of.batch(*take(begin, end), values, slope, number)
         else:
-
-            def take(first: tf.Tensor, stop: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-                own = work.indices[begin + first : begin + stop]
-                changes = None if work.changes is None else work.changes[begin + first : begin + stop]
-                return data.batch(own, changes), own
-
-            loss_sum, gradients, decrements = gradients_in_micro_batches(
-                model, passes, job.accumulate, take, end - begin, parameters, buffers, slope, number
+            loss_sum, gradients, decrements = gradients_of.micro_batches(
+                lambda first, stop: take(begin + first, begin + stop), end - begin, values, slope, number
             )
         rate = tf.gather(work.learning_rates, step)
         if scaled:
@@ -125,41 +189,61 @@ def _updates(
     return seconds, scale, losses.stack(), staleness.stack()
 
 
-def gradients_in_micro_batches(
-    model: TfModel,
-    passes: ForwardContexts,
-    most: int,
-    take: Callable[[tf.Tensor, tf.Tensor], tuple[Batch, tf.Tensor]],
-    size: tf.Tensor,
-    parameters: HeldParameters,
-    buffers: Buffers,
-    slope: tf.Tensor,
-    number: tf.Tensor | None,
-) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-    """In ops: return Σ example losses, the gradients of `slope` times that, and by how much the buffers become smaller.
+Values = tuple[HeldParameters, Buffers]
+Gradients = tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]  # Σ losses, gradients · slope, buffer decrements
 
-    `take` gives the examples begin … end − 1 of `size`, as read, and their indices. Each micro-batch begins with the buffers that the one
-    before has left.
-    """
-    names, count = list(buffers), len(model.spec.parameters)
-    moved: list[tf.Tensor] = [tf.zeros_like(value) for value in buffers.values()]
 
-    def compute(begin: tf.Tensor, end: tf.Tensor, micro_batch: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-        batch, indices = take(begin, end)
-        current = {name: buffers[name] - decrement for name, decrement in zip(names, sums[1 + count :], strict=True)}
-        context = passes.training(current, number, indices, micro_batch)
-        loss_sum, gradients = model.loss_and_gradients(parameters, [batch], slope, context)
-        return [loss_sum, *gradients, *(value - context.updated.get(name, value) for name, value in current.items())]
+@dataclass(frozen=True, slots=True)
+class WorkerGradients:
+    """Computes gradients, in ops, of whole batches or in at most `most` micro-batches; `number` is the update's, for dropout."""
 
-    zeros = [tf.zeros([]), *(tf.zeros_like(parameters.held[parameter.name]) for parameter in model.spec.parameters), *moved]
-    loss_sum, *sums = accumulated(compute, size, most, zeros)
-    return loss_sum, sums[:count], sums[count:]
+    model: TfModel
+    passes: ForwardContexts
+    most: int
+
+    def batch(
+        self,
+        batch: Batch,
+        indices: tf.Tensor,
+        values: Values,
+        slope: tf.Tensor,
+        number: tf.Tensor | None,
+        micro_batch: tf.Tensor | None = None,
+    ) -> Gradients:
+        """Compute a batch, or a numbered micro-batch."""
+        parameters, buffers = values
+        context = self.passes.training(buffers, number, indices, micro_batch)
+        loss_sum, gradients = self.model.loss_and_gradients(parameters, [batch], slope, context)
+        return loss_sum, gradients, [value - context.updated.get(name, value) for name, value in buffers.items()]
+
+    def micro_batches(
+        self,
+        take: Callable[[tf.Tensor, tf.Tensor], tuple[Batch, tf.Tensor]],
+        size: tf.Tensor,
+        values: Values,
+        slope: tf.Tensor,
+        number: tf.Tensor | None,
+    ) -> Gradients:
+        """Compute in micro-batches of examples from `take(begin, end)`; each begins with the buffers left by the one before."""
+        parameters, buffers = values
+        count = len(self.model.spec.parameters)
+        moved: list[tf.Tensor] = [tf.zeros_like(value) for value in buffers.values()]
+
+        def compute(begin: tf.Tensor, end: tf.Tensor, micro_batch: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
+            batch, indices = take(begin, end)
+            current = {name: buffers[name] - decrement for name, decrement in zip(buffers, sums[1 + count :], strict=True)}
+            loss_sum, gradients, decrements = self.batch(batch, indices, (parameters, current), slope, number, micro_batch)
+            return [loss_sum, *gradients, *decrements]
+
+        zeros = [tf.zeros([]), *(tf.zeros_like(parameters.held[parameter.name]) for parameter in self.model.spec.parameters), *moved]
+        loss_sum, *sums = accumulated(compute, size, self.most, zeros)
+        return loss_sum, sums[:count], sums[count:]
 
 
 def evaluation(
     model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout, split: Split
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
-    """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [sums], as `TfModel.sums` of these examples."""
+    """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [sums] of `TfModel.sums`."""
     specs = {one: len(layout.tensor_specs(one)) for one in SPLITS}
     begin = 1 + (specs["train"] if split == "test" else 0)
 
@@ -172,6 +256,37 @@ def evaluation(
     return evaluate
 
 
-def pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
+def pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> Values:
     """Return parameters and buffers in the shards' messages."""
     return model.unflattened(tf.concat([message[:-PULL_EXTRA] for message in messages], axis=0))
+
+
+def open_server(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> TfServer:
+    """Start serving; a worker first provides its dataset. Raises OSError(EADDRINUSE) if the port was taken."""
+    if task.placed.role == "worker":
+        publish(data, with_mapped_files(layout_for(job, spec, data.info), data))
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=task.threads, inter_op_parallelism_threads=max(SERVER_INTER_OP_THREADS, task.threads)
+    )
+    if device.startswith("GPU"):
+        config.gpu_options.visible_device_list = str(task.local_index % len(tf.config.list_physical_devices("GPU")))
+        config.gpu_options.allow_growth = True
+    else:
+        config.device_count["GPU"] = 0
+    with translated_errors(task):
+        server = tf.distribute.Server(
+            cluster_tasks(task.cluster), job_name=task.placed.role, task_index=task.placed.index, protocol="grpc", config=config
+        )
+    return TfServer(server, precision_used(job.precision, device), kind_of(device))
+
+
+class TfServer:
+    """Implements `Server`. TensorFlow's server cannot be stopped, and its `join` never returns."""
+
+    def __init__(self, server: tf.distribute.Server, precision_used: str, device_used: Device) -> None:
+        self._server = server
+        self.precision_used, self.device_used = precision_used, device_used
+
+    def serve(self, stop: threading.Event) -> None:
+        """Wait until `stop` is set: TensorFlow's chief has no message that ends a server."""
+        stop.wait()

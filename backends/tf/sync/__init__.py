@@ -1,1 +1,1 @@
-"""How do TensorFlow's workers train in lockstep? MultiWorkerMirroredStrategy."""
+"""MultiWorkerMirroredStrategy."""

@@ -1,4 +1,4 @@
-"""The components of a rank's step, each repeated by itself, for the calibration of a sync run."""
+"""The components of a rank's step, repeated separately, for the calibration of a sync run."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ from numpy.typing import NDArray
 from ....data.sampler import Batches
 from ...base import CalibrationOrder, StepComponent
 from ...timing import repeat
-from ..calibration import SMALL_ELEMENTS, State, Step, a_number, after, first_of, limits_of, limits_spec, repeated
+from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, first_of, limits_of, repeated
 from ..data import Batch, ColumnTensors, Resident
 from .collectives import Collectives, Traced
-from .replica import Replica
-
-__all__ = ["Calibrator", "RankComponents"]
+from .steps import Replica
 
 Gradients = Callable[[ColumnTensors, ColumnTensors, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
-
 AddUp = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
 class Calibrator:
-    """Carries out orders on a sync rank. `make` makes a component's first state and its step, in ops.
-
-    `deterministic`: TensorFlow has no clock for ops then, so that the host's is used, and a few calls instead of one. The same holds for a
-    loop that XLA compiles as a whole: by `compiled`, where training has one, what is computed is repeated so.
-    """
+    """Carries out orders on a sync rank, by the host's clock if deterministic or `compiled`; `make` makes state and step."""
 
     def __init__(
         self,
@@ -53,7 +46,6 @@ class Calibrator:
         return int(count), seconds
 
     def _is_looped(self, component: StepComponent) -> bool:
-        """Return whether XLA compiles the loop, too."""
         return self._compiled is not None and component in ("compute", "half")
 
     def _is_by_count(self, component: StepComponent) -> bool:
@@ -64,15 +56,12 @@ class Calibrator:
             state, step = self._make(component)
             return repeated(step, state, limits, by_count=self._is_by_count(component))
 
-        looped = self._compiled(run, limits_spec()) if self._compiled is not None and self._is_looped(component) else None
-        return looped or self._traced(run, limits_spec())
+        looped = self._compiled(run, LIMITS) if self._compiled is not None and self._is_looped(component) else None
+        return looped or self._traced(run, LIMITS)
 
 
 class RankComponents:
-    """The components of a sync rank's step. `batches` are those to gather, as many as are of the first one's size.
-
-    The first is the one to compute on. `gradients` is the session's, `scalars` float32 are the optimiser's for a learning rate of 0.
-    """
+    """The components of a rank's step on the first of `batches`, and those of its size; `scalars` are for a learning rate of 0."""
 
     def __init__(
         self,
@@ -89,7 +78,7 @@ class RankComponents:
         self._data, self._gradients, self._replica, self._ranks = data, gradients, replica, ranks
         self._scalars, self._workers, self._dropout = scalars, workers, dropout
         sizes = np.diff(batches.offsets)
-        other = np.flatnonzero(sizes != sizes[0])  # batches by tokens differ in their number of examples
+        other = np.flatnonzero(sizes != sizes[0])  # batches by tokens differ in size
         batches = batches.slice(0, int(other[0]) if len(other) else len(batches))
         own = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
         self._count = len(batches)
@@ -111,14 +100,10 @@ class RankComponents:
         return self._exchange_apart(None, self._small()), self._exchange_apart
 
     def _small(self) -> list[tf.Tensor]:
-        return [tf.zeros([SMALL_ELEMENTS * self._workers]) for _ in range(self._messages())]
-
-    def _messages(self) -> int:
-        """Return in how many messages the gradients travel."""
-        return self._ranks.messages([4 * int(np.prod(zero.shape)) for zero in self._replica.zeros()])
+        messages = self._ranks.messages([4 * int(np.prod(zero.shape)) for zero in self._replica.zeros()])
+        return [tf.zeros([SMALL_ELEMENTS * self._workers]) for _ in range(messages)]
 
     def _batch(self, position: tf.Tensor | int) -> Batch:
-        """Return a batch with images as they lie in memory."""
         changes = None if self._changes_kb3 is None else tf.gather(self._changes_kb3, position)
         return self._data.laid_batch(tf.gather(self._indices_kb, position), changes)
 
@@ -126,7 +111,6 @@ class RankComponents:
         return [a_number(self._batch(tf.math.floormod(done, self._count)))]
 
     def _computing(self, size: int) -> tuple[State, Step]:
-        """Return what computes on the first `size` examples of the first batch and updates."""
         batch, indices = first_of(self._batch(0), size), self._indices_kb[0][:size]
 
         def own(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
@@ -135,10 +119,7 @@ class RankComponents:
         return after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(own, *batch)]
 
     def _whole(self, done: tf.Tensor, state: State) -> State:
-        """Gather the next batch, compute on it, exchange and update: a step as training makes it.
-
-        It waits for what was before it: TensorFlow carries out a loop that has variables without regard to an exchange traced before it.
-        """
+        """Make a whole step as in training, after earlier ops: loops with variables do not wait for an earlier exchange."""
         with tf.control_dependencies(state):
             position = tf.math.floormod(done, self._count)
         indices = tf.gather(self._indices_kb, position)
@@ -149,14 +130,12 @@ class RankComponents:
         return [self._ranks.on_replica(own, *self._batch(position))]
 
     def _updated(self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, add_up: AddUp) -> tf.Tensor:
-        """Update from a batch, and return a number, float32 [1], that is there once the update is complete."""
         number = tf.constant(0, tf.int64) if self._dropout else None
         loss_sum, gradients = self._gradients(laid, target, indices, number, tf.constant(self._weight))
         self._replica.apply(add_up(gradients), tf.unstack(tf.constant(self._scalars)))
         return tf.reshape(loss_sum + self._replica.a_number(), [1])
 
     def _exchange(self, _done: tf.Tensor, state: State) -> State:
-        """Add up what is as large as the gradients, in one call, as a step does. Sums of zeros stay zero."""
         return self._added(state)
 
     def _exchange_apart(self, _done: tf.Tensor | None, state: State) -> State:

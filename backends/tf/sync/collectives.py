@@ -1,7 +1,4 @@
-"""How a traced function meets the other ranks: not at all, or through MultiWorkerMirroredStrategy's collectives.
-
-All classes have the same methods, so that training is written once.
-"""
+"""The other ranks in a traced function: none, or through MultiWorkerMirroredStrategy; the same methods for both."""
 
 from __future__ import annotations
 
@@ -16,15 +13,11 @@ import tensorflow as tf
 from ....core.cluster import Task
 from ....core.job import Job
 from ....models.base import Array
-from ...interfaces import set_nccl_interface
+from ...base import set_nccl_interface
 from ..runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
 from .rendezvous import meet
 
-__all__ = ["Collectives", "MultiWorker", "SingleProcess", "Traced"]
-
-PACK_BYTES = 25 << 20
-"""Gradients are reduced in packs of this size: one for a small model, several that overlap for a large one."""
-
+PACK_BYTES = 25 << 20  # one pack for a small model, several that overlap for a large one
 Traced = Callable[..., tf.Tensor]
 
 
@@ -33,56 +26,46 @@ class Collectives(Protocol):
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
         """Return `function` as a graph, called with tensors of the signature."""
-        ...
 
     def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
-        """Return `function`, which holds a loop of steps, compiled by XLA as a whole; None where steps cannot be, or are not worth it."""
-        ...
+        """Return a loop of steps compiled by XLA as a whole; None if that is impossible or not worth it."""
 
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
-        """Inside a traced function, also in a loop: call `function` where it may use `add_up`."""
-        ...
+        """In a traced function, also in a loop: call `function` where it may use `add_up`."""
 
     def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Inside `on_replica`: return each tensor's sum over all ranks."""
-        ...
+        """In `on_replica`: return each tensor's sum over all ranks."""
 
     def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
-        """Inside `on_replica`: return a vector's sum over all ranks, rank after rank: no element depends on how many others there are."""
-        ...
+        """In `on_replica`: return a vector's sum in rank order: no element depends on the number of others."""
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
-        """Return in how many messages gradients of these sizes travel."""
-        ...
+        """Return the number of messages for gradients of these sizes."""
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
-        """Return rank 0's array, float32, on every rank; others give None. Called on all ranks alike."""
-        ...
+        """Broadcast rank 0's float32 array; others give None. Called on all ranks alike."""
 
     def leave(self) -> None:
         """Wait until every rank is done."""
-        ...
 
 
 class SingleProcess:
     """A single rank without a strategy.
 
-    `sequential` asks for TensorFlow's sequential executor, which suits small ops; functions that it could wait for ever in are left to the
-    usual one. It does without the rewriting of a loop's ops for oneDNN: a step of a small convolutional network then takes fifteen times as
-    long, one of a small Transformer half as long again.
+    `sequential` executor: only for small ops; it does not rewrite ops for oneDNN, so a small CNN's step takes fifteen times as long.
     """
 
     def __init__(self, device: str, *, sequential: bool) -> None:
         self._device, self._sequential = device, sequential
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
-        """Trace for the executor that is asked for; a GPU needs ops in parallel to the host's in any case."""
+        """Trace for the requested executor; a GPU needs ops in parallel to the host's in any case."""
         trace = partial(tf.function, self._placed(function), input_signature=signature, autograph=False)
         graph: Traced = _sequential(trace) if self._has_small_ops else trace()
         return graph
 
     def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
-        """Trace for XLA, if ops are small: between large ones the loop of ops costs nothing, and on a GPU it has not been tried."""
+        """Trace for XLA, if ops are small: between large ones the loop costs nothing, and on a GPU it has not been tried."""
         if not self._has_small_ops:
             return None
         graph: Traced = tf.function(self._placed(function), input_signature=signature, autograph=False, jit_compile=True)
@@ -112,7 +95,7 @@ class SingleProcess:
         return vector
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
-        """Nothing is sent."""
+        """Return 0: nothing is sent."""
         return 0
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
@@ -122,15 +105,11 @@ class SingleProcess:
         return array
 
     def leave(self) -> None:
-        """Nobody is waiting."""
+        """Do nothing."""
 
 
 def _sequential(trace: Callable[[], Any]) -> Traced:
-    """Return what `trace` returns as a function that runs on the sequential executor if it can.
-
-    That is known when it has been traced, at the first call. It is traced anew then, as loops are other ops on that executor; not for that
-    executor first, because a function that it calls would stay what it was traced as.
-    """
+    """Return a function on the sequential executor if possible, else traced again: loops are other ops on that executor."""
     chosen: list[Traced] = []
 
     def run_sequentially(function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
@@ -148,18 +127,14 @@ def _sequential(trace: Callable[[], Any]) -> Traced:
 
 
 class MultiWorker:
-    """One of the ranks that a MultiWorkerMirroredStrategy connects."""
+    """A rank connected by MultiWorkerMirroredStrategy."""
 
     def __init__(self, task: Task, job: Job, device: str) -> None:
-        """Connect the job's ranks.
-
-        Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) where the port was taken.
-        """
+        """Connect. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
         set_tf_config(task)
         if device.startswith("GPU"):
             set_nccl_interface(task.address)
-        # No timeout_seconds: TensorFlow starts a thread for each collective that has one, and keeps it until the time is over: some
-        # thousand steps later the process can start no more. A rank that hangs is what the driver's stall time-out is for.
+        # No timeout_seconds: each collective would keep a thread until then, and some thousand steps exhaust them.
         options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)
         meet(task, job.start_timeout)
 
@@ -172,12 +147,12 @@ class MultiWorker:
         self._sum = self.traced(lambda vector: self.on_replica(lambda v: self.add_up([v])[0], vector), tf.TensorSpec([None], tf.float32))
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
-        """Trace as it is: collectives need TensorFlow's parallel executor."""
+        """Trace for TensorFlow's parallel executor, which collectives need."""
         graph: Traced = tf.function(function, input_signature=signature, autograph=False)
         return graph
 
     def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
-        """Collectives in a function that XLA compiles end the process."""
+        """Return None: collectives in a function compiled by XLA end the process."""
         return None
 
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
@@ -186,15 +161,12 @@ class MultiWorker:
 
     def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """All-reduce the tensors; those of one type travel together, in packs."""
-        placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy asks where each one is
+        placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy needs their devices
         summed: Sequence[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
         return summed
 
     def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
-        """All-reduce a matrix in which each rank fills its own row, which brings every row to every rank unchanged; then add up the rows.
-
-        An all-reduce of the vector itself adds in an order that depends on an element's place in it.
-        """
+        """All-reduce a matrix with a row per rank, then sum the rows: a reduced vector's order would depend on the place."""
         ranks = self._strategy.num_replicas_in_sync
         rows = tf.pad(vector[None], [[self._rank, ranks - 1 - self._rank], [0, 0]])
         first, *others = tf.unstack(self.add_up([rows])[0], ranks)
@@ -203,21 +175,17 @@ class MultiWorker:
         return first
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
-        """Return in how many packs gradients of these sizes travel."""
+        """Return the number of packs for gradients of these sizes."""
         return max(1, math.ceil(sum(sizes_bytes) / PACK_BYTES))
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
-        """Add rank 0's array to everybody else's −0, which changes no number: not even a −0, as adding 0 would."""
+        """Add rank 0's array to the others' −0, which changes no number, not even a −0."""
         given = np.full(shape, -0.0, np.float32) if array is None else array
         result: Array = self._sum(tf.constant(given.ravel())).numpy().reshape(shape)
         return result
 
     def leave(self) -> None:
-        """Pass two barriers: whoever leaves first would fail the others.
-
-        A rank may see the end of a barrier while another has yet to read its last message. After the first barrier nothing can be
-        lost any more, so the second may fail.
-        """
+        """Pass two barriers: a rank may leave the first before another has read its last message; the second may fail."""
         self._sum(tf.zeros([1])).numpy()
         try:
             self._sum(tf.zeros([1])).numpy()

@@ -1,8 +1,8 @@
-"""How a traced function meets the other ranks by the direct exchange: in a Python function between its ops."""
+"""The direct exchange in a traced function: a Python function between its ops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,19 +10,21 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ....exchange.mesh.bucket_layout import buckets_of
-from ....exchange.mesh.mesh import Mesh
+from ....core.cluster import Task
+from ....core.job import Job
+from ....exchange.all_reduce import buckets_of
+from ....exchange.authentication import gpu_error
+from ....exchange.mesh import Mesh, Vector, open_beside
 from ....models.base import Array
-from .collectives import SingleProcess, Traced
+from ...timing import DirectTrial
+from .calibration import Calibrator
+from .collectives import Collectives, MultiWorker, SingleProcess, Traced
 
-__all__ = ["DirectRanks"]
-
-ALIGNMENT_BYTES = 64
-"""TensorFlow takes over an array without a copy where its memory begins at a multiple of this."""
+ALIGNMENT_BYTES = 64  # TensorFlow uses arrays aligned so without a copy
 
 
 class DirectRanks(SingleProcess):
-    """One of the ranks of a mesh; implements `Collectives`. A single process's functions, with sums over all ranks in them."""
+    """A rank of a mesh; implements `Collectives` as a single process with sums over all ranks."""
 
     def __init__(self, mesh: Mesh, device: str, *, sequential: bool) -> None:
         super().__init__(device, sequential=sequential)
@@ -30,15 +32,11 @@ class DirectRanks(SingleProcess):
         self._rooms: dict[tuple[int, tuple[tuple[int, ...], ...], np.dtype[Any]], _Room] = {}
 
     def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
-        """XLA holds no Python function."""
+        """Return None: XLA has no Python functions."""
         return None
 
     def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """In ops: return sums over all ranks. Many bytes go off bucket by bucket, while others are computed.
-
-        A Python function is an op with side effects, and TensorFlow carries those out one after another, in the order in which they were
-        traced.
-        """
+        """In ops: return sums over all ranks, by bucket while others are computed; TensorFlow runs Python functions in order."""
         tensors = list(tensors)
         known = all(tensor.shape.is_fully_defined() for tensor in tensors)
         buckets = (
@@ -57,7 +55,7 @@ class DirectRanks(SingleProcess):
         return sums
 
     def _room(self, number: int, tensors: Sequence[tf.Tensor]) -> _Room:
-        """Return a bucket's memory: the same for all traced functions that add up such gradients, of which only one runs at a time."""
+        """Return a bucket's memory, shared by all traced functions with such gradients: only one runs at a time."""
         shapes, kind = tuple(tuple(tensor.shape) for tensor in tensors), np.dtype(tensors[0].dtype.as_numpy_dtype)
         key = number, shapes, kind
         if key not in self._rooms:
@@ -83,26 +81,20 @@ class DirectRanks(SingleProcess):
         return self.add_up([vector])[0]
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
-        """Return in how many messages gradients of these sizes travel."""
+        """Return the number of messages for gradients of these sizes."""
         return len(buckets_of(sizes_bytes))
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
-        """Return the first rank's array."""
+        """Broadcast the first rank's array."""
         return self._mesh.spread(array, shape)
 
     def leave(self) -> None:
-        """Wait for all, then close the connections."""
-        try:
-            self._mesh.barrier()
-        finally:
-            self._mesh.close()
+        """Close the connections after a barrier."""
+        self._mesh.leave()
 
 
 class _Room:
-    """Memory for a bucket, twice: TensorFlow may still look at the sums of one step while the next one's gradients are copied.
-
-    It does no longer one step later: every gradient of that step depends on parameters that those sums have changed.
-    """
+    """Memory for a bucket, twice, as TensorFlow may read a step's sums while the next step's gradients are copied."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], kind: np.dtype[Any]) -> None:
         self._shapes, self._kind = shapes, np.dtype(kind)
@@ -125,7 +117,6 @@ class _Room:
         return flat, views
 
     def fill(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Copy arrays into the other memory; return all of it as a vector."""
         self._number = 1 - self._number
         flat, views = self._flats[self._number]
         for view, array in zip(views, arrays, strict=True):
@@ -134,15 +125,47 @@ class _Room:
 
     @property
     def views(self) -> list[NDArray[Any]]:
-        """The arrays in the memory that was filled last."""
         return self._flats[self._number][1]
 
 
 def _in_ops(function: Any, tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the results of a Python function of tensors, with the types and shapes of `like`."""
     found = tf.numpy_function(function, list(tensors), [tensor.dtype for tensor in like])
     if not like:
         return []
     for result, tensor in zip(found, like, strict=True):
         result.set_shape(tensor.shape)
     return list(found)
+
+
+def open_trial(
+    task: Task,
+    ranks: Collectives,
+    device: str,
+    silence_seconds: float,
+    sequential: bool,
+    make: Callable[[DirectRanks], Calibrator],
+) -> DirectTrial:
+    """Try a second mesh, whose calibrator `make` returns; not on GPUs, as the exchange sums in the host's memory."""
+    if device.startswith("GPU"):
+        return DirectTrial(task.rank, "it is for CPUs")
+    traced = ranks.traced(lambda vector: ranks.on_replica(ranks.add_in_order, vector), tf.TensorSpec([None], tf.float32))
+
+    def add_up(vector: Vector) -> Vector:
+        found: Vector = traced(tf.constant(vector)).numpy()
+        return found
+
+    mesh, refused = open_beside(task, add_up, silence_seconds)
+    if mesh is None:
+        return DirectTrial(task.rank, refused)
+    return DirectTrial(task.rank, None, mesh, make(DirectRanks(mesh, device, sequential=sequential)).run)
+
+
+def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
+    """Connect the job's ranks. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
+    if not job.wrapped:
+        return SingleProcess(device, sequential=sequential)
+    if job.exchange == "direct":
+        if device.startswith("GPU"):
+            raise gpu_error()
+        return DirectRanks(Mesh(task, job.start_timeout, job.node_timeout), device, sequential=sequential)
+    return MultiWorker(task, job, device)

@@ -1,8 +1,4 @@
-"""The ranks meet before TensorFlow does, because TensorFlow waits for a missing rank for an hour, in C++, with Python's lock held.
-
-Rank 0 listens on the port that is reserved for it; every other rank says who it is, by a code that only tasks of this run can know, and
-is told to go on when all are there. The port is free again when TensorFlow's own server wants it.
-"""
+"""The ranks meet before TensorFlow's server starts: it would wait an hour for a missing rank, with Python's lock held."""
 
 from __future__ import annotations
 
@@ -14,19 +10,16 @@ import time
 
 from ....core.cluster import Task
 from ....core.errors import RunFailedError
-from ....core.untrusted.listener import AuthenticatingListener, Exchange
-
-__all__ = ["meet"]
+from ....core.listener import AuthenticatingListener, Exchange
 
 log = logging.getLogger(__name__)
-
 _CODE_BYTES = 32
 _GO = b"g"
 _RETRY_SECONDS = 0.05
 
 
 def meet(task: Task, seconds: float) -> None:
-    """Return when every rank has called this. Raises RunFailedError after `seconds`, OSError(EADDRINUSE) where the port was taken."""
+    """Return when every rank has called this. Raises RunFailedError after `seconds`, OSError(EADDRINUSE) if the port was taken."""
     deadline = time.monotonic() + seconds
     try:
         if task.rank == 0:
@@ -38,7 +31,6 @@ def meet(task: Task, seconds: float) -> None:
 
 
 def _gather(task: Task, deadline: float) -> None:
-    """Rank 0: wait for all others, then let them go."""
     missing = {_code(task, placed.index): placed.name for placed in task.cluster.of_role("worker") if placed.index != 0}
     arrivals: queue.Queue[tuple[bytes, socket.socket]] = queue.Queue()
 
@@ -71,7 +63,6 @@ def _gather(task: Task, deadline: float) -> None:
 
 
 def _report(task: Task, deadline: float) -> None:
-    """Any other rank: find rank 0, which may start later, and wait for its word."""
     first = task.cluster.of_role("worker")[0]
     while True:
         try:
@@ -86,7 +77,6 @@ def _report(task: Task, deadline: float) -> None:
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Return up to `size` bytes, fewer where the other side closes or breaks off or the time is over."""
     received = b""
     try:
         while len(received) < size:
@@ -101,7 +91,6 @@ def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def _left(deadline: float, waiting_for: str = "another rank") -> float:
-    """Return the seconds left, or raise TimeoutError."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError(waiting_for)

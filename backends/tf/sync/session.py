@@ -1,7 +1,4 @@
-"""Synchronous training: every rank runs the same steps in lockstep and adds its share of each gradient (MultiWorkerMirroredStrategy).
-
-One `tf.function` carries out many steps. With one worker, and unless the wrapper is asked for, it is a plain loop without a strategy.
-"""
+"""Synchronous training by MultiWorkerMirroredStrategy, many steps per `tf.function`; one worker needs no strategy."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 
 from ....core.cluster import Task, split_evenly
 from ....core.job import Job
-from ....core.liveness.startup_watchdog import startup_phase
+from ....core.liveness import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
@@ -30,37 +27,28 @@ from ...base import (
     calibration_batches,
     make_sampler,
 )
-from ...compiling.choice import TIMED_SECONDS, settle, timed, to_be_chosen
-from ...malloc_tuning import keep_freed_memory
+from ...compiling import TIMED_SECONDS, settle, timed, to_be_chosen
+from ...decoding_functions import Translating
+from ...loading import keep_freed_memory
 from ...timing import DirectTrial
-from ...translating import Translating
-from ..compiler.gradients import refusals_told
+from ...vectors import StateMemory, evaluation_batch
+from ..calibration import make_tracer
+from ..compiler import refusals_told
 from ..data import Resident, layout_for, resident
-from ..evaluation import summed
-from ..forward_context import ForwardContexts
-from ..model import TfModel, build_model, evaluation_batch, micro_batches_on
-from ..precision import precision_used
-from ..profiler import make_tracer
-from ..runtime import kind_of
-from ..state import StateMemory, check_fits
+from ..model import ForwardContexts, TfModel, build_model, micro_batches_on, summed
+from ..optimizers import precision_used
+from ..runtime import check_fits, kind_of
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
-from .direct_trial import open_trial
-from .exchanges import join
-from .replica import Replica
-from .steps import Steps
+from .direct import join, open_trial
+from .steps import Replica, Steps
 
-__all__ = ["SyncSession", "open_sync"]
-
-MOST_KEPT_BYTES = 1 << 27
-"""Of what a small model's step frees. Large models gain nothing by it on TensorFlow, and take a sixth more memory."""
-
-WARM_SPLIT: Split = "test"
-"""The split that runs are evaluated on; the evaluation of another one is traced when it is first asked for."""
+MOST_KEPT_BYTES = 1 << 27  # freed by a small model's step; large models gain nothing and take a sixth more memory
+WARM_SPLIT: Split = "test"  # others are traced on first use
 
 
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
-    """Join the other ranks, put data and parameters in place and warm up."""
+    """Join the other ranks, create data and parameters, and warm up."""
     chooses = to_be_chosen(job, spec, data)
     ranks = join(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
     session = SyncSession(task, job, spec, data, device, ranks)
@@ -72,7 +60,7 @@ def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str)
 
 
 class SyncSession:
-    """A rank at work; implements `Session`. `steps` makes its updates."""
+    """A rank; implements `Session`. `steps` makes its updates."""
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Collectives) -> None:
         self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
@@ -89,7 +77,7 @@ class SyncSession:
         self._trial: DirectTrial | None = None
         self._closed = False
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
-        if job.accumulate > 1:  # the sums of gradients would become temporary variables, which clash in a loop within a loop
+        if job.accumulate > 1:  # else sums of gradients become temporary variables, which clash in nested loops
             tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         layout = layout_for(job, spec, data.info)
         self._sequential = layout.has_small_ops
@@ -107,14 +95,13 @@ class SyncSession:
         self._tracer, self._left_to_trace = make_tracer(job.profile, first=task.rank == 0), job.profile
 
     def pays_to_compile(self) -> bool:
-        """Return whether all ranks together find that compiled steps are faster. Leaves it open how steps are computed."""
+        """Return whether compiled steps are faster on all ranks together; the caller then chooses how to compute."""
         timing = timed(self._time_of_step, self.steps.to_compile_gradient(), self._time_of_compiled_step)
         pays = settle(timing, self._job.workers)
         self._replica.reset()
         return pays
 
     def _time_of_step(self) -> float:
-        """Return the seconds of a step without communication."""
         calibrator = self._make_calibrator(self._ranks)
         calibrator.run(CalibrationOrder("compute", 1))
         count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
@@ -125,7 +112,7 @@ class SyncSession:
         return self._time_of_step()
 
     def warm_up(self) -> None:
-        """Trace and run everything once, on every rank together, then go back to the initial state."""
+        """Trace and run everything once, on all ranks, then restore the initial state."""
         last = self._sampler.steps_per_epoch - 1  # an epoch's last batch may be smaller, and computed by other code
         for step in sorted({0, last} if self.steps.in_compiled_loop else {0}):
             self._call(self._sampler.for_rank(0, step, 1, self._task.rank), np.zeros(1), 0)
@@ -159,7 +146,7 @@ class SyncSession:
         return iter(())
 
     def evaluate(self, split: Split) -> EvalResult:
-        """Evaluate a contiguous share of the split on every rank and add up; the number of examples is checked."""
+        """Evaluate a contiguous share of the split on every rank and sum; the number of examples is checked."""
         started = time.perf_counter()
         self._average_buffers()
         sums = self._evaluations[split]().numpy().tolist()
@@ -175,7 +162,7 @@ class SyncSession:
         return self._translating
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
-        """Return logits; see `Session.predict`. Raises RuntimeError where there are several ranks."""
+        """Return logits; see `Session.predict`. Raises RuntimeError with several ranks."""
         if self._job.workers > 1:
             raise RuntimeError(f"predict: needs a single worker, and this run has {self._job.workers}")
         step = evaluation_batch(self._spec)
@@ -193,7 +180,7 @@ class SyncSession:
         return memory.state(self._updates, self._replica.scalars)
 
     def load(self, state: State | None) -> None:
-        """Replace the state on every rank by that of rank 0. Raises ValueError where it does not fit the model or the optimiser."""
+        """Replace the state by rank 0's on every rank. Raises ValueError if it does not fit the model or optimiser."""
         if state is not None:
             check_fits(self._spec, self._replica.optimizer.slots, state)
         self._replica.install(state, self._ranks.spread)
@@ -201,7 +188,7 @@ class SyncSession:
         self._averaged = True
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
         if order.component in DIRECT_COMPONENTS:
             if self._trial is None:
                 timeout = self._job.node_timeout
@@ -212,7 +199,6 @@ class SyncSession:
         return [CalibrationResult(self._task.rank, *self._calibrator.run(order))]
 
     def _make_calibrator(self, ranks: Collectives) -> Calibrator:
-        """Return what repeats the components of a step of these ranks."""
         batches = calibration_batches(self._sampler, self._task.rank)
         scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
         components = RankComponents(
@@ -223,7 +209,7 @@ class SyncSession:
         return Calibrator(ranks.traced, components.make, deterministic=self._job.deterministic, compiled=looped)
 
     def close(self) -> None:
-        """Wait until every rank is here, then leave; a second call does nothing."""
+        """Wait for every rank, then leave; a second call does nothing."""
         if not self._closed:
             self._closed = True
             if self._trial is not None:
@@ -231,19 +217,18 @@ class SyncSession:
             self._ranks.leave()
 
     def _spread_count(self, count: int | None) -> int:
-        """Return rank 0's count, sent as two float32 that hold it exactly (each below 2²⁴)."""
+        """Return rank 0's count, sent as two exact float32 (each below 2²⁴)."""
         halves = None if count is None else np.array(divmod(count, 1 << 24), np.float32)
         high, low = self._ranks.spread(halves, (2,)).tolist()
         return (int(high) << 24) + int(low)
 
     def _state_memory(self) -> StateMemory | None:
-        """Return the room for a copy of the state, taken once; on the first rank alone, whose copy is asked for."""
         if self._memory is None and self._task.rank == 0:
-            self._memory = self._replica.memory()
+            self._memory = StateMemory(self._spec, self._replica.optimizer.slots)
         return self._memory
 
     def _average_buffers(self) -> None:
-        """Make the buffers equal on all ranks. A second call before further updates changes nothing, not a bit."""
+        """Make the buffers equal on all ranks; a second call before further updates changes no bit."""
         if not self._averaged and self._job.workers > 1 and self._spec.buffers:
             self._average()
         self._averaged = True
@@ -256,7 +241,6 @@ class SyncSession:
         return self._ranks.on_replica(average)
 
     def _call(self, batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> Array:
-        """Run one call: len(batches) updates. Returns each update's loss over all ranks, float32 [count]."""
         losses = self.steps(batches, learning_rates, self._updates, first_step)
         self._updates += len(batches)
         self._averaged = False
@@ -265,7 +249,6 @@ class SyncSession:
         return losses
 
     def _evaluation(self, split: Split) -> Callable[[], tf.Tensor]:
-        """Make the function that evaluates this rank's share of a split and adds the sums up over all ranks."""
         start, stop = split_evenly(self._sizes[split], self._job.workers)[self._task.rank]
 
         def evaluation() -> tf.Tensor:
@@ -276,8 +259,6 @@ class SyncSession:
         return evaluation
 
     def _prediction(self, split: Split) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-        """Make the function that returns the logits of the examples start … stop − 1 of a split."""
-
         def prediction(start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
             parameters, buffers = self._replica.read(to_evaluate=True)
             data = self._data[split]

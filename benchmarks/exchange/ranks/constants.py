@@ -13,9 +13,10 @@ from functools import partial
 import numpy as np
 from place import Place, arguments, iterations_of, read_place, report
 
-from crosstrain.exchange.mesh import bucket_layout, sums
-from crosstrain.exchange.mesh.bucket_layout import buckets_of
-from crosstrain.exchange.mesh.mesh import Mesh
+from crosstrain.exchange import all_reduce as bucket_layout
+from crosstrain.exchange import all_reduce as sums
+from crosstrain.exchange.all_reduce import buckets_of
+from crosstrain.exchange.mesh import Mesh
 
 MODULES = {"PIECE_BYTES": sums, "MOST_FURTHER_BYTES": sums, "BUCKET_BYTES": bucket_layout}
 

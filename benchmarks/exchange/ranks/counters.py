@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MARK", "count"]
-
 MARK = b"all-reduce"
 """What is written before and after each counted all-reduce, so that a trace of system calls can be cut there."""
 

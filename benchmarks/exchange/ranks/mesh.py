@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from place import Place, main
 
-from crosstrain.exchange.mesh.mesh import Mesh
+from crosstrain.exchange.mesh import Mesh
 
 
 class MeshAdder:

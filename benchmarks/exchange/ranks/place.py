@@ -15,8 +15,6 @@ import counters
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.process import die_with_parent
 
-__all__ = ["Adder", "Place", "iterations_of", "main", "report", "time_runs"]
-
 WORK_BYTES, MOST_ITERATIONS = 64 << 20, 200
 """An all-reduce is repeated until it has moved about so many bytes, and so often at most."""
 

@@ -6,8 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 from workload import Workload
 
-__all__ = ["LENGTH", "SENTENCES", "SOURCE_LENGTH", "sentences"]
-
 SENTENCES, LENGTH, SOURCE_LENGTH = 32, 50, 25
 """Of a step, and the pieces of a translation and of a sentence."""
 

@@ -18,9 +18,7 @@ from workload import Timer, Workload, read_workload
 
 from crosstrain.backends.torch.model import Model
 from crosstrain.core.job import Job
-from crosstrain.models.decoding.batches import decode
-from crosstrain.models.decoding.search import Stepper
-from crosstrain.models.decoding.settings import Decoding
+from crosstrain.models.decoding import Decoding, Stepper, decode
 
 
 class Uncached:

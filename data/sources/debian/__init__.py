@@ -1,1 +1,1 @@
-"""How does text in two languages come out of the packages of a Debian archive?"""
+"""Sentence pairs from the packages of a Debian archive."""

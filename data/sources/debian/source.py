@@ -1,47 +1,40 @@
-"""debian-text:en-de: real sentences of English and German, made on the user's machine from packages of its Debian archive.
+"""debian-text:en-de: real sentences of English and German, extracted on the user's machine from its Debian archive.
 
-None of the text is part of this program. The packages have licences of their own, which are printed when they are read; what is made of
-them is for the user to learn from, and to pass on only as they allow.
+None of the text is part of this program. The packages have their own licences, which are printed when they are read and apply to the text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
+from ....core.console import note
 from ....core.errors import UsageError
-from ....core.untrusted.console import note
 from ...base import PreparedColumns
 from ..arguments import read_arguments, whole_number, write_arguments
-from ..translation.packages import text_package
-from ..translation.pairs import prepared_pairs
+from ..translation.pairs import PairSplits, prepared_pairs
+from ..translation.text_files import text_package
 from ..translation.tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
-from .archive import fetch
-from .extraction import Extraction
-from .package_list import PACKAGES
-
-__all__ = ["DATASET", "DebianText"]
+from .packages import PACKAGES, Extraction, fetch
 
 _NAME = "debian-text"
 _LANGUAGES = "en-de"
 _DEFAULTS = {"vocabulary": "8000"}
 _TEST = 2000
-_TEST_WORDS = 4
-"""Words that a test sentence has at least: BLEU counts four in a row."""
-
+_TEST_WORDS = 4  # per test sentence: BLEU counts four in a row
 _LONGEST = 200
 
 
 @dataclass(frozen=True)
 class DebianText:
-    """Messages of programs and paragraphs of manuals, with a vocabulary of so many pieces."""
+    """Messages of programs and paragraphs of manuals, with a vocabulary of this size."""
 
     vocabulary: int = 8000
 
@@ -50,12 +43,12 @@ class DebianText:
 
     @property
     def name(self) -> str:
-        """The name, with the languages where there are arguments behind them."""
+        """The name, with the languages if arguments follow."""
         arguments = write_arguments({"vocabulary": str(self.vocabulary)}, _DEFAULTS)
         return f"{_NAME}:{_LANGUAGES}?{arguments}" if arguments else _NAME
 
     def with_arguments(self, text: str) -> DebianText:
-        """Return the source for ``en-de`` or ``en-de?vocabulary=4000``. Raises UsageError."""
+        """Parse ``en-de`` or ``en-de?vocabulary=4000``. Raises UsageError."""
         languages, _, arguments = text.partition("?")
         if languages != _LANGUAGES:
             raise UsageError.of(f"data: languages of {_NAME!r}", languages, _LANGUAGES, [_LANGUAGES])
@@ -63,27 +56,27 @@ class DebianText:
         return DebianText(_pieces(values["vocabulary"]))
 
     def with_vocabulary(self, size: int) -> DebianText:
-        """Return the same with a vocabulary of so many pieces. Raises UsageError."""
+        """Return the source with another vocabulary size. Raises UsageError."""
         return DebianText(_pieces(str(size)))
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the packages in a folder. Raises UsageError where there are none."""
+        """Return the packages in a folder. Raises UsageError if there are none."""
         found = sorted(data_dir.glob("*.deb"))
         if not found:
             raise UsageError(f"data_dir: {str(data_dir)!r} holds no .deb files; leave --data-dir out, and apt fetches them.")
         return found
 
     def load(self, data_dir: Path | None) -> PreparedColumns:
-        """Make it without keeping the packages for another try."""
+        """Prepare the data without keeping packages for another attempt."""
         with TemporaryDirectory(prefix="crosstrain-debian-") as folder:
             return self._made(Path(folder), data_dir, None)
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
-        """Fetch the packages, unless `data_dir` holds some, and read them. What was fetched and encoded is kept in `work`."""
+        """Fetch the packages unless `data_dir` holds some, and read them. Keeps finished parts in `work`."""
         return self._made(work, data_dir, work)
 
     def _made(self, folder: Path, data_dir: Path | None, work: Path | None) -> PreparedColumns:
-        text_package("sentencepiece")  # before half a gigabyte is fetched
+        text_package("sentencepiece")  # before fetching half a gigabyte
         missing: list[str] = []
         if data_dir is None:
             packages = folder / "packages"
@@ -96,10 +89,12 @@ class DebianText:
         if not train:
             raise UsageError(f"data: {len(files)} packages have no English and German text to learn from; {_NAME} needs others.")
         record = _record(extraction, missing, train, test)
-        _tell(record)
+        if missing:
+            note(f"data: {_NAME}: skipped, as they are not in this archive: {', '.join(missing)}")
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in record["left_out"].items())
+        note(f"data: {_NAME}: {record['pairs']['unique']:,} different pairs, digest {record['pairs_sha256']}; skipped: {reasons or 'none'}")
         prepared = prepared_pairs(
-            {"train": partial(_again, train), "test": partial(_again, test)},
-            {"train": len(train), "test": len(test)},
+            PairSplits.from_lists(train, test),
             vocabulary_size=self.vocabulary,
             bytes_too=True,
             longest=_LONGEST,
@@ -114,12 +109,8 @@ def _pieces(text: str) -> int:
     return whole_number(_NAME, "vocabulary", text, BYTE_PIECES + 64, LARGEST_VOCABULARY)
 
 
-def _again(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str] | str]:
-    return iter(pairs)
-
-
 def _split(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return (train, test): drawn once and for all, at most a tenth, of some words each; and those that share no text with them."""
+    """Return (train, test): at most a tenth, drawn with a fixed seed, is test. Train shares no text with it."""
     keys = np.random.Philox(np.random.SeedSequence([22, len(pairs)])).random_raw(len(pairs))
     test: list[tuple[str, str]] = []
     sources: set[str] = set()
@@ -136,8 +127,7 @@ def _split(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], lis
 
 def _record(
     extraction: Extraction, missing: Sequence[str], train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]
-) -> dict[str, object]:
-    """Return what is written down of where the text came from."""
+) -> dict[str, Any]:
     digest = hashlib.sha256()
     for pair in (*train, *test):
         digest.update("\t".join(pair).encode() + b"\n")
@@ -160,13 +150,6 @@ def _record(
         "left_out": left_out,
         "packages": packages,
     }
-
-
-def _tell(record: dict[str, object]) -> None:
-    if record["not_in_the_archive"]:
-        note(f"data: {_NAME}: skipped, as they are not in this archive: {', '.join(map(str, record['not_in_the_archive']))}")  # type: ignore[call-overload]
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in record["left_out"].items())  # type: ignore[attr-defined]
-    note(f"data: {_NAME}: {record['pairs']['unique']:,} different pairs, digest {record['pairs_sha256']}; skipped: {reasons or 'none'}")  # type: ignore[index]
 
 
 DATASET = DebianText()

@@ -1,1 +1,1 @@
-"""Which pairs of sentences are there to learn a translation from, and how do they become numbers?"""
+"""Sentence pairs from text files, and their vocabulary."""

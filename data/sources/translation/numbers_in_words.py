@@ -1,4 +1,4 @@
-"""numbers: English and German words for numbers, ordinals, years and dates; a translation that can be learnt in minutes, and is built in.
+"""numbers: English and German words for numbers, ordinals, years and dates; a translation that can be learnt in minutes.
 
 The words come from num2words. Dates are put together here, since it has none.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ import numpy as np
 from ....core.errors import UsageError
 from ...base import PreparedColumns
 from ..arguments import read_arguments, whole_number, write_arguments
-from .packages import text_package
-from .pairs import prepared_pairs
+from .pairs import PairSplits, prepared_pairs
+from .text_files import text_package
 from .tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
-
-__all__ = ["DATASET", "Numbers", "number_pairs"]
 
 _NAME = "numbers"
 _DEFAULTS = {"vocabulary": "500"}
@@ -29,18 +26,17 @@ _CARDINALS, _ORDINALS, _DATES = 25_000, 8_000, 10_000
 _LARGEST = 1_000_000
 _YEARS = range(1100, 2100)
 _LONGEST = 100
-
 _MONTHS = (
     ("January", "Januar", 31), ("February", "Februar", 28), ("March", "März", 31), ("April", "April", 30), ("May", "Mai", 31),
     ("June", "Juni", 30), ("July", "Juli", 31), ("August", "August", 31), ("September", "September", 30), ("October", "Oktober", 31),
     ("November", "November", 30), ("December", "Dezember", 31),
 )  # fmt: skip
-"""In English and German, and how many days each has in every year."""
+"""In English and German, with the number of days in every year."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers in words, with a vocabulary of so many pieces."""
+    """Numbers in words, with a vocabulary of this size."""
 
     vocabulary: int = 500
 
@@ -49,46 +45,39 @@ class Numbers:
 
     @property
     def name(self) -> str:
-        """The name with the arguments that are not the default ones."""
+        """The name with all arguments that are not defaults."""
         arguments = write_arguments({"vocabulary": str(self.vocabulary)}, _DEFAULTS)
         return f"{_NAME}:{arguments}" if arguments else _NAME
 
     def with_arguments(self, text: str) -> Numbers:
-        """Return the same with another vocabulary. Raises UsageError."""
+        """Return the source with another vocabulary size. Raises UsageError."""
         values = read_arguments(_NAME, text, _DEFAULTS)
         return Numbers(whole_number(_NAME, "vocabulary", values["vocabulary"], SMALLEST_VOCABULARY, LARGEST_VOCABULARY))
 
     def with_vocabulary(self, size: int) -> Numbers:
-        """Return the same with a vocabulary of so many pieces. Raises UsageError."""
+        """Return the source with another vocabulary size. Raises UsageError."""
         return self.with_arguments(f"vocabulary={size}")
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Refuse: there are no original files."""
+        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {_NAME!r} are made up and read no files. Leave --data-dir out.")
 
     def load(self, data_dir: Path | None) -> PreparedColumns:
-        """Make all pairs, and cut them into train and test; no text of the one is in the other, in neither language."""
-        if data_dir is not None:
-            self.originals(data_dir)
+        """Generate all pairs, and split them into train and test, which share no text."""
         train, test = split_apart(number_pairs())
         return prepared_pairs(
-            {"train": partial(_again, train), "test": partial(_again, test)},
-            {"train": len(train), "test": len(test)},
+            PairSplits.from_lists(train, test),
             vocabulary_size=self.vocabulary,
             bytes_too=False,
             longest=_LONGEST,
             languages=("en", "de"),
             packages=("num2words",),
-            bleu_tokenizer="char",  # most are one word, of which 13a finds no four in a row
+            bleu_tokenizer="char",  # most are one word, and 13a needs four
         )
 
 
-def _again(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str] | str]:
-    return iter(pairs)
-
-
 def number_pairs() -> list[tuple[str, str]]:
-    """Return pairs of English and German text, each English text once, in an order that is drawn once and for all."""
+    """Return pairs of English and German text, each English text once, in a fixed random order."""
     words = text_package("num2words").num2words
     found: dict[str, str] = {}
     for kind, numbers in (("cardinal", _drawn(_CARDINALS, 1)), ("ordinal", _drawn(_ORDINALS, 2)), ("year", list(_YEARS))):
@@ -102,7 +91,7 @@ def number_pairs() -> list[tuple[str, str]]:
 
 
 def split_apart(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return (train, test): the first pairs test, and of the others those of which neither text is in it."""
+    """Return (train, test): test has the first pairs, and train those without a text of it."""
     test = list(pairs[:_TEST])
     sources, targets = ({pair[side] for pair in test} for side in (0, 1))
     train = [pair for pair in pairs[_TEST:] if pair[0] not in sources and pair[1] not in targets]
@@ -114,7 +103,7 @@ def _raw(count: int, stream: int) -> Any:
 
 
 def _drawn(count: int, stream: int) -> list[int]:
-    """Return every number below 1000, and then different ones up to the largest, those of few digits more often."""
+    """Return all numbers below 1000, then different ones up to the largest, mostly of few digits."""
     found = dict.fromkeys(range(1000))
     exponents, places = _raw(8 * count, stream), iter(_raw(8 * count, stream + 10).tolist())
     for exponent in (exponents % np.uint64(4)).tolist():

@@ -1,4 +1,4 @@
-"""From readers of sentence pairs to what the store takes: a vocabulary, the encoded columns, the test lines as they are."""
+"""Prepares sentence pairs for the store: a vocabulary, the encoded columns, and the test lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,34 +15,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ....core.bounded_json import parse_json
+from ....core.console import note
 from ....core.errors import UsageError
-from ....core.untrusted.bounded_json import parse_json
-from ....core.untrusted.console import note
 from ...base import PreparedColumns, Split, TextFeatures
 from ...columns import ColumnSpec
-from .encoding import PairEncoder, PairReader, counted
-from .reading_progress import ReadingProgress
-from .text_amounts import entry_bytes
-from .tokenizer import DESCRIPTION, VOCABULARY, Vocabulary, train_vocabulary
-
-__all__ = ["MOST_SAMPLED_BYTES", "MOST_SAMPLED_LINES", "chosen", "prepared_pairs"]
+from .text_files import ReadingProgress, entry_bytes
+from .tokenizer import DESCRIPTION, VOCABULARY, PairEncoder, PairReader, Vocabulary, counted, train_vocabulary
 
 MOST_SAMPLED_LINES, MOST_SAMPLED_BYTES = 1_000_000, 256 << 20
-"""From which a vocabulary is made, both languages together. So many sentences are far less text than that; so many pages are more."""
+"""Limits of a vocabulary's sample, both languages together; the second is for texts with long lines."""
 
 SAMPLE_SEED = 1
-
-_KEYS = 1 << 20
-"""Drawn at a time, of which the least are kept."""
+_KEYS = 1 << 20  # drawn at a time
 
 
 def chosen(count: int, most: int, seed: int) -> NDArray[np.int64]:
-    """Return at most `most` of the numbers 0 … count − 1, rising; the same ones for the same seed on every machine."""
+    """Return at most `most` of 0 … count − 1, ascending. Equal seeds give equal numbers on every machine."""
     if count <= most:
         return np.arange(count)
     random = np.random.Philox(np.random.SeedSequence([seed, count]))
     keys, places = np.empty(0, np.uint64), np.empty(0, np.int64)
-    for start in range(0, count, _KEYS):  # what is held does not grow with the text, whose lines can be blank
+    for start in range(0, count, _KEYS):  # in parts, as memory must not grow with the text
         end = min(start + _KEYS, count)
         keys = np.concatenate([keys, random.random_raw(end - start)])
         places = np.concatenate([places, np.arange(start, end)])
@@ -51,9 +46,22 @@ def chosen(count: int, most: int, seed: int) -> NDArray[np.int64]:
     return np.sort(places)
 
 
+@dataclass(frozen=True, slots=True)
+class PairSplits:
+    """Sentence pairs by split: a reader, the number of pairs with skipped ones, line numbers."""
+
+    readers: Mapping[Split, PairReader]
+    counts: Mapping[Split, int]
+    line_numbers: Mapping[Split, NDArray[np.int64]] = field(default_factory=dict)
+
+    @classmethod
+    def from_lists(cls, train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> PairSplits:
+        """Return the splits of pairs in memory."""
+        return cls({"train": lambda: iter(train), "test": lambda: iter(test)}, {"train": len(train), "test": len(test)})
+
+
 def prepared_pairs(
-    readers: Mapping[Split, PairReader],
-    counts: Mapping[Split, int],
+    splits: PairSplits,
     *,
     vocabulary_size: int,
     bytes_too: bool,
@@ -61,18 +69,17 @@ def prepared_pairs(
     languages: tuple[str, str],
     bleu_tokenizer: str = "13a",
     work: Path | None = None,
-    line_numbers: Mapping[Split, NDArray[np.int64]] | None = None,
     packages: Sequence[str] = (),
 ) -> PreparedColumns:
-    """Return the columns of a translation; `counts` says how many pairs, left out ones included, each reader has.
+    """Return the columns of a translation. The vocabulary is made here, the rest when the store asks.
 
-    The vocabulary is made here, all else when the store asks for it. `bytes_too`, `longest`, `work` and `line_numbers` as in
-    `train_vocabulary` and `PairEncoder`. `packages` are those beside sentencepiece whose releases decide the text; `vocabulary.json` has
-    them. Raises UsageError where no vocabulary can be made.
+    `bytes_too`, `longest` and `work` as in `train_vocabulary` and `PairEncoder`. `packages`, with sentencepiece, are those whose versions
+    determine the text; `vocabulary.json` lists them. Raises UsageError if no vocabulary can be made.
     """
+    readers, counts = splits.readers, splits.counts
     model, description = _vocabulary(readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work, packages=packages)
     vocabulary = Vocabulary(model)
-    encoder = PairEncoder(vocabulary, longest, work, line_numbers or {})
+    encoder = PairEncoder(vocabulary, longest, work, splits.line_numbers)
     columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
     sizes = {"source": vocabulary.size, "target": vocabulary.size}
 
@@ -91,13 +98,11 @@ def prepared_pairs(
 
 
 def _skipped(read: PairReader) -> str:
-    """Say how many pairs of a text are skipped for which reason; empty where none is."""
     reasons = Counter(entry for entry in read() if isinstance(entry, str) and entry)
     return ", ".join(f"{count:,} {'pair' if count == 1 else 'pairs'} {reason}" for reason, count in reasons.most_common())
 
 
 def _entries_at(places: NDArray[np.int64], read: PairReader, progress: ReadingProgress) -> Iterator[tuple[str, str]]:
-    """Yield the pairs at some places of a text, rising; those that are left out are not among them."""
     wanted = iter(places.tolist())
     place = next(wanted, None)
     for number, entry in enumerate(read()):
@@ -111,7 +116,7 @@ def _entries_at(places: NDArray[np.int64], read: PairReader, progress: ReadingPr
 
 
 def _sampled_places(read: PairReader, count: int) -> NDArray[np.int64]:
-    """Return where the pairs stand that a vocabulary is made of, `count` being how many the text has: as many as may be, drawn evenly."""
+    """Return the places of a vocabulary's sample: evenly drawn, up to the limits."""
     places = chosen(count, MOST_SAMPLED_LINES // 2, SAMPLE_SEED)
     size = sum(map(entry_bytes, _entries_at(places, read, ReadingProgress("measuring the text", count))))
     if size <= MOST_SAMPLED_BYTES:
@@ -120,10 +125,7 @@ def _sampled_places(read: PairReader, count: int) -> NDArray[np.int64]:
 
 
 class _Sample:
-    """The lines of a text that its vocabulary is made of: those of the pairs at `places`, of `count`, left out ones included.
-
-    `taken` is how many lines have been read, `sha256` their digest once all have been.
-    """
+    """The lines of the pairs at `places`; `sha256` is their digest once all have been read."""
 
     def __init__(self, read: PairReader, count: int, places: NDArray[np.int64]) -> None:
         self._read, self._count, self._places = read, count, places
@@ -131,7 +133,6 @@ class _Sample:
         self.sha256: str | None = None
 
     def lines(self) -> Iterator[str]:
-        """Yield each."""
         digest = hashlib.sha256()
         for entry in _entries_at(self._places, self._read, ReadingProgress("sampling for the vocabulary", self._count)):
             for line in entry:
@@ -144,7 +145,7 @@ class _Sample:
 def _vocabulary(
     read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None, packages: Sequence[str]
 ) -> tuple[bytes, bytes]:
-    """Return the model and what is said of it: those that were kept in `work` of the same lines, or new ones, which are kept there."""
+    """Return model and description, those in `work` if they are of the same lines."""
     places = _sampled_places(read, count)
     kept = None if work is None else _kept(work, _Sample(read, count, places), size)
     if kept is not None:
@@ -159,7 +160,7 @@ def _vocabulary(
     try:
         model = train_vocabulary(lines(), size, bytes_too=bytes_too)
     except UsageError as error:
-        if sample.sha256 is None:  # it could not be read to its end
+        if sample.sha256 is None:  # the text could not be read to its end
             raise
         skipped = _skipped(read)
         if sample.taken:
@@ -179,7 +180,7 @@ def _vocabulary(
     }
     description = (json.dumps(facts, indent=2) + "\n").encode()
     if work is not None:
-        for name, content in ((DESCRIPTION, description), (VOCABULARY, model)):  # the model last: with it both are there
+        for name, content in ((DESCRIPTION, description), (VOCABULARY, model)):  # the model last, so that it implies the description
             draft = work / f"{name}.draft"
             draft.write_bytes(content)
             os.replace(draft, work / name)
@@ -187,7 +188,6 @@ def _vocabulary(
 
 
 def _kept(work: Path, sample: _Sample, size: int) -> tuple[bytes, bytes] | None:
-    """Return what was kept of a vocabulary of this size, None where there is none, or one of another text."""
     try:
         model, description = (work / VOCABULARY).read_bytes(), (work / DESCRIPTION).read_bytes()
         vocabulary, facts = Vocabulary(model), parse_json(description)
@@ -198,3 +198,30 @@ def _kept(work: Path, sample: _Sample, size: int) -> tuple[bytes, bytes] | None:
     for _ in sample.lines():
         pass
     return (model, description) if facts.get("sampled_sha256") == sample.sha256 else None
+
+
+TEST_REFERENCES = "test.target.txt"  # original references of the test split, one per line
+SCORING_FILES = (VOCABULARY, TEST_REFERENCES)
+
+
+def reference_lines(content: bytes) -> list[str]:
+    """Return the lines of `TEST_REFERENCES`. Raises ValueError unless they are UTF-8."""
+    return content.decode().removesuffix("\n").split("\n")
+
+
+def wrong_scoring_files(files: Mapping[str, bytes], vocabulary_sizes: Mapping[str, int], test_examples: int) -> str | None:
+    """Return why translations into the text of `files` cannot be scored, or None. Raises MissingPackageError."""
+    if missing := [name for name in SCORING_FILES if name not in files]:
+        return f"it has no attachment {' and no '.join(missing)}, which translations are scored by"
+    try:
+        pieces = Vocabulary(files[VOCABULARY]).size
+    except ValueError as error:
+        return f"its attachment {VOCABULARY} is {error}"
+    for column, size in vocabulary_sizes.items():
+        if size != pieces:
+            return f"its attachment {VOCABULARY} has {pieces} pieces, and its vocabulary_sizes say {size} of {column}"
+    try:
+        lines = len(reference_lines(files[TEST_REFERENCES]))
+    except UnicodeDecodeError as error:
+        return f"its attachment {TEST_REFERENCES} is not UTF-8 ({error})"
+    return None if lines == test_examples else f"its attachment {TEST_REFERENCES} has {lines} lines for {test_examples} test examples"

@@ -1,8 +1,8 @@
-"""parallel-text:PREFIX:en-de: sentences in PREFIX.en and their translations, line by line, in PREFIX.de; gzip'd ones end in .gz.
+"""parallel-text:PREFIX:en-de: sentences in PREFIX.en and their translations, line by line, in PREFIX.de, or in .gz files.
 
-A language is a code, with a region or a script where that is wanted: de, zho, zh_CN, zh-Hant. BLEU's tokenizer for the target language
-follows from it, unless ``bleu=zh`` names one. The test split is PREFIX.test.en and PREFIX.test.de, or, with ``held-out=N``, N pairs of
-the text, drawn once and for all; then pairs of which either text is in the test split are no training pairs.
+A language is a code, optionally with a region or script: de, zho, zh_CN, zh-Hant. It determines BLEU's tokenizer, unless ``bleu=zh`` names
+one. The test split is PREFIX.test.en and PREFIX.test.de, or with ``held-out=N`` N pairs of the text, drawn once and for all; then training
+pairs share no text with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -20,22 +21,67 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.errors import UsageError
-from ....metrics.language import TOKENIZERS_OF_PACKAGES, check_tokenizer, signature
+from ....metrics.base import TOKENIZERS_OF_PACKAGES, check_tokenizer, signature
 from ...base import MOST_ATTACHMENT_BYTES, PreparedColumns, Split
 from ..arguments import read_arguments, whole_number, write_arguments
-from .alignment import aligned_count
-from .line_files import LONGEST_LINE_BYTES, read_lines
-from .packages import text_package
-from .pairs import chosen, prepared_pairs
-from .text_amounts import text_bytes
+from .pairs import PairSplits, chosen, prepared_pairs
+from .text_files import LONGEST_LINE_BYTES, count_lines, read_lines, text_bytes, text_package
 from .tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
 
-__all__ = ["DATASET", "ParallelText"]
+_WINDOW, _MANY = 20, 6
+"""Lines of a window, and how many must be odd: of true translations one in thirty is, of random pairs every second."""
+
+_ODD_RATIO = 1.8
+
+
+def aligned_count(source: Path, target: Path) -> int:
+    """Return the number of lines of both files. Raises UsageError if they are empty or differ in it."""
+    counts = count_lines(source), count_lines(target)
+    if counts[0] != counts[1]:
+        found = first_suspicious_line(source, target)
+        where = (
+            "The lengths of their lines do not show where they diverge."
+            if found is None
+            else f"The first suspicious line is {found[0]:,}: {found[1]}."
+        )
+        raise UsageError(
+            f"data: {str(source)!r} has {counts[0]:,} lines and {str(target)!r} has {counts[1]:,}, so that they are no translations of "
+            f"each other, line by line. {where}"
+        )
+    if not counts[0]:
+        raise UsageError(f"data: {str(source)!r} and {str(target)!r} are empty.")
+    return counts[0]
+
+
+def first_suspicious_line(source: Path, target: Path) -> tuple[int, str] | None:
+    """Return the first line, from 1, from which lengths look unlike translations, and why. None if no line does."""
+    odd: deque[tuple[int, str]] = deque()
+    for number, lines in enumerate(zip(read_lines(source), read_lines(target), strict=False), 1):
+        why = _oddity(*lines)
+        if why is not None:
+            odd.append((number, why))
+        while odd and odd[0][0] <= number - _WINDOW:
+            odd.popleft()
+        if len(odd) >= _MANY:
+            return odd[0]
+    return None
+
+
+def _oddity(one: bytes | None, other: bytes | None) -> str | None:
+    """None is a line that is too long."""
+    sizes = [None if line is None else len(line.strip()) for line in (one, other)]
+    told = [f"more than {LONGEST_LINE_BYTES:,} bytes" if size is None else f"{size} bytes" for size in sizes]
+    least, most = sorted(LONGEST_LINE_BYTES + 1 if size is None else size for size in sizes)
+    if least == 0:
+        return None if most == 0 else f"it is empty in one file and has {told[sizes[0] == 0]} in the other"
+    odd = most > 20 and most > _ODD_RATIO * least
+    return f"it has {told[0]} in one file and {told[1]} in the other" if odd else None
+
 
 _NAME = "parallel-text"
 _DEFAULTS = {"vocabulary": "8000", "longest": "200", "held-out": "0", "bleu": "auto"}
 _FORM = f"{_NAME}:PREFIX:en-de, where PREFIX.en and PREFIX.de are text files, or PREFIX.en.gz and PREFIX.de.gz"
-_LANGUAGE = "[a-z]{2,8}(?:_[A-Za-z0-9]{2,8}|-(?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})){0,3}"  # behind a dash, small letters are another one
+_LANGUAGE = "[a-z]{2,8}(?:_[A-Za-z0-9]{2,8}|-(?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})){0,3}"  # after a dash, small letters are another language
 _LANGUAGES = re.compile(f"({_LANGUAGE})-({_LANGUAGE})")
 _HELD_OUT_SEED = 2
 _LANGUAGES_OF_TOKENIZERS = {
@@ -51,23 +97,17 @@ _LANGUAGES_OF_TOKENIZERS = {
     " zul",
 }
 _BLEU_TOKENIZERS = {code: tokenizer for tokenizer, codes in _LANGUAGES_OF_TOKENIZERS.items() for code in codes.split()}
-_EARLIER_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
-"""What version 1 took, and 13a for all others: where that is another one now, the dataset's name says so, and its store is another."""
-
+_EARLIER_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}  # of version 1, 13a for all others; where they differ, name and store differ
 _EMPTY, _NOT_UTF8 = "with an empty line", "with a line that is not UTF-8"
 _TOO_LONG = f"with a line of more than {LONGEST_LINE_BYTES:,} bytes"
 _NUL = "with a NUL character"
-_NO_LINE = b"\n"
-"""Stands for the line of a file that has fewer than the other; no line holds a line feed."""
+_NO_LINE = b"\n"  # represents lines after a file's end; no line contains a line feed
 _KNOWN = "of which a text is in the test split"
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """The text in `prefix`.LANGUAGE, for two languages. Pairs of which a side has more than `longest` pieces are left out.
-
-    `bleu` is BLEU's tokenizer; None where nobody chose one and the language is not known.
-    """
+    """The text in `prefix`.LANGUAGE, skipping pairs of over `longest` pieces. `bleu`: tokenizer, None if unknown."""
 
     prefix: Path | None = None
     languages: tuple[str, str] = ("en", "de")
@@ -81,7 +121,7 @@ class ParallelText:
 
     @property
     def name(self) -> str:
-        """The name with the whole path of the prefix and the arguments that are not the default ones."""
+        """The name with the absolute path of the prefix and all arguments that are not defaults."""
         if self.prefix is None:
             return _NAME
         values = {"vocabulary": str(self.vocabulary), "longest": str(self.longest), "held-out": str(self.held_out), "bleu": f"{self.bleu}"}
@@ -96,7 +136,7 @@ class ParallelText:
         return None if self.prefix is None else self.prefix.parent
 
     def with_arguments(self, text: str) -> ParallelText:
-        """Return the source for ``PREFIX:en-de``, with ``?vocabulary=…`` and others behind it. Raises UsageError."""
+        """Parse ``PREFIX:en-de``, optionally followed by ``?vocabulary=…``. Raises UsageError."""
         place, _, arguments = text.rpartition("?") if "?" in text else (text, "", "")
         path, _, pair = place.rpartition(":")
         languages = _LANGUAGES.fullmatch(pair)
@@ -120,16 +160,16 @@ class ParallelText:
         )
 
     def with_vocabulary(self, size: int) -> ParallelText:
-        """Return the same with a vocabulary of so many pieces. Raises UsageError."""
+        """Return the source with another vocabulary size. Raises UsageError."""
         whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, LARGEST_VOCABULARY)
         return replace(self, vocabulary=size)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the files of both splits. Raises UsageError where one is missing."""
+        """Return the files of both splits. Raises UsageError for a missing one."""
         return [path for paths in self._files().values() for path in paths]
 
     def load(self, data_dir: Path | None) -> PreparedColumns:
-        """Read the text, keeping nothing for a next time."""
+        """Read the text without keeping anything for another attempt."""
         work = tempfile.TemporaryDirectory(prefix="crosstrain-text-")
         prepared = self.load_in(Path(work.name), data_dir)
         weak = prepared.left_out
@@ -142,35 +182,31 @@ class ParallelText:
         return replace(prepared, left_out=left_out)
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
-        """Count the lines and make the vocabulary; the rest is read when the store asks. What is done is kept in `work`."""
+        """Count the lines and make the vocabulary, keeping finished parts in `work`."""
         if self.prefix is None:
             raise UsageError(f"data: {_NAME!r} needs the names of two files; write {_FORM}.")
-        text_package("sentencepiece")  # before a large text is read
+        text_package("sentencepiece")  # before reading a large text
         if self.bleu in TOKENIZERS_OF_PACKAGES:
             signature(self.bleu)
         files = self._files()
         total = aligned_count(*files["train"])
         if self.held_out >= total:
             raise UsageError(f"data: held-out={self.held_out} of {_NAME!r} leaves none of {total:,} pairs to train on; hold out fewer.")
-        line_numbers: dict[Split, NDArray[np.int64]] = {}
         if self.held_out:
-            places = chosen(total, self.held_out, _HELD_OUT_SEED)
-            readers, counts = _held_out(files["train"], total, places)
-            line_numbers["test"] = places + 1
+            splits = _held_out(files["train"], total, chosen(total, self.held_out, _HELD_OUT_SEED))
         else:
-            readers, counts = _given(files, total)
-            for _ in _not_too_large(readers["test"](), "its test files"):
+            counts: dict[Split, int] = {"train": total, "test": aligned_count(*files["test"])}
+            splits = PairSplits({split: partial(_read, paths, counts[split]) for split, paths in files.items()}, counts)
+            for _ in _not_too_large(splits.readers["test"](), "its test files"):
                 pass
         prepared = prepared_pairs(
-            readers,
-            counts,
+            splits,
             vocabulary_size=self.vocabulary,
             bytes_too=True,
             longest=self.longest,
             languages=self.languages,
             bleu_tokenizer=self.bleu or "13a",
             work=work,
-            line_numbers=line_numbers,
         )
         return replace(prepared, notes=self._notes)
 
@@ -180,7 +216,7 @@ class ParallelText:
         return (f"the language {self.languages[1]!r} is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh",)
 
     def _files(self) -> dict[Split, tuple[Path, Path]]:
-        """Return source and target of each split that has files. Raises UsageError where they are missing, or there twice."""
+        """Return source and target of each split with files. Raises UsageError for missing or duplicate ones."""
         train = _pair(f"{self.prefix}", self.languages)
         test = _pair(f"{self.prefix}.test", self.languages)
         if train is None:
@@ -196,7 +232,6 @@ class ParallelText:
 
 
 def _tokenizer(language: str) -> str | None:
-    """Return BLEU's tokenizer for a language, whatever its region and script; None for one that is not known."""
     return _BLEU_TOKENIZERS.get(re.split("[_-]", language)[0])
 
 
@@ -205,7 +240,7 @@ def _file_names(stem: str, languages: tuple[str, str]) -> str:
 
 
 def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
-    """Return the files of both languages, None where there are none. Raises UsageError for one alone or there twice."""
+    """Return the files of both languages, if any. Raises UsageError for one alone or twice."""
     found = [[path for path in (Path(f"{stem}.{one}"), Path(f"{stem}.{one}.gz")) if os.path.exists(path)] for one in languages]
     if not any(found):
         return None
@@ -217,7 +252,7 @@ def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
 
 
 def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | str]:
-    """Yield the `total` pairs of two files; see `PairReader`. Raises UsageError where by now there are more or fewer."""
+    """Yield the `total` pairs of two files; see `PairReader`. Raises UsageError if their number has changed."""
     count = 0
     for source, target in zip_longest(*map(read_lines, files), fillvalue=_NO_LINE):
         count += 1
@@ -241,10 +276,7 @@ def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | st
 
 
 def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Iterator[tuple[str, str] | str]:
-    """Yield the entries of the test split, for which `what` asks, before anything long is done.
-
-    Raises UsageError at the first with which they are more text than a store keeps of it, and no more of them are held.
-    """
+    """Yield test entries. Raises UsageError, naming their origin `what`, for more text than a store keeps."""
     sizes = [0, 0]
     for entry in entries:
         if not isinstance(entry, str):
@@ -257,21 +289,13 @@ def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Itera
         yield entry
 
 
-Readers = Mapping[Split, partial[Iterator[tuple[str, str] | str]]]
-
-
-def _given(files: Mapping[Split, tuple[Path, Path]], total: int) -> tuple[Readers, Mapping[Split, int]]:
-    counts: dict[Split, int] = {"train": total, "test": aligned_count(*files["test"])}
-    return {split: partial(_read, paths, counts[split]) for split, paths in files.items()}, counts
-
-
 def _as_bytes(entry: tuple[str, str] | str) -> tuple[bytes, bytes] | str:
-    """Return an entry with its text in UTF-8, which takes a quarter of the memory where a line has a character such as an emoji."""
+    """UTF-8 takes a quarter of the memory for lines with characters such as emojis."""
     return entry if isinstance(entry, str) else (entry[0].encode(), entry[1].encode())
 
 
-def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> tuple[Readers, Mapping[Split, int]]:
-    """Return readers of a text of which the pairs at `places`, from 0, rising, are the test split. Raises UsageError for a large one."""
+def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> PairSplits:
+    """Use the pairs at `places`, from 0, ascending, as test split. Raises UsageError for a large one."""
     apart = np.zeros(total, np.bool_)
     apart[places] = True
     entries = (entry for number, entry in enumerate(_read(files, total)) if apart[number])
@@ -291,7 +315,7 @@ def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -
             else:
                 yield _KNOWN
 
-    return {"train": partial(train), "test": partial(test)}, {"train": total, "test": len(packed)}
+    return PairSplits({"train": train, "test": test}, {"train": total, "test": len(packed)}, {"test": places + 1})
 
 
 DATASET = ParallelText()

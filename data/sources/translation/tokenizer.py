@@ -1,51 +1,48 @@
-"""From text to pieces and back: byte-pair encoding by sentencepiece, one vocabulary for both languages.
+"""Byte-pair encoding by sentencepiece, one vocabulary for both languages.
 
-The text is not normalised: `Vocabulary.decode` gives back what `Vocabulary.encode` was given, every character of it. (Two exceptions:
-U+2581, by which sentencepiece marks a space, comes back as one; and characters that a vocabulary without byte pieces does not have, as ⁇.)
+The text is not normalised: `Vocabulary.decode` inverts `Vocabulary.encode`, except that U+2581, sentencepiece's mark of a space, becomes
+one, and that characters missing in a vocabulary without byte pieces become ⁇.
 
-Training is done with one thread on lines in a given order, so that the same lines always make the same pieces. The model file has
-further fields, which differ with sentencepiece's release; what tells two vocabularies apart is `pieces_sha256`.
+Training uses one thread, so the same lines always make the same pieces. Other fields of the model file differ among sentencepiece's
+releases; `pieces_sha256` identifies a vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ....core.bounded_json import UnreadableError, parse_json
 from ....core.errors import UsageError
-from ....core.untrusted.bounded_json import UnreadableError, parse_json
-from ...base import Dataset
+from ...base import Dataset, Split
+from ...columns import Column
 from ...text import BEGIN, END, PADDING, UNKNOWN
-from .packages import text_package
+from .text_files import LeftOut, ReadingProgress, entry_bytes, parts, text_bytes, text_package
 from .vocabulary_training import RefusedTextError, trained_model
 
-__all__ = ["DESCRIPTION", "LARGEST_VOCABULARY", "SMALLEST_VOCABULARY", "VOCABULARY", "Vocabulary", "pieces_digest", "train_vocabulary"]
-
-VOCABULARY = "vocabulary.model"
-"""The attachment of a dataset of text that has its pieces."""
-
-DESCRIPTION = "vocabulary.json"
-"""The attachment that says how they were made."""
-
-SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 32, 65_535
-"""Pieces are stored as uint16."""
-
+VOCABULARY = "vocabulary.model"  # attachment with the pieces of a dataset of text
+DESCRIPTION = "vocabulary.json"  # attachment that describes their origin
+SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 32, 65_535  # pieces are stored as uint16
 BYTE_PIECES = 256
 
 
 def pieces_digest(data: Dataset) -> str | None:
-    """Return the digest of a dataset's pieces (`Vocabulary.pieces_sha256`), None where it has none.
-
-    A dataset may say it beside the vocabulary, which spares reading that. Raises UsageError where sentencepiece is needed and missing.
-    """
+    """Return `Vocabulary.pieces_sha256`, if the dataset has pieces. Raises UsageError if sentencepiece is needed and missing."""
     if DESCRIPTION in data.attachments:
-        with suppress(UnreadableError):  # of somebody's own making
+        with suppress(UnreadableError):  # third-party attachments may be anything
             description = parse_json(data.attachment(DESCRIPTION))
             if isinstance(description, dict) and isinstance(said := description.get("pieces_sha256"), str):
                 return said
@@ -53,10 +50,7 @@ def pieces_digest(data: Dataset) -> str | None:
 
 
 class Vocabulary:
-    """The pieces of a vocabulary, from the bytes of its sentencepiece model. Raises ValueError for other bytes.
-
-    `size` is the number of pieces, `pieces_sha256` the digest of all of them in their order.
-    """
+    """The pieces in a sentencepiece model. Raises ValueError for other bytes."""
 
     def __init__(self, model: bytes) -> None:
         package = text_package("sentencepiece")
@@ -77,13 +71,13 @@ class Vocabulary:
         return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the pieces of each line, END behind them. Several lines at once are shared among as many threads as there are cores."""
+        """Return the pieces of each line, followed by END, using up to one thread per core."""
         threads = min(len(os.sched_getaffinity(0)), max(1, len(lines)))
         found: list[list[int]] = self._processor.encode(list(lines), out_type=int, add_eos=True, num_threads=threads)
         return found
 
     def decode(self, pieces: Sequence[int]) -> str:
-        """Return the text of pieces up to the first END; padding and BEGIN are nothing. Raises ValueError for a number beyond the last."""
+        """Return the text of pieces up to the first END. Raises ValueError for an unknown piece."""
         kept: list[int] = []
         for piece in map(int, pieces):
             if piece == END:
@@ -102,7 +96,7 @@ _NO_SENTENCE = "!sentences_.empty()"
 
 
 def _why_none(told: str, smallest: int) -> str:
-    """Return the rest of a sentence that says why there is no such vocabulary, and which size fits, from what sentencepiece says."""
+    """Complete the message about an impossible vocabulary with a size that fits."""
     most, fewest = ((found := pattern.search(told)) and int(found[1]) for pattern in (_TOO_MANY, _TOO_FEW))
     if most is not None and most < smallest:
         return f": it is too short, with at most {most:,} pieces; the smallest vocabulary has {smallest:,}. Give more text."
@@ -118,9 +112,8 @@ def _why_none(told: str, smallest: int) -> str:
 def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
     """Return the model of a vocabulary of exactly `size` pieces, made from these lines in this order.
 
-    With `bytes_too`, 256 of them are bytes, by which any character can be written that has no piece of its own; without, every character
-    of the lines has one. Raises UsageError where the lines cannot fill a vocabulary of this size, or have more characters than it has
-    pieces, TrainerError where there is too little memory, and whatever is raised while the lines are read.
+    With `bytes_too`, 256 of them are bytes, which encode characters without pieces; otherwise every character of the lines has a piece.
+    Raises UsageError if no such vocabulary exists, TrainerError if memory runs out, and what reading the lines raises.
     """
     text_package("sentencepiece")
     try:
@@ -128,3 +121,116 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
     except RefusedTextError as refused:
         why = _why_none(str(refused), BYTE_PIECES + 64 if bytes_too else SMALLEST_VOCABULARY)
         raise UsageError(f"data: no vocabulary of {size:,} pieces can be made of this text{why}") from refused
+
+
+PairReader = Callable[[], Iterator[tuple[str, str] | str]]
+"""Yields each pair of a split, or the reason to skip it ("with an empty line"; "" for no mention)."""
+
+PART_PAIRS, PART_BYTES = 20_000, 16 << 20  # of pairs encoded and kept together: a second or two of work, a few megabytes
+LINES_AT_ONCE, BYTES_AT_ONCE = 2_048, 1 << 20  # per encoding; Python's integers take ten times their memory
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def counted(line: str) -> bytes:
+    """Return a line after its length, for an unambiguous digest of several lines."""
+    return f"{len(line)} {line}".encode()
+
+
+@dataclass
+class PairEncoder:
+    """Encodes splits, skipping pairs with a side of more than `longest` pieces, END included.
+
+    `work`: folder for finished parts, if any. `line_numbers`: the line of each entry, from 1, of splits that are not consecutive lines of a
+    file. `left_out` counts skipped pairs; `test_lines` has the other lines of the test split, source and target, in UTF-8, after its
+    blocks.
+    """
+
+    vocabulary: Vocabulary
+    longest: int
+    work: Path | None = None
+    line_numbers: Mapping[Split, NDArray[np.int64]] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
+    test_lines: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
+
+    def blocks(self, split: Split, read: PairReader, total: int) -> Iterator[Mapping[str, Column]]:
+        """Yield the columns ``source`` and ``target`` in parts. Raises UsageError if no pair is left."""
+        progress = ReadingProgress(f"encoding the {split} split", total)
+        begin, kept = 0, False
+        for number, part in enumerate(parts(read(), PART_PAIRS, PART_BYTES, entry_bytes)):
+            places = [place for place, entry in enumerate(part) if not isinstance(entry, str)]
+            for place, entry in enumerate(part):
+                if isinstance(entry, str) and entry:
+                    self.left_out.add(split, entry, self._line(split, begin + place))
+            pairs = [entry for entry in part if not isinstance(entry, str)]
+            arrays = self._part(f"{split}-{number:06d}", pairs)
+            dropped = arrays["dropped"]
+            if len(dropped):
+                first = self._line(split, begin + places[int(dropped[0])])
+                self.left_out.add(split, f"with more than {self.longest} pieces", first, len(dropped))
+            if split == "test":
+                gone = set(dropped.tolist())
+                for side, lines in enumerate(self.test_lines):
+                    lines += [pair[side].encode() for place, pair in enumerate(pairs) if place not in gone]
+            if len(arrays["source_lengths"]):
+                kept = True
+                offsets = {name: np.append(0, np.cumsum(arrays[f"{name}_lengths"])).astype(np.int64) for name in ("source", "target")}
+                yield {name: Column(arrays[name], offsets[name]) for name in offsets}
+            begin += len(part)
+            progress.update(begin)
+        if not kept:
+            raise UsageError(f"data: no pair of the {split} split is left: {'; '.join(self.left_out.lines()) or 'the text has none'}.")
+
+    def _line(self, split: Split, place: int) -> int:
+        numbers = self.line_numbers.get(split)
+        return place + 1 if numbers is None else int(numbers[place])
+
+    def _part(self, stem: str, pairs: Sequence[tuple[str, str]]) -> Arrays:
+        """The file's name has a digest of the text, which may have changed since another attempt."""
+        if self.work is None:
+            return self._encode(pairs)
+        digest = hashlib.sha256(f"{self.vocabulary.pieces_sha256} {self.longest}\n".encode())
+        for line in itertools.chain.from_iterable(pairs):
+            digest.update(counted(line))
+        path = self.work / f"{stem}-{digest.hexdigest()[:16]}.npz"
+        if path.exists():
+            kept = _read(path, len(pairs), self.vocabulary.size)
+            if kept is not None:
+                return kept
+        made = self._encode(pairs)
+        draft = path.with_suffix(".draft")
+        with draft.open("wb") as file:
+            np.savez(file, allow_pickle=False, **made)
+        os.replace(draft, path)
+        return made
+
+    def _encode(self, pairs: Sequence[tuple[str, str]]) -> dict[str, NDArray[Any]]:
+        values, lengths = zip(*(self._encoded([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
+        kept = (lengths[0] <= self.longest) & (lengths[1] <= self.longest)
+        found: dict[str, NDArray[Any]] = {"dropped": np.flatnonzero(~kept)}
+        for side, name in enumerate(("source", "target")):
+            found[name] = values[side][np.repeat(kept, lengths[side])]
+            found[f"{name}_lengths"] = lengths[side][kept]
+        return found
+
+    def _encoded(self, lines: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+        values, lengths = [np.empty(0, np.uint16)], [np.empty(0, np.int64)]
+        for some in parts(lines, LINES_AT_ONCE, BYTES_AT_ONCE, text_bytes):
+            found = self.vocabulary.encode(some)
+            sizes = np.fromiter(map(len, found), np.int64, len(found))
+            values.append(np.fromiter(itertools.chain.from_iterable(found), np.uint16, int(sizes.sum())))
+            lengths.append(sizes)
+        return np.concatenate(values), np.concatenate(lengths)
+
+
+def _read(path: Path, pairs: int, pieces: int) -> Arrays | None:
+    """Return a kept part; None if it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in ("dropped", "source", "source_lengths", "target", "target_lengths")}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    whole = len(found["dropped"]) + len(found["source_lengths"]) == pairs
+    for name in ("source", "target"):
+        values, lengths = found[name], found[f"{name}_lengths"]
+        whole &= values.dtype == np.uint16 and int(lengths.sum()) == len(values) and int(values.max(initial=0)) < pieces
+    return found if whole else None

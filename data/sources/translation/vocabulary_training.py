@@ -1,8 +1,8 @@
-"""The making of a vocabulary, in a process of its own: sentencepiece computes for seconds to minutes and hears no signal, so it is killed.
+"""Makes a vocabulary in a process of its own, which can be killed: sentencepiece computes for minutes and ignores signals.
 
-``python -m crosstrain.data.sources.translation.vocabulary_training PARENT PIECES BYTES`` reads the lines of the text from standard input,
-each behind its length in UTF-8 as four bytes, with `_END` behind the last. It answers with a line of JSON, `null` or why sentencepiece
-refuses the text, and the model. It ends with its parent.
+``python -m crosstrain.data.sources.translation.vocabulary_training PARENT PIECES BYTES`` reads lines from standard input, each after its
+length in UTF-8 as four bytes, until `_END`. It answers with a line of JSON, `null` or sentencepiece's refusal, and the model. It ends with
+its parent.
 """
 
 from __future__ import annotations
@@ -19,35 +19,24 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import IO
 
+from ....core.bounded_json import parse_json
 from ....core.errors import TrainerError
 from ....core.process import die_with_parent, python
-from ....core.untrusted.bounded_json import parse_json
 from ...text import BEGIN, END, PADDING, UNKNOWN
-from .packages import text_package
+from .text_files import text_package
 
-__all__ = ["MOST_MEMORY_BYTES", "RefusedTextError", "trained_model"]
-
-COVERAGE_WITH_BYTES = 0.9995
-"""The share of all characters that get pieces of their own where the rest is written as bytes: sentencepiece's own default."""
-
-MOST_MEMORY_BYTES = 16 << 30
-"""Address space of the process. A million sentences of words take a few hundred megabytes; where words are as long as lines, as in
-languages without spaces, some 86 bytes for each character."""
-
+COVERAGE_WITH_BYTES = 0.9995  # share of characters with pieces of their own: sentencepiece's default
+MOST_MEMORY_BYTES = 16 << 30  # a million sentences take a few hundred MB; without spaces, 86 bytes per character
 _LENGTH_BYTES = 4
 _END = b"\xff" * _LENGTH_BYTES
 
 
 class RefusedTextError(Exception):
-    """sentencepiece makes no such vocabulary of the text; the message is its own."""
+    """Error of sentencepiece about an impossible vocabulary, with its own message."""
 
 
 def trained_model(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
-    """Return the model of a vocabulary of `size` pieces, made from these lines in this order; arguments as in `tokenizer.train_vocabulary`.
-
-    An interrupt ends the process that makes it at once. Raises RefusedTextError, TrainerError where the process dies, mostly for want of
-    memory, and whatever is raised while the lines are read.
-    """
+    """Return `tokenizer.train_vocabulary`'s model. Raises RefusedTextError, TrainerError if the process dies, errors of `lines`."""
     with tempfile.TemporaryFile() as said:
         command = python(__name__, str(os.getpid()), str(size), str(int(bytes_too)))
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
@@ -75,7 +64,7 @@ def trained_model(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
 
 
 def _feed(stream: IO[bytes], lines: Iterable[str]) -> None:
-    """Send every line. One that reads no more has an answer already, or has died."""
+    """Send every line. A process that stops reading has answered or died."""
     for line in lines:
         text = line.encode()
         try:
@@ -88,7 +77,6 @@ def _feed(stream: IO[bytes], lines: Iterable[str]) -> None:
 
 
 def _end_in_words(code: int, told: str) -> str:
-    """Say how the process has ended that was to answer, and what helps."""
     killed = signal.Signals(-code).name if code < 0 else None
     if "bad_alloc" in told or "MemoryError" in told or killed == "SIGKILL":
         how = "was killed, as the system does where memory runs out" if killed == "SIGKILL" else "had not enough memory"
@@ -101,11 +89,8 @@ def _end_in_words(code: int, told: str) -> str:
     return f"the process that makes it {how}{''.join(f': {line}' for line in last)}"
 
 
-# The process ----------------------------------------------------------------------------------------------------------------------------
-
-
 def _arriving(stream: IO[bytes]) -> Iterator[str]:
-    """Yield the lines that are sent. Raises EOFError where they end without `_END`."""
+    """Yield the received lines. Raises EOFError if they end without `_END`."""
     while (length := stream.read(_LENGTH_BYTES)) != _END:
         if len(length) != _LENGTH_BYTES:
             raise EOFError("the text has no end")
@@ -113,7 +98,6 @@ def _arriving(stream: IO[bytes]) -> Iterator[str]:
 
 
 def _train(lines: Iterator[str], size: int, *, bytes_too: bool) -> bytes:
-    """Return the model that sentencepiece makes. Raises RuntimeError where it refuses."""
     model = io.BytesIO()
     text_package("sentencepiece").SentencePieceTrainer.train(
         sentence_iterator=lines,
@@ -142,7 +126,7 @@ def _train(lines: Iterator[str], size: int, *, bytes_too: bool) -> bytes:
 
 
 def _limit_memory() -> None:
-    """Have this process fail rather than take all memory of the machine; a lower limit that it was given stays."""
+    """Fail rather than exhaust the machine's memory; an existing lower limit stays."""
     if sys.platform == "linux":
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         wanted = [limit for limit in (soft, hard, MOST_MEMORY_BYTES) if limit != resource.RLIM_INFINITY]
@@ -150,7 +134,7 @@ def _limit_memory() -> None:
 
 
 def main(parent: int, size: int, *, bytes_too: bool) -> None:
-    """Make the vocabulary. What sentencepiece prints goes to standard error, so that standard output is the answer alone."""
+    """Make the vocabulary. sentencepiece's output goes to standard error, as standard output is the answer."""
     die_with_parent(parent)
     _limit_memory()
     answer_to = os.dup(1)

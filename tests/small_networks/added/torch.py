@@ -2,8 +2,6 @@
 
 from torch.nn.functional import linear
 
-__all__ = ["forward"]
-
 
 def forward(parameters, x_bchw, context):
     weight = parameters["first.weight"] + parameters["second.weight"] + parameters["flat"].view_as(parameters["first.weight"])

@@ -1,7 +1,7 @@
 """The forward function on TensorFlow."""
 
-from crosstrain.models.layers.storage_layouts import convolutions as storage_layouts
-from crosstrain.models.layers.tf.image import Layers
+from crosstrain.models.layers.formulas import convolutions as storage_layouts
+from crosstrain.models.layers.tf import Layers
 
 from . import network
 

@@ -1,10 +1,8 @@
 """The forward function on torch."""
 
-from crosstrain.models.layers.torch.image import Layers
+from crosstrain.models.layers.torch import Layers
 
 from . import network
-
-__all__ = ["forward"]
 
 
 def forward(parameters, x_bchw, context):

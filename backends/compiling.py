@@ -1,0 +1,129 @@
+"""`--compile auto`: each task times a step as it is and compiled, and the timings of all tasks decide for all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..core.errors import UsageError
+from ..core.job import Job
+from ..data.base import Dataset
+from ..models.base import ModelSpec
+
+DECISION_SECONDS = 5.0  # limit for compiling
+TIMED_SECONDS = 0.3  # per kind of step; at least one step
+GAIN = 0.95  # a smaller gain may be chance
+MOST_REASON_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of a step on one task, as it is and compiled; `reason` says why the second is missing."""
+
+    plain_seconds: float
+    compiled_seconds: float | None
+    reason: str | None = None
+
+
+Decide = Callable[[Timing, int], bool]  # (timing, number of tasks that time) -> whether all compile
+
+
+def pays(timings: Iterable[Timing]) -> bool:
+    """Return whether compiling is faster: it works on each task, and saves time in total."""
+    every = list(timings)
+    compiled = [timing.compiled_seconds for timing in every if timing.compiled_seconds is not None]
+    return len(compiled) == len(every) and sum(compiled) <= GAIN * sum(timing.plain_seconds for timing in every)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileChoice:
+    """What all tasks decided, the mean seconds of a step of either kind, and the reason where one could not be timed."""
+
+    compiled: bool
+    plain_seconds: float
+    compiled_seconds: float | None
+    reason: str | None
+
+    @classmethod
+    def of(cls, timings: Sequence[Timing]) -> CompileChoice:
+        """Decide by the timings of all tasks."""
+        compiled = [timing.compiled_seconds for timing in timings if timing.compiled_seconds is not None]
+        mean = sum(compiled) / len(compiled) if len(compiled) == len(timings) else None
+        reason = next((timing.reason for timing in timings if timing.reason is not None), None)
+        return cls(pays(timings), sum(timing.plain_seconds for timing in timings) / len(timings), mean, reason)
+
+
+_deciding: list[Decide] = []
+
+
+def decide_by(decide: Decide) -> None:
+    """Have `decide`, which may wait for other tasks, answer this process's `settle` from now on."""
+    _deciding[:] = [decide]
+
+
+def settle(timing: Timing, tasks: int) -> bool:
+    """Return whether to compile, the same for each of the `tasks` that time; a process by itself decides alone."""
+    return _deciding[0](timing, tasks) if _deciding else pays([timing])
+
+
+def timed(
+    plain: Callable[[], float],
+    compile_step: Callable[[], object],
+    compiled: Callable[[], float],
+    give_up: Callable[[], object] = lambda: None,
+    limit_seconds: float = DECISION_SECONDS,
+) -> Timing:
+    """Time both kinds of step; `compile_step` runs in its own thread, may outlast `give_up`, and its error is the reason."""
+    plain_seconds = plain()
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            compile_step()
+        except Exception as error:  # noqa: BLE001 — whatever a compiler raises is the reason
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="compile", daemon=True)
+    thread.start()
+    thread.join(limit_seconds)
+    if thread.is_alive():
+        give_up()
+        return Timing(plain_seconds, None, f"it was not compiled within {limit_seconds:g} s")
+    if failures:
+        return Timing(plain_seconds, None, _reason(failures[0]))
+    try:
+        return Timing(plain_seconds, compiled())
+    except Exception as error:  # noqa: BLE001 — as above: the run only asked whether compiling pays
+        return Timing(plain_seconds, None, _reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MOST_REASON_CHARACTERS]
+
+
+def compiled_sizes(size: int, *parts: int) -> frozenset[int]:
+    """Return the sizes to compile for: a batch and half of it (`StepComponent`), cut into `parts` like micro-batches, in turn."""
+    found = {size, size // 2}
+    for most in parts:
+        found = {after - before for whole in found for before, after in pairwise(_borders(whole, most))}
+    return frozenset(found - {0})
+
+
+def _borders(size: int, most: int) -> list[int]:
+    count = min(most, max(size, 1))
+    return [size * number // count for number in range(count + 1)]
+
+
+def to_be_chosen(job: Job, model: ModelSpec, data: Dataset) -> bool:
+    """Return whether to time both kinds of steps; not for examples of varying length, for which ``on`` raises UsageError."""
+    columns = [data.info.column(name) for name in dict.fromkeys((*model.inputs, model.target))]
+    if not any(column.varies for column in columns):
+        return job.compile == "auto"
+    if job.compile != "on":
+        return False
+    raise UsageError(
+        f"compile: got {job.compile!r}, but the examples of {data.info.name!r} vary in length, and every length would need compiling; "
+        "allowed there: off, auto (which does not compile them)."
+    )

@@ -1,1 +1,0 @@
-"""How does XLA compile what TensorFlow computes in a step?"""

@@ -1,0 +1,182 @@
+"""A worker's computation with torch. On the CPU parameters and gradients lie in the network's buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+import torch
+
+from ...core.cluster import Task
+from ...core.job import Job
+from ...core.liveness import startup_phase
+from ...data.base import Dataset, Split
+from ...data.sampler import Batches, Sampler
+from ...exchange.parameter_server.shards import Vector
+from ...models.base import ModelSpec
+from ..base import CalibrationOrder, State, calibration_batches
+from ..compiling import TIMED_SECONDS, to_be_chosen
+from ..decoding_functions import Translating
+from ..parameter_server.worker import Computed
+from ..timing import Calibrator, Exchange
+from ..vectors import FIRST_SCALE
+from .calibration import make_calibrator, make_tracer
+from .compiler import choose
+from .data import ColumnTensors, resident_splits
+from .model import Context, MicroBatch, Model, micro_batches_of
+from .optimizers import Wrapping, clipped, make_rule, precision_used, unscaled
+from .runtime import cut, each_value, keep_steps_memory, kind_of
+
+
+class TorchComputation:
+    """A `Computation` on a device; ready when it is made."""
+
+    def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, sampler: Sampler, device: torch.device) -> None:
+        self._job, self._device = job, device
+        self._splits = resident_splits(job, model, data, device)
+        elements = model.size + model.buffers_size
+        pinned = device.type == "cuda"
+        self._values, self._gradient = torch.zeros(elements, pin_memory=pinned), torch.zeros(elements, pin_memory=pinned)
+        self.values, self.gradient = self._values.numpy(), self._gradient.numpy()
+        self._on_device = self._values if device.type == "cpu" else self._values.to(device)
+        self._model = Model.on(job, model, task.rank, self._on_device)
+        self.loss_scale: float | None = FIRST_SCALE if job.precision == "fp16" else None
+        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
+        self._tracer = make_tracer(task, job, device)
+        self._gradient_views = cut(self._gradient[: model.size], model.parameters)
+        self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
+        keep_steps_memory()
+        startup_phase("warming up")
+        first, timing = sampler.whole(0, 0, 1), to_be_chosen(job, model, data)
+        choose(job, self._model, self._splits["train"], first, lambda: self._time_of_step(sampler), job.workers, timing=timing)
+        self._warm_up(sampler.examples_at_once(job.micro_batch))
+
+    def _time_of_step(self, sampler: Sampler) -> float:
+        calibrator = self.calibrator(calibration_batches(sampler), None)
+        calibrator.run(CalibrationOrder("compute", 1))
+        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return seconds / count
+
+    def _warm_up(self, count: int) -> None:
+        data = self._splits["train"]
+        for _ in range(2):
+            self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0), 1 / count)
+        self._model.sums(self._splits["test"], 0, 1)
+
+    def _compute(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> Computed:
+        if self._on_device is not self._values:
+            self._on_device.copy_(self._values, non_blocking=True)
+        loss, scale, overflowed = self._model.mean_loss(x, y, context, share), self.loss_scale, False
+        gradients = self._model.gradients(loss if scale is None else loss * scale)
+        if scale is not None:
+            overflowed = not unscaled(gradients, scale)
+        torch._foreach_copy_(self._gradient_views, clipped(gradients, self._job.clip_norm) if self._job.clip_norm else gradients)
+        for name, move in self._moves.items():
+            move.copy_(self._model.passes.buffers[name] - context.updated[name].detach() if name in context.updated else 0.0)
+        return float(loss.detach()), overflowed
+
+    def _accumulate(self, micro_batches: Iterable[MicroBatch], share: float) -> Computed:
+        if self._on_device is not self._values:
+            self._on_device.copy_(self._values, non_blocking=True)
+        model, scale, loss_sum, overflowed = self._model, self.loss_scale, 0.0, False
+        before = {name: buffer.clone() for name, buffer in model.passes.buffers.items()}
+        total: list[torch.Tensor] = []
+        for x, y, context in micro_batches:
+            loss = model.summed_loss(x, y, context) * share
+            gradients = model.gradients(loss if scale is None else loss * scale)
+            if total:
+                torch._foreach_add_(total, gradients)
+            else:
+                total = gradients
+            if context.updated:
+                model.keep_updated(context)
+            loss_sum += float(loss.detach())
+        if scale is not None:
+            overflowed = not unscaled(total, scale)
+        torch._foreach_copy_(self._gradient_views, clipped(total, self._job.clip_norm) if self._job.clip_norm else total)
+        for name, move in self._moves.items():
+            move.copy_(before[name] - model.passes.buffers[name])
+        return loss_sum, overflowed
+
+    def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
+        """Compute updates; see `Computation.gradients`."""
+        if self._tracer is None:
+            yield from self._each_gradient(batches, first_step)
+            return
+        found = self._each_gradient(batches, first_step)
+        for _ in range(len(batches)):
+            self._tracer.begin()
+            yield next(found)
+            self._tracer.done()
+
+    def _each_gradient(self, batches: Batches, first_step: int) -> Iterator[Computed]:
+        shares = (1 / batches.weights).tolist()
+        if self._job.accumulate > 1:
+            yield from self._each_accumulated(batches, first_step, shares)
+            return
+        compute, context, position = self._compute, self._model.passes.training, 0
+        for block in self._splits["train"].blocks(batches):
+            for x, y in block:
+                yield compute(x, y, context(first_step + position, batches, position), shares[position])
+                position += 1
+
+    def _each_accumulated(self, batches: Batches, first_step: int, shares: list[float]) -> Iterator[Computed]:
+        cut_batches, counts = batches.in_micro_batches(self._job.accumulate)
+        examples = enumerate(batch for block in self._splits["train"].blocks(cut_batches) for batch in block)
+
+        def of_update(step: int, count: int) -> Iterator[MicroBatch]:
+            for number, (position, (x, y)) in enumerate(islice(examples, count)):
+                yield x, y, self._model.passes.training(step, cut_batches, position, number)
+
+        for position, count in enumerate(counts.tolist()):
+            yield self._accumulate(of_update(first_step + position, count), shares[position])
+
+    def sums(self, split: Split, start: int, stop: int) -> list[float]:
+        """Return an evaluation's sums; see `Computation.sums`."""
+        if self._on_device is not self._values:
+            self._on_device.copy_(self._values)
+        return self._model.sums(self._splits[split], start, stop)
+
+    def calibrator(self, batches: Batches, exchange: Exchange | None) -> Calibrator:
+        """Return the calibrator; see `Computation.calibrator`."""
+
+        def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
+            share = 1 / float(batch.weights[0])
+            if self._job.accumulate == 1:
+                self._compute(x, y, self._model.passes.training(0, batch, 0), share)
+            else:
+                self._accumulate(micro_batches_of(self._model, x, y, batch, self._job.accumulate), share)
+
+        return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
+
+
+class FlatRule(Wrapping):
+    """The rule on a flat vector; an `UpdateRule`."""
+
+    def __init__(self, job: Job, parameters: Vector) -> None:
+        self._rule = make_rule(job, [torch.from_numpy(parameters)])
+        self.slots: Mapping[str, Vector] = {name: tensor.numpy() for name, (tensor,) in self._rule.slots.items()}
+
+    def step(self, gradient: Vector, lr: float) -> None:
+        """Apply one update; see `UpdateRule`."""
+        self._rule.step([torch.from_numpy(gradient)], lr)
+
+
+class ChiefTranslating:
+    """A copy of the model on the chief, made on first use; a `Translate` of `backends.parameter_server`."""
+
+    def __init__(self, job: Job, spec: ModelSpec, data: Dataset) -> None:
+        self._job = job if job.precision != "fp16" else job.model_copy(update={"precision": "fp32"})  # fp16 takes a GPU
+        self._spec, self._data = spec, data
+        self._made: tuple[Model, Translating] | None = None
+
+    def __call__(self, state: State) -> Translating:
+        """Return what translates with these weights."""
+        if self._made is None:
+            model = Model.initial(self._job, self._spec, 0, torch.device("cpu"))
+            self._made = model, Translating(self._data, self._spec.objective, model.stepper(), 0, 1)
+        own, translating = self._made
+        for tensor, value in zip([*own.values, *own.buffers], each_value(self._spec, (), state), strict=True):
+            if value is not None:
+                tensor.copy_(value)
+        return translating

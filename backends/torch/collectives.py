@@ -1,0 +1,103 @@
+"""The other ranks: none, or a process group, formed on the first rank's port; `direct.py` has the direct exchange."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from ...core.cluster import Task
+from ...core.job import Job
+from ..base import interface_of, set_nccl_interface
+
+
+class Ranks(Protocol):
+    """All ranks of a job, as one of them sees them; called alike on all."""
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Replace a contiguous tensor by its sum over all ranks."""
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Broadcast the first rank's contiguous tensor."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def leave(self, *, healthy: bool) -> None:
+        """Wait for all, so that none ends while another needs it, and disconnect; do not wait after a failure."""
+
+
+class SingleProcess:
+    """A single rank."""
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Leave the tensor as it is."""
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Leave the tensor as it is."""
+
+    def barrier(self) -> None:
+        """Do nothing."""
+
+    def leave(self, *, healthy: bool) -> None:
+        """Do nothing."""
+
+
+class ProcessGroup:
+    """The ranks of torch's default process group."""
+
+    def __init__(self, task: Task, job: Job, device: torch.device) -> None:
+        """Form the group: gloo, or nccl if each rank has a GPU. Raises OSError with EADDRINUSE, or DistError for missing ranks."""
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(task.address)
+        store = _store(task, job)
+        collectives = _choose_collectives(store, task, device)
+        if collectives == "nccl":
+            set_nccl_interface(task.address)
+        waits = timedelta(seconds=job.stall_timeout)
+        dist.init_process_group(collectives, store=store, rank=task.rank, world_size=task.cluster.workers, timeout=waits)
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """All-reduce."""
+        dist.all_reduce(tensor)
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Broadcast."""
+        dist.broadcast(tensor, 0)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier()
+
+    def leave(self, *, healthy: bool) -> None:
+        """Destroy the group; see `Ranks`."""
+        if not dist.is_initialized():
+            return
+        try:
+            if healthy:
+                dist.barrier()
+        finally:
+            dist.destroy_process_group()
+
+
+def _store(task: Task, job: Job) -> dist.TCPStore:
+    """Return the key-value store by which ranks find each other, served by the first rank on its own address only."""
+    host, port = task.cluster.endpoint(task.cluster.of_role("worker")[0])
+    waits = timedelta(seconds=job.start_timeout)
+    if task.rank:
+        return dist.TCPStore(host, port, task.cluster.workers, is_master=False, timeout=waits)
+    with socket.create_server((host, port), backlog=128, reuse_port=False) as listener:
+        return dist.TCPStore(
+            host, port, task.cluster.workers, is_master=True, timeout=waits, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+
+
+def _choose_collectives(store: dist.TCPStore, task: Task, device: torch.device) -> str:
+    """Return ``nccl`` if no two ranks share a GPU (nccl refuses that), else ``gloo``; the same on every rank."""
+    mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store.set(f"device/{task.rank}", mine)
+    devices = [store.get(f"device/{rank}").decode() for rank in range(task.cluster.workers)]
+    return "nccl" if all(devices) and len(set(devices)) == len(devices) and dist.is_nccl_available() else "gloo"

@@ -1,1 +1,0 @@
-"""How does torch.compile compile what torch computes in a step?"""

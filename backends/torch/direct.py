@@ -1,0 +1,194 @@
+"""The direct exchange: ranks without a process group; large models send gradients during the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...core.cluster import Task
+from ...core.job import Job
+from ...exchange.all_reduce import buckets_of
+from ...exchange.authentication import gpu_error
+from ...exchange.mesh import Mesh, Vector, open_beside
+from ..base import StepComponent
+from ..timing import Calibrator, DirectTrial, Exchange
+from .calibration import SMALL_ELEMENTS, AllReduce
+from .collectives import ProcessGroup, Ranks, SingleProcess
+from .data import ColumnTensors
+from .gradients import Computed, DataParallel, GradientSource, OneRank, data_parallel
+from .model import Context, DistributedLoss, MicroBatch, Model
+from .optimizers import LossScale
+
+
+class DirectRanks:
+    """The ranks of a mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Sum in the order of the ranks."""
+        self.mesh.add_up(tensor.detach().view(-1).numpy())
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Take over the first rank's values."""
+        own = tensor.detach().numpy()
+        tensor.copy_(torch.from_numpy(self.mesh.spread(own if self.mesh.rank == 0 else None, own.shape, own.dtype)))
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.mesh.barrier()
+
+    def leave(self, *, healthy: bool) -> None:
+        """Close the connections; see `Ranks`."""
+        self.mesh.leave(healthy=healthy)
+
+
+class DirectGradients:
+    """Sums over all ranks; gradients are copied into flat buckets in reverse order, which are summed during the pass."""
+
+    factor = 1.0
+
+    def __init__(self, model: Model, loss_scale: LossScale | None, ranks: DirectRanks) -> None:
+        self._model, self._loss_scale, self._ranks = model, loss_scale, ranks
+        self._alone = OneRank(model, loss_scale, slices=True)
+        self._buckets = _Buckets([tuple(leaf.shape) for leaf in model.leaves])
+        self._small = torch.zeros(SMALL_ELEMENTS)
+        self._backward = None if len(self._buckets.flat) == 1 else _OverlappedBackward(model.leaves, self._buckets, self._submit)
+
+    def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
+        """Compute and exchange."""
+        if self._backward is None:
+            loss, gradients = self._alone.of_batch(x, y, scale, context)
+            return loss, self._added_up(gradients)
+        loss = self._model.summed_loss(x, y, context) * scale
+        self._backward.run(loss if self._loss_scale is None else loss * self._loss_scale.scale)
+        self._ranks.mesh.wait()
+        self._model.keep_updated(context)
+        return loss.detach(), self._buckets.views
+
+    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
+        """Compute all, then exchange."""
+        loss, gradients = self._alone.of_micro_batches(micro_batches, count, scale)
+        return loss, self._added_up(gradients)
+
+    def _added_up(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        torch._foreach_copy_(self._buckets.views, list(gradients))
+        self.whole()
+        return self._buckets.views
+
+    def exchange_alone(self) -> DirectGradients:
+        """Return itself, to repeat the exchange: of zeros, whose sums stay zero."""
+        for flat in self._buckets.flat:
+            flat.zero_()
+        return self
+
+    def whole(self) -> None:
+        """Exchange the buckets."""
+        if self._backward is None:
+            self._ranks.add_up(self._buckets.flat[0])
+            return
+        for bucket in range(len(self._buckets.flat)):
+            self._submit(bucket)
+        self._ranks.mesh.wait()
+
+    def small(self) -> None:
+        """Exchange a few bytes in place of each bucket."""
+        for _ in self._buckets.flat:
+            self._ranks.add_up(self._small)
+
+    def _submit(self, bucket: int) -> None:
+        self._ranks.mesh.submit(self._buckets.flat[bucket].numpy())
+
+
+class _Buckets:
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        buckets = buckets_of([4 * size for size in sizes])
+        self.flat = [torch.zeros(sum(sizes[place] for place in bucket)) for bucket in buckets]
+        self.of = [0] * len(shapes)
+        views: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
+        for number, bucket in enumerate(buckets):
+            for place, view in zip(bucket, self.flat[number].split([sizes[place] for place in bucket]), strict=True):
+                self.of[place], views[place] = number, view.view(shapes[place])
+        self.views = views
+        self.counts = [len(bucket) for bucket in buckets]
+
+
+class _OverlappedBackward:
+    def __init__(self, leaves: Sequence[torch.Tensor], buckets: _Buckets, submit: Callable[[int], None]) -> None:
+        self._buckets, self._submit = buckets, submit
+        self._missing: list[int] = []
+        self._next = 0
+        for place, leaf in enumerate(leaves):
+            leaf.register_post_accumulate_grad_hook(self._hook(place))
+
+    def _hook(self, place: int) -> Callable[[torch.Tensor], None]:
+        view, bucket = self._buckets.views[place], self._buckets.of[place]
+
+        def arrived(leaf: torch.Tensor) -> None:
+            view.copy_(leaf.grad)
+            leaf.grad = None
+            self._missing[bucket] -= 1
+            while self._next < len(self._missing) and self._missing[self._next] == 0:
+                self._submit(self._next)
+                self._next += 1
+
+        return arrived
+
+    def run(self, loss: torch.Tensor) -> None:
+        """Run the pass. Raises RuntimeError if a parameter has no part in the loss."""
+        self._missing, self._next = list(self._buckets.counts), 0
+        loss.backward()
+        left, self._missing = sum(self._missing), []
+        if left:
+            raise RuntimeError(f"{left} parameters have no part in the loss, so that they have no gradient")
+
+
+TRIED: Mapping[StepComponent, str] = {"direct": "communicate", "direct_message": "message", "direct_step": "step"}
+
+
+def open_trial(
+    task: Task, ranks: Ranks, device: torch.device, silence_seconds: float, make: Callable[[DirectRanks], Calibrator]
+) -> DirectTrial:
+    """Try a second mesh, whose calibrator `make` returns; not on GPUs, as the exchange sums in the host's memory."""
+    if device.type != "cpu":
+        return DirectTrial(task.rank, "it is for CPUs")
+
+    def add_up(vector: Vector) -> Vector:
+        ranks.add_up(tensor := torch.from_numpy(vector.copy()))
+        found: Vector = tensor.numpy()
+        return found
+
+    mesh, refused = open_beside(task, add_up, silence_seconds)
+    if mesh is None:
+        return DirectTrial(task.rank, refused)
+    calibrator = make(DirectRanks(mesh))
+    return DirectTrial(task.rank, None, mesh, lambda order: calibrator.run(order, TRIED[order.component]))
+
+
+class Joined(NamedTuple):
+    """The ranks, the source of gradients, what makes a step's exchange (None for a single process), and DDP if used."""
+
+    ranks: Ranks
+    source: GradientSource
+    exchange: Callable[[], Exchange] | None
+    distributed: torch.nn.parallel.DistributedDataParallel | None
+
+
+def join(task: Task, job: Job, model: Model, loss_scale: LossScale | None, device: torch.device) -> Joined:
+    """Join the job's ranks. DDP is not promised a static graph, which gains nothing (0.9 to 1.1 times the steps per second)."""
+    if not job.wrapped:
+        return Joined(SingleProcess(), OneRank(model, loss_scale, slices=False), None, None)
+    if job.exchange == "direct":
+        if device.type != "cpu":
+            raise gpu_error()
+        ranks = DirectRanks(Mesh(task, job.start_timeout, job.node_timeout))
+        direct = DirectGradients(model, loss_scale, ranks)
+        return Joined(ranks, direct, direct.exchange_alone, None)
+    group = ProcessGroup(task, job, device)
+    wrapped = data_parallel(DistributedLoss(model), [device] if device.type == "cuda" else None)
+    leaves, count = model.leaves, task.cluster.workers
+    return Joined(group, DataParallel(model, loss_scale, wrapped, count), lambda: AllReduce([leaf.grad for leaf in leaves], count), wrapped)

@@ -1,1 +1,0 @@
-"""How do torch's workers train in lockstep? DistributedDataParallel."""

@@ -1,0 +1,332 @@
+"""Synchronous training: each rank takes its slice of the global batch, and all make one update together.
+
+DistributedDataParallel averages over ranks, so each scales its losses by world size / global batch size, exact for uneven slices too.
+Buffers are averaged over ranks before they are evaluated or saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import torch
+
+from ...core.cluster import Task, split_evenly
+from ...core.job import Job
+from ...core.liveness import startup_phase
+from ...core.update_rules import slot_names, weights_to_evaluate
+from ...data.base import Dataset, Split
+from ...data.sampler import Batches
+from ...models.base import Array, ModelSpec
+from ..base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ..compiling import TIMED_SECONDS, to_be_chosen
+from ..decoding_functions import Translating
+from ..timing import Calibrator, DirectTrial, Exchange
+from .calibration import make_calibrator, make_tracer, reducer_figures
+from .compiler import choose
+from .data import ColumnTensors, resident_splits
+from .direct import TRIED, DirectGradients, DirectRanks, join, open_trial
+from .gradients import GradientSource, OneRank
+from .model import Context, MicroBatch, Model, micro_batches_of
+from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
+from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
+
+
+class Updater:
+    """Applies the gradients of a source by a rule."""
+
+    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None, source: GradientSource) -> None:
+        self._rule, self._loss_scale, self._source = rule, loss_scale, source
+        self._clip_norm = job.clip_norm
+
+    def update(self, x: ColumnTensors, y: ColumnTensors, scale: float, lr: float, context: Context) -> torch.Tensor:
+        """Apply one update; return the source's loss."""
+        loss, gradients = self._source.of_batch(x, y, scale, context)
+        self._apply(gradients, lr)
+        return loss
+
+    def accumulate(self, micro_batches: Iterable[MicroBatch], count: int, scale: float, lr: float) -> torch.Tensor:
+        """Do the same from `count` micro-batches, in turn."""
+        loss, gradients = self._source.of_micro_batches(micro_batches, count, scale)
+        self._apply(gradients, lr)
+        return loss
+
+    def _apply(self, gradients: Sequence[torch.Tensor], lr: float) -> None:
+        if self._loss_scale is not None and not self._loss_scale.unscale(gradients):
+            self._rule.updates += 1  # an update that changes nothing: the cursor of the run counts it
+            return
+        self._rule.step(clipped(gradients, self._clip_norm) if self._clip_norm else gradients, lr)
+
+
+GROUP_SECONDS = 0.5  # for a single process; ranks yield one result per plan
+
+
+class SyncSession:
+    """A rank; every rank is a leading task and calls the same methods in the same order."""
+
+    def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
+        self._spec, self._job, self._device = model, job, device
+        timing = to_be_chosen(job, model, data)
+        self._task, self._rank, self._world = task, task.rank, task.cluster.workers
+        self._sampler = make_sampler(job, data, model.objective.weight)
+        self._splits = resident_splits(job, model, data, device)
+        self._data, self._sizes = data, dict(data.info.sizes)
+        self._translating: Translating | None = None
+        self._model = Model.initial(job, model, task.rank, device)
+        self._rule = make_rule(job, self._model.values)
+        weights = weights_to_evaluate(self._model.values, self._rule.slots)
+        self._evaluated = self._model if weights is self._model.values else self._model.on_values(weights)
+        self._slots = slot_names(job)
+        self._loss_scale = LossScale() if job.precision == "fp16" else None
+        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
+        self._averaged = True
+        self._memory: StateMemory | None = None
+        self._calibrator: Calibrator | None = None
+        self._trial: DirectTrial | None = None
+        self._tracer, self._left_to_trace = make_tracer(task, job, device), job.profile
+        self._open, self._healthy = True, True
+        exchange = join(task, job, self._model, self._loss_scale, device)
+        self._ranks, self._source, self._exchange, self._distributed = exchange
+        self._updater = Updater(job, self._rule, self._loss_scale, self._source)
+        keep_steps_memory()
+        startup_phase("warming up")
+        first = self._sampler.for_rank(0, 0, 1, self._rank)
+        choose(job, self._model, self._splits["train"], first, self._time_of_step, job.workers, timing=timing)
+        self._warm_up()
+
+    def _time_of_step(self) -> float:
+        calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=self._exchange is not None), None)
+        calibrator.run(CalibrationOrder("compute", 1))
+        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return seconds / count
+
+    def _warm_up(self) -> None:
+        """Run two steps without effect: first kernels, and DDP's rebuild of buckets, which changes the order of summation."""
+        count = self._sampler.examples_at_once(self._job.micro_batch)
+        x, y = self._splits["train"].span(0, count)
+        for _ in range(2):
+            began = time.perf_counter()
+            float(self._updater.update(x, y, 1.0, 0.0, self._model.passes.training(0, Batches.single(count), 0)))
+            seconds = time.perf_counter() - began
+        self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
+        self._evaluated.sums(self._splits["test"], 0, min(count, self._sizes["test"]))
+        if self._spec.objective.translation is not None:
+            self.translating().warm_up()
+        self._ranks.barrier()
+        self._reset_state()
+        if self._job.saved_every is not None:
+            self._state_memory()
+
+    def _reset_state(self) -> None:
+        reset_slots(self._rule.slots, self._model.values)
+        for buffer, spec in zip(self._model.buffers, self._spec.buffers, strict=True):
+            buffer.fill_(spec.constant)
+        self._rule.updates, self._averaged = 0, True
+        if self._loss_scale is not None:
+            self._loss_scale.restore({})
+
+    def train(self, plan: Plan) -> Iterator[StepResult]:
+        """Apply the plan; see `Session.train`. Raises RuntimeError if a peer dies."""
+        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip, plan.arranged)
+        self._healthy = self._averaged = False
+        first = 0
+        while first < plan.count:
+            count, profiled = self._group(plan.count - first), self._left_to_trace > 0
+            if self._tracer is not None:
+                self._tracer.begin()
+            result = self._run(plan, batches, first, count)
+            self._left_to_trace = max(0, self._left_to_trace - count)
+            if self._tracer is not None:
+                self._tracer.done(count)
+            yield replace(result, profiled=profiled)
+            first += count
+        self._healthy = True
+
+    def _group(self, remaining: int) -> int:
+        if self._left_to_trace:
+            return min(remaining, self._left_to_trace)
+        if self._job.steps_per_call is not None:
+            return min(remaining, self._job.steps_per_call)
+        if self._exchange is not None or remaining <= 2 * self._steps_per_group:
+            return remaining
+        return self._steps_per_group
+
+    def _run(self, plan: Plan, batches: Batches, first: int, count: int) -> StepResult:
+        began = time.perf_counter()
+        data = self._splits["train"]
+        data.wait_seconds = 0.0
+        own = batches.slice(first, count)
+        scales = (self._source.factor / own.weights).tolist()
+        rates = plan.learning_rates[first : first + count].tolist()
+        if self._job.accumulate > 1:
+            losses = self._accumulate(own, scales, rates, plan.first_step + first)
+        else:
+            losses = []
+            update, context, step = self._updater.update, self._model.passes.training, plan.first_step + first
+            for block in data.blocks(own):
+                for x, y in block:
+                    position = len(losses)
+                    losses.append(update(x, y, scales[position], rates[position], context(step + position, own, position)))
+        reduced = self._reduce(losses)
+        seconds = time.perf_counter() - began
+        self._steps_per_group = max(1, min(4 * count, int(count * GROUP_SECONDS / seconds)))
+        wait = data.wait_seconds if self._device.type == "cpu" else None
+        return StepResult(plan.first_step + first, reduced, int(own.examples.sum()), seconds, data_wait_seconds=wait)
+
+    def _accumulate(self, own: Batches, scales: list[float], rates: list[float], first_step: int) -> list[torch.Tensor]:
+        cut, counts = own.in_micro_batches(self._job.accumulate)
+        examples, passes = enumerate(batch for block in self._splits["train"].blocks(cut) for batch in block), self._model.passes
+
+        def of_update(step: int, count: int) -> Iterator[MicroBatch]:
+            for number, (position, (x, y)) in enumerate(islice(examples, count)):
+                yield x, y, passes.training(step, cut, position, number)
+
+        return [
+            self._updater.accumulate(of_update(first_step + position, count), count, scales[position], rates[position])
+            for position, count in enumerate(counts.tolist())
+        ]
+
+    def _reduce(self, losses: list[torch.Tensor]) -> Array:
+        stacked = torch.stack(losses)
+        if self._exchange is not None:
+            stacked = stacked.to(torch.float64)
+            self._ranks.add_up(stacked)
+            stacked /= self._source.factor
+        result: Array = stacked.cpu().numpy().astype(np.float32)
+        return result
+
+    def drain(self) -> Iterator[StepResult]:
+        """Nothing is ever outstanding."""
+        return iter(())
+
+    def evaluate(self, split: Split) -> EvalResult:
+        """Evaluate the rank's share of the split and sum over ranks; see `Session.evaluate`."""
+        began = time.perf_counter()
+        self._average_buffers()
+        start, stop = split_evenly(self._sizes[split], self._world)[self._rank]
+        sums = torch.tensor(self._evaluated.sums(self._splits[split], start, stop), dtype=torch.float64, device=self._device)
+        self._healthy = False
+        self._ranks.add_up(sums)
+        self._healthy = True
+        seconds = time.perf_counter() - began
+        return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._rule.updates)
+
+    def translating(self) -> Translating:
+        """Return what translates this rank's share; see `Session.translating`."""
+        self._average_buffers()
+        if self._translating is None:
+            self._translating = Translating(self._data, self._spec.objective, self._evaluated.stepper(), self._rank, self._world)
+        return self._translating
+
+    def _average_buffers(self) -> None:
+        """Replace buffers by their mean over ranks; a second call before further updates changes no bit."""
+        if self._exchange is not None and not self._averaged and self._model.buffers:
+            flat = torch.cat([buffer.flatten() for buffer in self._model.buffers])
+            self._healthy = False
+            self._ranks.add_up(flat)
+            self._healthy = True
+            flat /= self._world
+            for buffer, mean in zip(self._model.buffers, flat.split([buffer.numel() for buffer in self._model.buffers]), strict=True):
+                buffer.copy_(mean.view(buffer.shape))
+        self._averaged = True
+
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Return logits; see `Session.predict`. Raises RuntimeError with several ranks."""
+        if self._world > 1:
+            raise RuntimeError(f"predict: needs a single worker, and this run has {self._world}")
+        return self._evaluated.logits(self._splits[split], start, stop)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        slots = [tensor for slot in self._slots for tensor in self._rule.slots[slot]]
+        return [*self._model.values, *slots, *self._model.buffers]
+
+    def _state_memory(self) -> StateMemory | None:
+        if self._memory is None and self._rank == 0:
+            self._memory = StateMemory(self._spec, self._slots, pinned=self._device.type == "cuda")
+        return self._memory
+
+    def state(self) -> State:
+        """Return a copy of the state; complete on the first rank, without values on the others."""
+        self._average_buffers()
+        memory = self._state_memory()
+        if memory is None:
+            return State({}, updates=self._rule.updates)
+        memory.take(self._tensors())
+        return memory.state(self._rule.updates, None if self._loss_scale is None else self._loss_scale.scalars)
+
+    def load(self, state: State | None) -> None:
+        """Take over the first rank's state. Raises ValueError where it does not fit the model."""
+        if self._rank == 0:
+            if state is None:
+                raise ValueError("load: the first rank was given no state")
+            self._install(state)
+        self._spread()
+        self._averaged = True
+
+    def _install(self, state: State) -> None:
+        for tensor, value in zip(self._tensors(), each_value(self._spec, self._slots, state), strict=True):
+            tensor.zero_() if value is None else tensor.copy_(value)
+        self._rule.updates = state.updates
+        if self._loss_scale is not None:
+            self._loss_scale.restore(state.scalars)
+
+    def _spread(self) -> None:
+        self._healthy = False
+        for tensor in self._tensors():
+            self._ranks.spread(tensor)
+        scale = [0.0, 0.0] if self._loss_scale is None else list(self._loss_scale.scalars.values())
+        numbers = torch.tensor([float(self._rule.updates), *scale], dtype=torch.float64, device=self._device)
+        self._ranks.spread(numbers)
+        updates, loss_scale, clean_steps = numbers.tolist()
+        self._healthy = True
+        self._rule.updates = int(updates)
+        if self._loss_scale is not None:
+            self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
+
+    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
+        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        self._healthy = False
+        found = self._tried(order) if order.component in TRIED else self._calibrated(order)
+        self._healthy = True
+        return [found]
+
+    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
+        native = reducer_figures(self._distributed) if self._calibrator is None else {}
+        if self._calibrator is None:
+            exchange = None if self._exchange is None else self._exchange()
+            self._calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=exchange is not None), exchange)
+        return CalibrationResult(self._rank, *self._calibrator.run(order), native)
+
+    def _tried(self, order: CalibrationOrder) -> CalibrationResult:
+        def make(ranks: DirectRanks) -> Calibrator:
+            direct = DirectGradients(self._model, self._loss_scale, ranks)
+            return self._make_calibrator(direct, direct.exchange_alone())
+
+        if self._trial is None:
+            self._trial = open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
+        return self._trial.run(order)
+
+    def _make_calibrator(self, source: GradientSource, exchange: Exchange | None) -> Calibrator:
+        batches = calibration_batches(self._sampler, self._rank)
+        updater = Updater(self._job, self._rule, self._loss_scale, source)
+
+        def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
+            scale, passes = self._source.factor / float(batch.weights[0]), self._model.passes
+            if self._job.accumulate == 1:
+                updater.update(x, y, scale, 0.0, passes.training(0, batch, 0))
+                return
+            micro_batches = micro_batches_of(self._model, x, y, batch, self._job.accumulate)
+            updater.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance without DDP
+
+        return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
+
+    def close(self) -> None:
+        """Leave together with the other ranks, at once if this one failed; a second call does nothing."""
+        if self._open:
+            self._open = False
+            if self._trial is not None:
+                self._trial.close()
+            self._ranks.leave(healthy=self._healthy)

@@ -1,0 +1,328 @@
+"""Flat vectors of a model's values. Fresh memory for AlexNet's state, 488 MB, would cost 1.2 s a copy."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import RunFailedError
+from ..core.job import Job
+from ..core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
+from ..data.base import IMAGE, LABEL, Dataset, Split
+from ..data.columns import LENGTHS, Column
+from ..data.preprocessing import Changes, apply_changes, normal_table
+from ..exchange.parameter_server.shards import Vector
+from ..models.base import Array, ModelSpec, ParameterSpec
+from .base import State
+
+
+def cut(flat: NDArray[np.float32], specs: Sequence[ParameterSpec]) -> dict[str, Array]:
+    """Return a flat vector's pieces by name, in canonical shapes on the same memory."""
+    pieces: dict[str, Array] = {}
+    start = 0
+    for spec in specs:
+        pieces[spec.name] = flat[start : start + spec.size].reshape(spec.shape)
+        start += spec.size
+    return pieces
+
+
+def each_value(spec: ModelSpec, slots: Sequence[str], state: State) -> Iterator[Array | None]:
+    """Yield the values: parameters, each slot (None if absent; moving averages as the weights), buffers. Raises ValueError."""
+    yield from _values(spec, spec.parameters, state.parameters, "parameter")
+    for slot in slots:
+        if slot in state.slots:
+            yield from _values(spec, spec.parameters, state.slots[slot], slot)
+        elif slot == EMA:
+            yield from _values(spec, spec.parameters, state.parameters, "parameter")
+        else:
+            yield from (None for _ in spec.parameters)
+    yield from _values(spec, spec.buffers, state.buffers, "buffer")
+
+
+def _values(spec: ModelSpec, wanted: Sequence[ParameterSpec], values: Mapping[str, Array], what: str) -> Iterator[Array]:
+    check_shapes(spec, wanted, values, what)
+    return (np.asarray(values[parameter.name], dtype=np.float32) for parameter in wanted)
+
+
+def check_shapes(spec: ModelSpec, wanted: Sequence[ParameterSpec], values: Mapping[str, Array], what: str) -> None:
+    """Raise ValueError, naming it, where a value is missing or has another shape than the model's."""
+    for parameter in wanted:
+        shape = values[parameter.name].shape if parameter.name in values else "nothing"
+        if shape != parameter.shape:
+            raise ValueError(f"{what} {parameter.name!r} of model {spec.name!r} has shape {parameter.shape}; the given state has {shape}")
+
+
+class StateMemory:
+    """Memory for one copy of the state; `arrays` are its values in canonical shapes, in the order of `each_value`."""
+
+    def __init__(self, spec: ModelSpec, slots: Sequence[str], allocate: Callable[[int], Array] | None = None) -> None:
+        self._spec, self._slots = spec, tuple(slots)
+        make = allocate or (lambda size: np.empty(size, np.float32))
+        self.vectors = [make(spec.size) for _ in range(1 + len(self._slots))]
+        self.buffers = make(spec.buffers_size)
+        for vector in (*self.vectors, self.buffers):
+            vector.fill(0.0)  # fresh zeros may share one page
+        shaped = [piece for vector in self.vectors for piece in cut(vector, spec.parameters).values()]
+        self.arrays = [*shaped, *cut(self.buffers, spec.buffers).values()]
+
+    def fill(self, state: State) -> None:
+        """Copy a state; absent slots become zeros. Raises ValueError where it does not fit the model."""
+        for kept, value in zip(self.arrays, each_value(self._spec, self._slots, state), strict=True):
+            np.copyto(kept, 0.0 if value is None else value)
+
+    def shard(self, start: int, stop: int) -> list[Array]:
+        """Return the non-empty pieces in elements start … stop − 1 of the vector of parameters and buffers."""
+        size = self._spec.size
+        pieces = [vector[start : min(stop, size)] for vector in self.vectors if start < min(stop, size)]
+        tail = self.buffers[max(start, size) - size : max(stop, size) - size]
+        return pieces + ([tail] if len(tail) else [])
+
+    def state(self, updates: int, scalars: Mapping[str, float] | None = None) -> State:
+        """Return the copy as a state on this memory."""
+        first, *slots = (cut(vector, self._spec.parameters) for vector in self.vectors)
+        buffers = cut(self.buffers, self._spec.buffers)
+        return State(first, dict(zip(self._slots, slots, strict=True)), updates, buffers, dict(scalars or {}))
+
+
+FLOAT_LIMIT_BYTES = 2**30  # larger images stay as stored, normalised by batch
+ColumnArrays: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]  # one array of a fixed shape, or arrays by name
+Indices: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
+
+
+class GatheredSplit:
+    """The columns of a split that a model reads. Whole numbers are int64, others float32."""
+
+    def __init__(
+        self, data: Dataset, split: Split, *, inputs: Sequence[str] = (IMAGE,), target: str = LABEL, changing: bool = False
+    ) -> None:
+        """Load the split. `changing`: images are augmented from stored pixels. Raises UsageError for a missing column."""
+        self._size = data.info.sizes[split]
+        self._columns = {name: data.column(split, name) for name in (*inputs, target)}
+        self._inputs, self._target = tuple(inputs), target
+        self._images: NDArray[np.float32] | None = None
+        if IMAGE in inputs:
+            self._table = normal_table(data.info.mean, data.info.std)
+            if not changing and 4 * self._size * math.prod(data.info.input_shape) <= FLOAT_LIMIT_BYTES:
+                self._images = data.inputs(split)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def longest(self, start: int, stop: int) -> int:
+        """Return the longest length of the examples start … stop − 1 in any varying column; 0 without one."""
+        bounds = [column.offsets[start : stop + 1] for column in self._columns.values() if column.offsets is not None]
+        return max((int(np.diff(offsets).max(initial=0)) for offsets in bounds), default=0)
+
+    def take(self, indices: Indices, changes: Changes | None = None) -> tuple[ColumnArrays, ColumnArrays]:
+        """Return copies of inputs and target of the examples at `indices`, with `changes` [n, 3] made on images."""
+        inputs: dict[str, NDArray[Any]] = {}
+        for name in self._inputs:
+            inputs |= {name: self._take_images(indices, changes)} if name == IMAGE else _given(name, self._columns[name], indices)
+        return _alone(self._inputs, inputs), _alone((self._target,), _given(self._target, self._columns[self._target], indices))
+
+    def _take_images(self, indices: Indices, changes: Changes | None) -> NDArray[np.float32]:
+        if self._images is not None and changes is None:
+            return self._images[indices]
+        stored: NDArray[Any] = self._columns[IMAGE].values[indices]
+        images = stored if changes is None else apply_changes(stored, changes)
+        found = np.empty(images.shape, np.float32)
+        for channel, table in enumerate(self._table):
+            np.take(table, images[:, channel], out=found[:, channel], mode="clip")
+        return found
+
+
+def _given(name: str, column: Column, indices: Indices) -> dict[str, NDArray[Any]]:
+    examples = column.take(indices)
+    if column.offsets is None:
+        return {name: _numbers(examples.values)}
+    return {name: _numbers(examples.padded()), f"{name}{LENGTHS}": examples.lengths}
+
+
+def _numbers(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64, copy=False)
+
+
+def _alone(names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> ColumnArrays:
+    return arrays[names[0]] if len(arrays) == 1 else arrays
+
+
+# Torch's formulas for any module of arrays. sgd: g ← g + λ·w, b ← μ·b + g, w ← w − lr·b, or lr·(g + μ·b) by Nesterov. Adam: m ← m +
+# (1−β1)·(g−m), v ← β2·v + (1−β2)·g², w ← w − lr/(1−β1ᵗ)·m / (√v/√(1−β2ᵗ) + ε), with λ·w added to g, or with adamw w ← (1 − lr·λ)·w first.
+
+
+class Factors(NamedTuple):
+    """The numbers of one update, computed in float64; passed as values, so that nothing is compiled again when they change."""
+
+    lr: float
+    decay: float  # adamw's factor of the weights
+    first_rate: float  # lr / (1 − β1ᵗ)
+    second_root: float  # √(1 − β2ᵗ)
+    averaging: float  # part of the new weights in their average
+
+
+class UpdateFormulas:
+    """A job's update rule, element by element and without memory."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self.slots = job, slot_names(job)
+
+    def factors(self, lr: float, update: int) -> Factors:
+        """Return the numbers of an update, counted from 1."""
+        job = self._job
+        averaging = float(averaging_rates(job.ema_decay, np.array([update]))[0]) if job.ema_decay else 1.0
+        if job.optimizer == "sgd":
+            return Factors(lr, 1.0, 0.0, 1.0, averaging)
+        decay = 1.0 - lr * job.weight_decay if job.optimizer == "adamw" else 1.0
+        return Factors(lr, decay, lr / (1.0 - job.beta1**update), math.sqrt(1.0 - job.beta2**update), averaging)
+
+    def updated(self, arrays: Any, weights: Any, gradient: Any, slots: Mapping[str, Any], factors: Factors) -> tuple[Any, dict[str, Any]]:
+        """Return weights and slots after an update, as arrays of the module `arrays`; inputs are not changed."""
+        job = self._job
+        if job.weight_decay and job.optimizer != "adamw":
+            gradient = gradient + job.weight_decay * weights
+        if job.optimizer == "sgd":
+            found = {}
+            if job.momentum:
+                found[MOMENTUM] = job.momentum * slots[MOMENTUM] + gradient
+                gradient = gradient + job.momentum * found[MOMENTUM] if job.nesterov else found[MOMENTUM]
+            weights = weights - factors.lr * gradient
+        else:
+            first = slots[FIRST_MOMENT] + (1.0 - job.beta1) * (gradient - slots[FIRST_MOMENT])
+            second = job.beta2 * slots[SECOND_MOMENT] + (1.0 - job.beta2) * gradient * gradient
+            root = arrays.sqrt(second) / factors.second_root + job.epsilon
+            kept = factors.decay * weights if job.optimizer == "adamw" else weights
+            weights, found = kept - factors.first_rate * first / root, {FIRST_MOMENT: first, SECOND_MOMENT: second}
+        if job.ema_decay:
+            found[EMA] = slots[EMA] + factors.averaging * (weights - slots[EMA])
+        return weights, found
+
+
+def clip(gradient: Array, limit: float) -> None:
+    """Scale a flat gradient in place to a norm of at most about `limit`: g · min(1, limit / (‖g‖ + 1e-6))."""
+    factor = limit / (float(np.linalg.norm(gradient)) + 1e-6)
+    if factor < 1.0:
+        gradient *= np.float32(factor)
+
+
+BLOCK_ELEMENTS = 2**16  # intermediate results stay in a second-level cache
+
+
+class VectorRule:
+    """The rule with its vector; an `UpdateRule` of the parameter server and of `backends.arrays`."""
+
+    def __init__(self, job: Job, parameters: Vector) -> None:
+        self.updates = 0
+        self._formulas, self._parameters = UpdateFormulas(job), parameters
+        self.slots: Mapping[str, Vector] = {name: np.zeros_like(parameters) for name in self._formulas.slots}
+        reset_slots(self.slots, parameters)
+
+    def step(self, gradient: Vector, lr: float) -> None:
+        """Apply and count one update; the gradient is not changed."""
+        self.updates += 1
+        factors = self._formulas.factors(lr, self.updates)
+        for start in range(0, len(self._parameters), BLOCK_ELEMENTS):
+            part = slice(start, start + BLOCK_ELEMENTS)
+            slots = {name: vector[part] for name, vector in self.slots.items()}
+            weights, found = self._formulas.updated(np, self._parameters[part], gradient[part], slots, factors)
+            np.copyto(self._parameters[part], weights)
+            for name, vector in slots.items():
+                np.copyto(vector, found[name])
+
+
+def reset_slots(slots: Mapping[str, Vector], parameters: Vector) -> None:
+    """Reset the slots to their values before the first update."""
+    for name, vector in slots.items():
+        np.copyto(vector, parameters if name == EMA else 0.0)
+
+
+EVALUATION_BATCH = 1024  # examples per forward pass
+EVALUATION_LOGITS_BYTES = 2**27  # of sequences' logits per pass, with padding; the softmax takes as much again
+EVALUATION_BYTES = 2**25  # of images per pass: 55 of 224 × 224; AlexNet's activations take ten times as much
+
+
+def evaluation_batch(spec: ModelSpec) -> int:
+    """Return the maximum of examples in an evaluation's pass; for sequences see `examples_at_once`."""
+    return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
+
+
+def examples_at_once(spec: ModelSpec, longest: int, most: int) -> int:
+    """Return how many of `most` examples, with lengths up to `longest`, an evaluation's pass takes: at least one."""
+    return max(1, min(most, EVALUATION_LOGITS_BYTES // max(1, 4 * spec.logits_per_position * longest)))
+
+
+class FlatValues:
+    """Parameters, then buffers, in a float32 `vector` in the spec's order; `parameters` and `buffers` are views of it."""
+
+    def __init__(self, spec: ModelSpec, vector: Array | None = None) -> None:
+        self.vector: Array = np.zeros(spec.size + spec.buffers_size, np.float32) if vector is None else vector
+        self.trained, self.tail = self.vector[: spec.size], self.vector[spec.size :]
+        self.parameters, self.buffers = cut(self.trained, spec.parameters), cut(self.tail, spec.buffers)
+
+    def set_initial(self, spec: ModelSpec, seed: int) -> None:
+        """Write the model's initial values."""
+        for views, values in ((self.parameters, spec.initial(seed)), (self.buffers, spec.initial_buffers())):
+            for name, view in views.items():
+                np.copyto(view, values[name])
+
+
+FIRST_SCALE = MOST_SCALE = 2.0**14
+LEAST_SCALE = 1.0
+CLEAN_STEPS = 2000  # updates without an overflow until the scale doubles
+
+
+def _chosen(condition: Any, then: Any, otherwise: Any) -> Any:
+    return then if condition else otherwise
+
+
+def next_scale(
+    scale: Any, clean: Any, finite: Any, *, where: Callable[[Any, Any, Any], Any] = _chosen, smaller: Callable[[Any, Any], Any] = min
+) -> tuple[Any, Any]:
+    """Return scale and updates in a row without overflow after an update; `where` and `smaller` are the framework's, for its scalars."""
+    unbroken = where(finite, clean + 1, clean * 0)
+    grows = unbroken >= CLEAN_STEPS
+    kept = where(grows, smaller(scale * 2.0, MOST_SCALE), scale)
+    return where(finite, kept, scale * 0.5), where(grows, clean * 0, unbroken)
+
+
+def refuse_exhausted(scale: float) -> None:
+    """Raise RunFailedError for a scale below the minimum."""
+    if scale < LEAST_SCALE:
+        raise RunFailedError(
+            f"precision fp16: gradients are not finite even at the loss scale {LEAST_SCALE:g}, so that no update could be made any more; "
+            "train with --precision bf16 or fp32, with a smaller --lr or a longer warm-up"
+        )
+
+
+class ChiefLossScale:
+    """The loss scale of async workers, on the chief, which sends it and learns from their updates. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.restore({})
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        with self._lock:
+            return {"loss_scale": self.scale, "clean_steps": float(self._clean)}
+
+    def restore(self, scalars: Mapping[str, float]) -> None:
+        """Restore what a checkpoint kept, or the initial values."""
+        with self._lock:
+            self.scale, self._clean = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0.0))
+
+    def learn(self, given: float, ended: float, updates: int) -> None:
+        """Learn from a worker's `updates`: a lower scale holds for all. Raises RunFailedError if it is exhausted."""
+        with self._lock:
+            if ended < given:
+                self.scale, self._clean = min(self.scale, ended), 0
+                refuse_exhausted(self.scale)
+                return
+            self._clean += updates
+            if self._clean >= CLEAN_STEPS:
+                self.scale, self._clean = min(self.scale * 2.0, MOST_SCALE), 0

@@ -1,1 +1,0 @@
-"""What does each subcommand of ``trainer runs`` do? List, show, delete, export."""

@@ -1,1 +1,0 @@
-"""Does a process get on, and do those that it waits for?"""

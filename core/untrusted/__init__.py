@@ -1,1 +1,0 @@
-"""How is what others wrote read, shown and let in? Files, names, connections and texts, within bounds."""

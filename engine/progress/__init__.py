@@ -1,1 +1,0 @@
-"""How does a person follow a run that goes on?"""

@@ -1,1 +1,0 @@
-"""How do the ranks of a synchronous run add up their vectors over connections of their own?"""

@@ -1,1 +1,0 @@
-"""What does a batch system run, so that a run takes as many of its jobs as it needs?"""

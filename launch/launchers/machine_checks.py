@@ -1,0 +1,241 @@
+"""Checks for ``trainer doctor``, signals that end a command, and the limit of open files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, NoReturn
+
+import psutil
+
+from ...backends.base import Availability
+from ...backends.capabilities import Capabilities
+from ...backends.loading import declared_capabilities
+from ...core.errors import TrainerError, UsageError
+from ...core.job import Job
+from ...core.plugins import find
+from ...core.process import NOTICES
+from ...data.store.location import cache_root
+from ...monitor.gpu import GpuHardware, nvidia_hardware
+from ...monitor.host import describe_host
+from ..preflight.findings import described_gpus
+from ..preflight.interview import probe_kept
+from ..virtual.network import Possibility, possible
+
+_GIB = 2**30
+LEAST_MEMORY_BYTES = 1 * _GIB  # TensorFlow 2.21 takes 0.5 to 0.6 GiB per task before any data (measured)
+LEAST_DISK_BYTES = 1 * _GIB  # space for prepared data (glyphs28: 55 MB) and some hundred run directories
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check. ``lack``: something is missing or too small; `remedy` fixes that."""
+
+    name: str
+    state: Literal["ok", "lack"]
+    found: str
+    remedy: str | None = None
+
+
+def check_machine(*, fresh: bool = False) -> tuple[list[Check], bool]:
+    """Return all checks, and whether a backend can train; `fresh` ignores cached probes."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        asked = pool.submit(probe_kept, fresh=fresh)
+        host, hardware, virtual = describe_host({}), nvidia_hardware(), possible()
+        backends = asked.result()
+    checks = [
+        *map(backend_check, backends),
+        *gpu_checks(hardware, backends, host["gpu_problem"], described_gpus(host) if host["gpus"] else None),
+        processor_check(host),
+        _memory_check(host),
+        *virtual_node_checks(virtual),
+        _runs_check(),
+        _cache_check(),
+    ]
+    return checks, any(backend.problem is None for backend in backends)
+
+
+def backend_check(found: Availability) -> Check:
+    """Check that a framework is installed, and list its devices."""
+    name = f"backend {found.name}"
+    if found.problem is not None:
+        return Check(name, "lack", found.problem, found.hint)
+    return Check(name, "ok", f"{found.version} on {', '.join(found.devices)}")
+
+
+def gpu_checks(hardware: GpuHardware, backends: list[Availability], problem: str | None, described: str | None = None) -> Iterator[Check]:
+    """Compare the machine's GPUs, `described` by the monitor, with those of each framework."""
+    if not hardware.on_bus and not hardware.device_nodes:
+        yield Check("gpu", "ok", "no NVIDIA GPU in this machine")
+        return
+    if not hardware.device_nodes:
+        driver = "has a driver but no device file (/dev/nvidia0)" if hardware.driver_loaded else "has no driver"
+        remedy = "give the container its devices (docker run --gpus all)" if hardware.driver_loaded else "install the NVIDIA driver"
+        yield Check("gpu", "lack", f"{hardware.on_bus} NVIDIA on the PCI bus, which {driver}", remedy)
+        return
+    yield Check("gpu", "ok", f"{hardware.device_nodes} NVIDIA with device files{f': {described}' if described else ''}")
+    for backend in backends:
+        if backend.problem is not None:
+            continue
+        capabilities = declared_capabilities(find("backend", backend.name))
+        seen = sum(device.startswith("gpu") for device in backend.devices)
+        if "gpu" in capabilities.devices and seen < hardware.device_nodes:
+            yield Check(f"gpu for {backend.name}", "lack", f"sees {seen} of {hardware.device_nodes}", _why_unseen(capabilities))
+    if problem:
+        yield Check("gpu monitoring", "lack", problem, "pip install nvidia-ml-py")
+
+
+def _why_unseen(capabilities: Capabilities) -> str:
+    build = capabilities.gpu_install or "see how the framework is installed for GPUs"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return build if hidden is None else f"CUDA_VISIBLE_DEVICES is {hidden!r}: unset it to see all; otherwise {build}"
+
+
+def processor_check(host: dict[str, Any]) -> Check:
+    """Check whether the cores are limited."""
+    usable, logical = host["cores_available"], host["cores_logical"]
+    limits = [f"affinity {host['cores_affinity']}"] if host["cores_affinity"] not in (None, logical) else []
+    limits += [f"cgroup quota {host['cores_quota']:g}"] if host["cores_quota"] is not None else []
+    limited = f" ({', '.join(limits)})" if limits else ""
+    found = f"{_figure(usable)} of {_figure(logical)} cores usable{limited}, {host['cpu_model'] or 'unknown model'}"
+    if limits and usable is not None and logical is not None and usable < logical:
+        return Check("processor", "lack", found, "raise the container's CPU limit or the affinity (taskset) to use the whole machine")
+    return Check("processor", "ok", found)
+
+
+def _figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:g}"
+
+
+def _memory_check(host: dict[str, Any]) -> Check:
+    total, limit = host["memory_total_bytes"], host["memory_limit_bytes"]
+    free = psutil.virtual_memory().available
+    usable = free if limit is None else min(free, limit)
+    limited = f", limited to {_size(limit)} by the cgroup" if limit is not None else ""
+    found = f"{_size(free)} free of {_size(total)}{limited}"
+    if usable < LEAST_MEMORY_BYTES:
+        return Check("memory", "lack", found, f"have at least {_size(LEAST_MEMORY_BYTES)} for each task")
+    return Check("memory", "ok", found)
+
+
+def virtual_node_checks(virtual: Possibility) -> Iterator[Check]:
+    """Check whether virtual nodes work, and with which limits."""
+    if not virtual.ok:
+        yield Check("virtual nodes", "lack", f"not possible: {virtual.reason}", virtual.remedy)
+        return
+    yield Check("virtual nodes", "ok", f"possible, {'in a user namespace' if virtual.rootless else 'as root'}")
+    for name, option, works, reason in (
+        ("link limits", "--bandwidth", virtual.bandwidth, virtual.bandwidth_reason),
+        ("core limits", "--cores-per-node", virtual.cpu_quota, virtual.cpu_quota_reason),
+    ):
+        if works:
+            yield Check(name, "ok", f"{option} works")
+        else:
+            yield Check(name, "lack", f"{option} does not work here", reason)
+
+
+def disk_check(name: str, folder: Path) -> Check:
+    """Check the free space of a folder, which may not exist yet, and that it can be written."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{_size(free)} free at {folder}"
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return Check(
+            name, "lack", f"{existing} cannot be written", "choose another folder: --out for runs, TRAINER_DATA_CACHE for datasets"
+        )
+    if free < LEAST_DISK_BYTES:
+        return Check(name, "lack", found, f"make at least {_size(LEAST_DISK_BYTES)} free, or choose another folder")
+    return Check(name, "ok", found)
+
+
+def _runs_check() -> Check:
+    try:
+        return disk_check("run directories", Path.cwd() / Job.model_fields["out"].default)
+    except FileNotFoundError:
+        return Check(
+            "run directories", "lack", "the working directory has been removed", "change to a folder that exists, or choose one with --out"
+        )
+
+
+def _cache_check() -> Check:
+    try:
+        return disk_check("prepared data", cache_root())
+    except TrainerError as error:
+        return Check("prepared data", "lack", "no folder for it", str(error))
+
+
+def _size(count: float) -> str:
+    return f"{count / _GIB:.1f} GiB"
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)  # SIGHUP comes from a terminal that is closed
+
+
+class EndingSignals:
+    """Calls `in_good_order` at the first signal and `at_once` at the second, in the main thread.
+
+    An ignored SIGHUP stays ignored (nohup). Repeated notices of a batch system count as none, and a signal after one as the first. Once
+    interrupted, later signals are ignored, so that the exit code stays.
+    """
+
+    def __init__(self, in_good_order: Callable[[], None], at_once: Callable[[], NoReturn]) -> None:
+        self._in_good_order = in_good_order
+        self._at_once = at_once
+        self._count = 0
+        self._asked = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has come, or `ask` was called."""
+        return self._asked or self._count > 0
+
+    def ask(self) -> None:
+        """Call `in_good_order` unless interrupted; the next signal still counts as the first."""
+        if not self.interrupted:
+            self._asked = True
+            self._in_good_order()
+
+    def __enter__(self) -> EndingSignals:
+        heard = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._on_signal) for number in heard}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self.interrupted else handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number in NOTICES:
+            self.ask()
+            return
+        self._count += 1
+        if self._count > 1:
+            self._at_once()
+        if not self._asked:
+            self._in_good_order()
+
+
+FILES_OF_A_CHILD = 8  # per node whose agent this process starts: pipes and sockets to the agent and to the probe before it
+FILES_OF_A_CONNECTION = 2  # per node that has joined: its connection
+OTHER_FILES = 512  # records, data, models, and unauthenticated peers of `core.listener`
+
+
+def allow_files_of_nodes(nodes: int, *, joining: bool) -> None:
+    """Raise the limit of open files for a driver of this many nodes. Raises UsageError."""
+    needed = OTHER_FILES + nodes * (FILES_OF_A_CONNECTION if joining else FILES_OF_A_CHILD)
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY or needed <= allowed:
+        return
+    if most != resource.RLIM_INFINITY and needed > most:
+        raise UsageError(
+            f"nodes: got {nodes:,}, for which this process may have to open {needed:,} files, and the system allows it {most:,} "
+            "(ulimit -Hn). Take fewer nodes, or have that limit raised."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))

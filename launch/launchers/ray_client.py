@@ -1,0 +1,233 @@
+"""The client of a Ray cluster: a child of the driver that holds nodes and starts commands.
+
+Started as ``python -m crosstrain.launch.launchers.ray_client``, as Ray's library ends a process that loses its cluster, handles signals,
+and prints. Gives the nodes back when its standard input ends.
+
+Requests: ``place`` (address, workers_by_node, threads, device, whole_cluster), ``start`` (node, number, command, first_line), ``kill``
+(node, number). Sent: ``waiting`` (text), ``placed`` (own_address, nodes), ``failed`` (text), ``line`` and ``ended`` of a command (number,
+value: text or exit code), ``lost`` (numbers, text).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ...core.process import ignore_interrupts
+from ...engine.protocol.messages import Message, Stream
+from ..node.scratch import ADDRESS_VARIABLE, address_towards
+from . import ray_node_holder as node_holder
+from .ray_state import PLACE_ON_EACH, Bundle, bundles_everywhere, bundles_of, shortage
+
+LOOK_SECONDS = 0.5  # interval of looking for more nodes to listen to, or for the requested nodes
+PLACE_SECONDS = 3.0  # Ray takes less for nodes that exist and are free; only longer waits are reported
+AGENTS_END_SECONDS = 3.0  # time limit for commands to end by themselves when the driver is gone
+LEAVE_SECONDS = 8.0  # time limit for giving the nodes back; Ray takes them when this process has ended
+LONGEST_REASON = 400  # characters of Ray's text on an actor's end; the rest is about the cluster
+MOST_TRIES = 3  # tries of a start whose node dies before it has begun
+OUTSIDE = "ray://"  # begins the address of a cluster that does not include this machine
+NO_CLUSTER_HERE = (
+    "this machine is a node of no Ray cluster; make it one (`ray start --address=HEAD:6379` here, `ray start --head` for a new cluster), "
+    "or name the cluster: --ray-address HEAD:6379, or ray://HEAD:10001 from outside of it"
+)
+FAILURES = (RayError, OSError, RuntimeError, ValueError)  # exceptions of Ray's calls that the cluster does not serve
+SIMULTANEOUS_CALLS = 4  # of an actor: one call waits for events while others start and kill
+
+
+def main() -> None:
+    """Serve the driver on standard input and output until it goes."""
+    ignore_interrupts()
+    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    _Client(Stream(sys.stdin.buffer, writer)).serve()
+
+
+class _Client:
+    """Executes the driver's requests in order; another thread sends the nodes' events."""
+
+    def __init__(self, driver: Stream) -> None:
+        self._driver = driver
+        self._asked: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._leaving = threading.Event()
+        self._group: PlacementGroup | None = None
+        self._bundles: Sequence[Bundle] = ()
+        self._holders: dict[int, Any] = {}
+        self._awaited: dict[Any, int] = {}  # node of each call that waits for events
+        self._starting: dict[Any, Message] = {}  # request of each start that the node has not acknowledged
+        self._running: defaultdict[int, set[int]] = defaultdict(set)  # numbers of the acknowledged starts, by node
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, name="requests", daemon=True).start()
+        threading.Thread(target=self._tell_events, name="events", daemon=True).start()
+        try:
+            while not self._leaving.is_set():
+                with suppress(queue.Empty):
+                    self._answer(self._asked.get(timeout=LOOK_SECONDS))
+        finally:
+            self._leave()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while (message := self._driver.receive()) is not None:
+                self._asked.put(message)
+        self._leaving.set()
+        if self._group is not None:
+            time.sleep(LEAVE_SECONDS)
+        os._exit(1)  # a call to Ray hangs, or there is nothing to give back
+
+    def _say(self, kind: str, **fields: Any) -> None:
+        with suppress(OSError):  # the driver is gone, which `_listen` sees
+            self._driver.send(Message(kind, fields))
+
+    def _answer(self, request: Message) -> None:
+        node = request.get("node")
+        try:
+            if request.kind == "place":
+                self._place(request)
+            elif request.kind == "start" and self._group is not None:
+                call = self._holder(node).start.remote(request["number"], request["command"], request["first_line"])
+                with self._lock:
+                    self._starting[call] = request
+            elif request.kind == "kill" and node in self._holders:
+                self._holders[node].kill.remote(request["number"])
+        except FAILURES as error:
+            self._say("failed", text=str(error))
+
+    def _place(self, request: Message) -> None:
+        address: str = request["address"]
+        os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")  # events of other users
+        _connect(address)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray has set its own handler
+        cloudpickle.register_pickle_by_value(node_holder)
+        if request["whole_cluster"]:
+            self._bundles = bundles_everywhere(ray.nodes())
+        else:
+            self._bundles = bundles_of(request["workers_by_node"], request["threads"], request["device"], ray.nodes())
+        if not self._bundles:
+            self._say("failed", text="no node of the cluster has a CPU")
+            return
+        self._group = placement_group([dict(bundle) for bundle in self._bundles], strategy="STRICT_SPREAD")
+        told, asked = "", time.monotonic()
+        while not self._group.wait(LOOK_SECONDS):
+            if self._leaving.is_set():
+                return
+            text = PLACE_ON_EACH if request["whole_cluster"] else shortage(ray.nodes(), self._bundles)
+            if text != told and time.monotonic() - asked >= PLACE_SECONDS:
+                self._say("waiting", text=text)
+                told = text
+        within = not address.startswith(OUTSIDE)
+        own = ray.util.get_node_ip_address() if within else address_towards(urlsplit(address).hostname or "")
+        self._say("placed", own_address=own, nodes=len(self._bundles))
+
+    def _holder(self, node: int) -> Any:
+        assert self._group is not None
+        with self._lock:
+            if node not in self._holders:
+                bundle = self._bundles[node]
+                actor: Any = ray.remote(node_holder.NodeHolder)
+                other = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
+                needs = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": other}
+                options = {**needs, "max_concurrency": SIMULTANEOUS_CALLS}
+                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
+                self._holders[node] = actor.options(**options, max_restarts=0, scheduling_strategy=place).remote(ADDRESS_VARIABLE)
+                self._awaited[self._holders[node].events.remote()] = node
+            return self._holders[node]
+
+    def _tell_events(self) -> None:
+        while not self._leaving.is_set():
+            with self._lock:
+                calls = [*self._awaited, *self._starting]
+            if not calls:
+                time.sleep(LOOK_SECONDS)
+                continue
+            try:
+                for call in ray.wait(calls, num_returns=1, timeout=LOOK_SECONDS)[0]:
+                    if call in self._starting:
+                        self._acknowledge(call)
+                    else:
+                        self._tell_event(call)
+            except FAILURES as error:
+                self._say("failed", text=str(error))
+                return
+
+    def _acknowledge(self, call: Any) -> None:
+        """Take a node's acknowledgement of a start; retry if the node has died, as Ray replaces it."""
+        with self._lock:
+            request = self._starting.pop(call)
+        try:
+            ray.get(call)
+        except RayActorError as error:
+            tries = request.get("tries", 1)
+            if tries < MOST_TRIES:
+                self._asked.put(Message("start", {**request.fields, "tries": tries + 1}))
+            else:
+                self._say("lost", numbers=[request["number"]], text=_reason(error))
+            return
+        with self._lock:
+            self._running[request["node"]].add(request["number"])
+
+    def _tell_event(self, call: Any) -> None:
+        with self._lock:
+            node = self._awaited.pop(call)
+            holder = self._holders[node]
+        try:
+            events = ray.get(call)
+        except ActorUnavailableError:
+            events = []  # it may come back; the agent's heartbeats show a lost node sooner
+        except RayActorError as error:
+            with self._lock:
+                del self._holders[node]
+                numbers = self._running.pop(node, set())
+            self._say("lost", numbers=sorted(numbers), text=_reason(error))
+            return
+        for number, kind, value in events:
+            self._say(kind, number=number, value=value)
+        with self._lock:
+            self._awaited[holder.events.remote()] = node
+
+    def _leave(self) -> None:
+        if self._group is None:
+            return
+        with suppress(*FAILURES):
+            if self._holders:
+                ends = [holder.end.remote(AGENTS_END_SECONDS) for holder in self._holders.values()]
+                ray.wait(ends, num_returns=len(ends), timeout=AGENTS_END_SECONDS + 1)
+            remove_placement_group(self._group)
+            ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        if address != "auto" or os.environ.get("RAY_ADDRESS"):
+            raise
+        raise ConnectionError(NO_CLUSTER_HERE) from error
+
+
+def _reason(error: RayActorError) -> str:
+    text = " ".join(str(error).split())
+    known = re.search(r"actor is dead because (.*?)(\.|$)", text)
+    return known[1] if known else text[:LONGEST_REASON]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""One task on this machine with a trained state, without a run and its records."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from ..backends.base import State
+from ..backends.capabilities import refuse_unsupported
+from ..backends.loading import load_backend
+from ..core.errors import InterruptedRunError, TrainerError
+from ..core.job import Job
+from ..engine.protocol.messages import Message
+from ..models.base import ModelSpec
+from .driver.cluster_setup import assign_gpus, infer_isolation, make_cluster, make_tasks, threads_per_task
+from .driver.nodes import Nodes
+from .driver.task_group import TaskGroup, load_state
+from .launchers.local import LocalLauncher
+from .launchers.machine_checks import EndingSignals
+from .preflight.findings import asked_device
+
+CLOSE_GRACE_SECONDS = 10.0
+
+
+class StandaloneTask:
+    """The task of a job with a single sync worker; every process ends with this context.
+
+    It opens the job's data itself; `normalisation` has the (mean, std) of images, if not the data's own. `placeholder`, the
+    `described_data` of a text, replaces it with one made-up example (`PlaceholderText`). Raises UsageError for what the backend does not
+    support, RunFailedError if the task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP (unless ignored), SIGUSR1 or SIGUSR2.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        model: ModelSpec,
+        warn: Callable[[str], None],
+        *,
+        normalisation: tuple[Sequence[float], Sequence[float]] | None = None,
+        placeholder: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._job, self._model = job, model
+        self._normalisation, self._placeholder = normalisation, placeholder
+        self._backend = load_backend(job.backend)
+        refuse_unsupported(job, job.backend, self._backend.capabilities)
+        self._launcher = LocalLauncher(job, warn)
+        self._nodes: Nodes | None = None
+        self._tasks: TaskGroup | None = None
+        self._signals = EndingSignals(self._interrupt, self._end_at_once)
+        self._sequence = 0
+        self.precision_used: str = job.precision
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        code = 0 if error is None else error.exit_code if isinstance(error, TrainerError) else 1
+        try:
+            self._end(code)
+        finally:
+            self._signals.__exit__(kind, error, trace)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has come; check it while not waiting for the task."""
+        return self._signals.interrupted
+
+    def start(self, state: State) -> None:
+        """Start the task, wait until it is warm, and load a state."""
+        deadline = time.monotonic() + self._job.start_timeout
+        channels = self._launcher.start()
+        nodes = self._nodes = Nodes(channels, node_timeout_seconds=self._job.node_timeout)
+        if self.interrupted:
+            raise InterruptedRunError("interrupted by the user")
+        hosts = nodes.greet(deadline - time.monotonic())
+        infer_isolation(channels, hosts)
+        placed = self._backend.placement(self._job)
+        tasks = self._tasks = TaskGroup(nodes, placed)
+        cluster = make_cluster(placed, channels, tasks.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
+        threads = threads_per_task(self._job, self._model, channels, hosts, placed)
+        gpus = assign_gpus(asked_device(self._job), placed, [0], hosts, nodes.name, strict=False)
+        request = {
+            "job": self._job.model_dump(mode="json"),
+            "log_folder": None,  # with the agent's temporary files; an error has the end of the log
+            "sample_interval_seconds": None,
+            "isolated": channels[0].isolated,
+            "cores_available": channels[0].cores,
+            "gpu_of_task": gpus.on_node(0, placed),
+            "start_seconds": deadline - time.monotonic(),
+            "normalisation": self._normalisation,
+            "placeholder": self._placeholder,
+        }
+        tasks.start_tasks(make_tasks(cluster, threads), lambda node: request)
+        ready = tasks.await_ready(deadline - time.monotonic())
+        self.precision_used = next(iter(ready.values())).precision_used or self._job.precision
+        load_state(tasks, state, self._job.start_timeout)
+
+    def ask(self, command: Message) -> Message:
+        """Send a command and return its answer, after any heartbeats."""
+        tasks = self._running()
+        self._sequence += 1
+        tasks.send(Message(command.kind, {**command.fields, "sequence": self._sequence}, command.arrays))
+        answers: list[Message] = []
+        while True:
+            received = tasks.receive(1.0)
+            if received is None:
+                continue
+            message: Any = received[1]
+            if message.kind == "done":
+                *_signs, answer = answers
+                return answer
+            answers.append(message)
+
+    def refuse(self, wrong: str) -> NoReturn:
+        """Reject the task's invalid answer. Raises RunFailedError."""
+        self._running().refuse(0, wrong)
+
+    def _running(self) -> TaskGroup:
+        if self._tasks is None:
+            raise RuntimeError("the task was not started")
+        return self._tasks
+
+    def _end(self, code: int) -> None:
+        if self._tasks is not None:
+            self._tasks.end_tasks(CLOSE_GRACE_SECONDS, politely=code == 0)
+        if self._nodes is not None:
+            self._nodes.finish(code)
+        self._launcher.close()
+
+    def _interrupt(self) -> None:
+        if self._nodes is not None:
+            self._nodes.interrupt()
+
+    def _end_at_once(self) -> NoReturn:
+        self._launcher.kill()
+        os._exit(InterruptedRunError.exit_code)

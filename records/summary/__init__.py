@@ -1,1 +1,0 @@
-"""Which figures follow from the records? What `summary.json` holds."""

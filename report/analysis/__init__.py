@@ -1,0 +1,1 @@
+"""What holds runs back, which configuration is best, and how a job would scale."""

@@ -1,0 +1,368 @@
+"""Recommendations: settings of `trainer run` with their expected effect.
+
+An estimate is ``about`` if its whole basis was measured, ``at most`` or ``at least`` if something unmeasured could only lessen or add to
+the effect, and missing if the figures do not bound the effect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...core.job import saved_every
+from ...core.units import Cadence
+from ..runs.run import diverged, real_batch
+from .evidence import Evidence, busiest
+from .time_shares import Worker, idle_fraction
+from .verdict import NEARLY_ALL, NOTABLE, Explanation
+
+_LEARNS_OTHERWISE = "{} doubles, so tune the learning rate again{} and check the quality"
+DISTURBED = 1.5  # half a batch cannot take longer than a whole one; noise makes it this factor at most
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One setting: the option as typed, and why."""
+
+    option: str
+    reason: str
+    speedup: float | None  # in examples/s (for evaluation and checkpoints in run time), None if unknown
+    bound: Literal["about", "at least", "at most"] | None
+    caution: str | None = None  # side effects
+    now: str | None = None  # value of this run
+
+    @property
+    def change(self) -> str:
+        """The option, and the run's value: ``--batch-size 64 (now 32 per worker)``."""
+        return f"{self.option} ({self.now})" if self.now else self.option
+
+
+def batch_dependent_seconds(explanation: Explanation, worker: Worker) -> float | None:
+    """Return the seconds of a step that grow with its batch, if half a batch was calibrated."""
+    entries = (explanation.evidence.calibration or {}).get("workers", ())
+    entry = next((entry for entry in entries if entry["worker"] == worker.worker), None)
+    if entry is None or not entry["half_compute_seconds"] or not entry["compute_seconds"]:
+        return None
+    if entry["half_compute_seconds"] > DISTURBED * entry["compute_seconds"]:
+        return None
+    calibration: Mapping[str, Any] = explanation.evidence.calibration or {}
+    left_out = 1.0 - float(calibration["half_batch_size"]) / float(calibration["batch_size"])
+    saved = 1.0 - float(entry["half_compute_seconds"]) / float(entry["compute_seconds"])
+    return worker.data_seconds + worker.compute_seconds * min(1.0, max(0.0, saved / left_out))
+
+
+def larger_batch(explanation: Explanation) -> Iterator[Advice]:
+    """Recommend twice the batch, which halves the fixed cost of an example, but no idle time."""
+    evidence = explanation.evidence
+    if evidence.shares is None:
+        return
+    slowest = evidence.shares.slowest
+    sync = evidence.summary["mode"] == "sync"
+    update = 2 * evidence.summary["global_batch_size" if sync else "batch_size"]
+    if real_batch(evidence.job, update) < update:  # at most all training examples
+        return
+    grown = [batch_dependent_seconds(explanation, worker) for worker in ([slowest] if sync else evidence.workers)]
+    known = [value for value in grown if value is not None]
+    if not known:
+        return
+    before = sum(worker.step_seconds for worker in evidence.workers) / len(evidence.workers)
+    idle = idle_fraction(evidence.summary)
+    steps = 2 * before / (before + sum(known) / len(known))
+    speedup = 1.0 / (idle + (1.0 - idle) / steps)
+    exchanging = evidence.shares.step["network"] > 0
+    halves = f"halves the {'communication' if exchanging else 'fixed cost of a step'} per"
+    if (tokens := evidence.job.get("batch_tokens")) is not None:  # --scale-lr requires batches of a fixed number of examples
+        caution = _LEARNS_OTHERWISE.format("the batch", "")
+        yield Advice(f"--batch-tokens {2 * tokens}", f"{halves} token", speedup, "about", caution, f"now {tokens}")
+        return
+    option = "--batch-size" if evidence.job.get("global_batch_size") is None else "--global-batch-size"
+    at_once = evidence.summary["batch_size"] // int(evidence.job.get("accumulate") or 1)
+    whole = evidence.summary["global_batch_size"]
+    now = at_once if option == "--batch-size" else whole
+    caution = _LEARNS_OTHERWISE.format("the global batch" if sync else "the batch of an update", " (--scale-lr)")
+    each = " per worker" if option == "--batch-size" else ""
+    yield Advice(f"{option} {2 * now}", f"{halves} example", speedup, "about", caution, f"now {now}{each}")
+
+
+_UPDATES_TOGETHER = "updates are then made together, so tune the learning rate again and check the quality"
+
+
+def network(explanation: Explanation) -> Iterator[Advice]:
+    """Recommend against slow communication."""
+    yield from larger_batch(explanation)
+    yield from _direct_exchange(explanation)
+    yield from _one_worker(explanation)
+    if len(set(explanation.evidence.job.get("cores_per_node") or ())) > 1:
+        yield from _slow_node(explanation)  # the slowest node determines the time of an exchange
+    if explanation.network_cause == "link":
+        yield from _wider_link(explanation)
+        if explanation.evidence.summary["mode"] == "async":
+            yield from _spread_servers(explanation)
+
+
+def _direct_exchange(explanation: Explanation) -> Iterator[Advice]:
+    costs = explanation.exchange_costs
+    if costs is not None and costs.direct_exchange_speedup_estimate is not None:
+        yield Advice("--exchange direct", "a step with it was tried after the run", costs.direct_exchange_speedup_estimate, "about")
+
+
+def _one_worker(explanation: Explanation) -> Iterator[Advice]:
+    """Recommend the fastest worker alone, without communication."""
+    # If the workers shared its cores, it is faster alone; overhead beyond its own work and the calibrated exchange stays. Computation grows
+    # to the global batch as from half a batch to a whole one. A lower bound is reduced by the calibration's spread.
+    evidence = explanation.evidence
+    summary, workers = evidence.summary, evidence.workers
+    count = summary["workers"]
+    if count == 1 or summary["nodes"] not in (1, count):
+        return
+    quickest = min(workers, key=lambda worker: worker.own_seconds)
+    together, overhead = sum(1.0 / worker.step_seconds for worker in workers), _overhead(evidence, quickest)
+    if evidence.job.get("global_batch_size") is None:
+        alone = 1.0 / (quickest.own_seconds + overhead)
+        caution = None if summary["mode"] == "async" else "the global batch is then one worker's"
+    else:
+        more, caution = batch_dependent_seconds(explanation, quickest), None
+        if more is None:
+            return
+        alone = count / (quickest.own_seconds + overhead + (count - 1) * more)
+    shared = summary["nodes"] == 1 or (summary["nodes_sharing_cores"] or 1) > 1
+    one = "one task" if summary["nodes"] == 1 else "one node"
+    reason = f"{one} alone: no communication{', and no sharing of cores' * shared}"
+    option = "--procs-per-node 1" if summary["nodes"] == 1 else _only_nodes(explanation, [quickest.node])
+    mode = " --mode sync" if summary["mode"] == "async" else ""
+    if shared or mode:
+        yield Advice(f"{option}{mode}", reason, alone / together / (1.0 + quickest.spread), "at least", caution)
+    else:
+        yield Advice(option, reason, alone / together, "about", caution)
+
+
+def _overhead(evidence: Evidence, worker: Worker) -> float:
+    entries = (evidence.calibration or {}).get("workers", ())
+    exchange = next((entry["communicate_seconds"] for entry in entries if entry["worker"] == worker.worker), None)
+    return 0.0 if exchange is None else max(0.0, worker.communicate_seconds - exchange)
+
+
+def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
+    limits = explanation.evidence.job.get("cores_per_node") or []
+    option = f"--nodes {len(kept)}"
+    return option if len(limits) <= 1 else f"{option} --cores-per-node {','.join(f'{limits[node]:g}' for node in kept)}"
+
+
+def _wider_link(explanation: Explanation) -> Iterator[Advice]:
+    link, evidence = busiest(explanation.evidence.links), explanation.evidence
+    if link is None or link.limit_source != "bandwidth" or evidence.shares is None:
+        return
+    saved = evidence.shares.step["network"] / 2
+    yield Advice(f"--bandwidth {_doubled(evidence.job['bandwidth'])}", "the bytes pass in half the time", 1.0 / (1.0 - saved), "at most")
+
+
+def _doubled(bandwidth: str) -> str:
+    number = re.match(r"[\d.]+", bandwidth.strip())
+    if number is None:
+        return bandwidth
+    plain = f"{2 * float(number[0]):f}".rstrip("0").rstrip(".")  # no unit may follow an exponent
+    return f"{plain}{bandwidth.strip()[number.end() :].strip()}"
+
+
+def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
+    """Recommend another parameter server, or all-reduce, by what the links could carry."""
+    # With n nodes and p servers on p of them, a server's node carries (n − 1) / p of the parameters for its clients and (p − 1) / p for its
+    # own worker in each direction; a ring of w workers carries 2 (w − 1) / w of them. The workers' own work bounds both.
+    evidence, link = explanation.evidence, busiest(explanation.evidence.links)
+    if evidence.calibration is None or link is None or link.limit_bytes_per_second is None:
+        return
+    nodes, workers, servers = (evidence.summary[name] for name in ("nodes", "workers", "parameter_servers"))
+    whole = link.limit_bytes_per_second / evidence.calibration["payload_bytes"]
+    now = sum(1.0 / worker.step_seconds for worker in evidence.workers)
+    alone = sum(1.0 / worker.own_seconds for worker in evidence.workers)
+    if servers < nodes:
+        updates = min(alone, whole * nodes / ((nodes - 1) / (servers + 1) + servers / (servers + 1)))
+        yield Advice(f"--ps {servers + 1}", "the parameters' way is then shared by more links", updates / now, "at most")
+    if workers > 1:
+        updates = min(alone, whole * workers / (2 * (workers - 1) / workers))
+        yield Advice("--mode sync", "a ring of all-reduce burdens all links alike", updates / now, "at most", _UPDATES_TOGETHER)
+
+
+def peers(explanation: Explanation) -> Iterator[Advice]:
+    """Recommend against a slow node, and in sync mode against communication that waits for it."""
+    yield from _slow_node(explanation)
+    if explanation.evidence.summary["mode"] == "sync" and explanation.step_fractions["network"] >= NOTABLE:
+        yield from larger_batch(explanation)
+        yield from _one_worker(explanation)
+
+
+def _slow_node(explanation: Explanation) -> Iterator[Advice]:
+    yield from _even_cores(explanation)
+    evidence = explanation.evidence
+    if evidence.shares is None or evidence.summary["mode"] == "async":
+        return
+    nodes, step = evidence.summary["nodes"], evidence.shares.step
+    if nodes > 1 and explanation.slow_node is not None and evidence.job.get("global_batch_size") is None:
+        speedup = (nodes - 1) / nodes / (1.0 - step["peers"])
+        what = f"without node {explanation.slow_node}, the others wait for nobody"
+        option = _only_nodes(explanation, [node for node in range(nodes) if node != explanation.slow_node])
+        yield Advice(option, what, speedup, "at least", "the global batch is then smaller")
+    reason, caution = "each node continues at its own pace", "updates are then made one by one on parameters that others change meanwhile"
+    if step["network"] < NOTABLE:
+        alone = sum(worker.step_seconds / worker.own_seconds for worker in evidence.workers) / len(evidence.workers)
+        yield Advice("--mode async", reason, alone, "at most", caution)
+    else:
+        unknown = f"{reason}; what an exchange with a parameter server takes, this run does not tell"
+        yield Advice("--mode async", unknown, None, None, caution)
+
+
+def _even_cores(explanation: Explanation) -> Iterator[Advice]:
+    """Recommend the same cores, evenly shared, which changes computation, but no waiting."""
+    # A node computed for the fraction of its cores that it used; all of the time if it had none to spare. In sync mode the node with the
+    # fewest cores decides; in async mode own work depends on the worker's node and communication on the servers'.
+    evidence = explanation.evidence
+    cores, used = evidence.job.get("cores_per_node"), [view.cpu_fraction for view in explanation.nodes]
+    if not cores or len(set(cores)) == 1 or None in used:
+        return
+    even = sum(cores) / len(cores)
+    computing = [1.0 if (fraction or 0.0) > NEARLY_ALL else fraction or 0.0 for fraction in used]
+    longer = [1.0 + busy * (mine / even - 1.0) for mine, busy in zip(cores, computing, strict=True)]
+    now = [worker.step_seconds for worker in evidence.workers]
+    if evidence.summary["mode"] == "sync":
+        own = max(worker.own_seconds * cores[worker.node] / even for worker in evidence.workers)
+        speedup = max(now) / max(own, max(now) * longer[cores.index(min(cores))])
+    else:
+        serving = max(longer[: evidence.summary["parameter_servers"]])
+        then = [worker.own_seconds * longer[worker.node] + worker.communicate_seconds * serving for worker in evidence.workers]
+        speedup = sum(1.0 / seconds for seconds in then) / sum(1.0 / seconds for seconds in now)
+    yield Advice(f"--cores-per-node {even:g}", "the same cores, shared evenly", speedup, "about")
+
+
+WORTH_SAYING = 1.1  # minimum speed-up of a recommendation
+
+
+def advise(explanation: Explanation) -> list[Advice]:
+    """Return recommendations, the largest certain effect first; none if the loss diverged."""
+    found: dict[str, Advice] = {}
+    if diverged(explanation.evidence.summary) is not None:
+        return []
+    for component in explanation.candidates:
+        for advice in _BY_COMPONENT[component](explanation):
+            if advice.speedup is None or advice.speedup >= WORTH_SAYING:
+                found.setdefault(advice.option, advice)
+    return sorted(found.values(), key=lambda advice: (advice.speedup is None, advice.bound == "at most", -(advice.speedup or 0.0)))
+
+
+def _compute(explanation: Explanation) -> Iterator[Advice]:
+    yield from larger_batch(explanation)
+    yield from _more_cores(explanation)
+    evidence = explanation.evidence
+    if evidence.summary["precision"] == "fp32":
+        share = evidence.shares.step["compute"] if evidence.shares else 0.0
+        reason = f"speeds up computation only ({share:.0%} of a worker's step); {_bf16_needs(explanation)}"
+        yield Advice("--precision bf16", reason, None, None, "convolutions and matrix products then have 8 significant bits")
+
+
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # Linux's flags of bfloat16 products: two of x86, one of Arm
+
+
+def _bf16_needs(explanation: Explanation) -> str:
+    evidence = explanation.evidence
+    if evidence.summary["device_used"] == "gpu":
+        return "by how much depends on the GPU"
+    recorded = [frozenset(node.get("cpu_flags") or ()) for node in evidence.env]
+    if recorded and all(recorded):
+        known = [flag for flag in _BF16_FLAGS if all(flag in flags for flags in recorded)]
+        return f"the CPUs have bf16 instructions ({', '.join(known)})" if known else "slower here: the CPUs have no bf16 instructions"
+    models = sorted({str(node["cpu_model"]) for node in evidence.env if node.get("cpu_model")})
+    named = f" of {' and '.join(models)}" if models else ""
+    return f"slower on CPUs without bf16 instructions ({' or '.join(_BF16_FLAGS)} in /proc/cpuinfo); the run did not record those{named}"
+
+
+def _data(explanation: Explanation) -> Iterator[Advice]:
+    evidence = explanation.evidence
+    if evidence.shares is not None and evidence.job.get("augment", "none") != "none":
+        speedup = 1.0 / max(0.01, 1.0 - evidence.shares.step["data"])
+        reason = "images are then used as they are, and normalised once where they fit into memory"
+        yield Advice("--augment none", reason, speedup, "at most", "the model then learns from fewer images")
+    yield from _more_cores(explanation)
+
+
+def _more_cores(explanation: Explanation) -> Iterator[Advice]:
+    evidence, shares = explanation.evidence, explanation.evidence.shares
+    if shares is None:
+        return
+    work = shares.step["compute"] + shares.step["data"] + shares.step["peers"]
+    cores = evidence.job.get("cores_per_node")
+    busiest_cpu = max((view.cpu_fraction or 0.0 for view in explanation.nodes), default=0.0)
+    if cores and len(set(cores)) == 1 and busiest_cpu > NEARLY_ALL and evidence.env:
+        spare = (evidence.env[0]["cores_logical"] or 0) / evidence.summary["nodes"] / cores[0]
+        if spare > 1:
+            yield Advice(f"--cores-per-node {cores[0] * spare:g}", f"each node uses {busiest_cpu:.0%} of what it may", spare, "at most")
+    threads, first = evidence.job.get("threads"), explanation.nodes[0]
+    free = int((first.cores_available or 0.0) * evidence.summary["nodes"] / evidence.summary["workers"])
+    if threads is not None and (evidence.summary["nodes_sharing_cores"] or 1) == 1 and first.limit == "CPU" and free > threads:
+        speedup = 1.0 / (1.0 - work * (1.0 - threads / free))
+        yield Advice(f"--threads {free}", f"each task computes with {threads} of the {free} cores it has", speedup, "at most")
+
+
+def _evaluating(explanation: Explanation) -> Iterator[Advice]:
+    evidence = explanation.evidence
+    yield from _less_often("--eval-every", evidence.job["eval_every"], evidence.evaluations, evidence.summary["eval_seconds"], explanation)
+
+
+def _translating(explanation: Explanation) -> Iterator[Advice]:
+    evidence = explanation.evidence
+    beam = evidence.job.get("beam", 1)
+    if beam > 1:
+        seconds = evidence.summary["translate_seconds"]
+        reason = f"at the end {beam} hypotheses of each test sentence were followed, {seconds:.2f} s in all; greedy search follows one"
+        yield Advice(
+            "--beam 1", reason, None, None, "its scores compare with those of runs that search greedily at the end, and with no others"
+        )
+
+
+def _saving(explanation: Explanation) -> Iterator[Advice]:
+    evidence = explanation.evidence
+    cadence = saved_every(evidence.job["checkpoint_every"], evidence.job.get("max_restarts", 0))
+    if cadence is not None:
+        saved = evidence.summary["checkpoints"]["saved"]
+        yield from _less_often("--checkpoint-every", cadence, saved, evidence.summary["checkpoint_seconds"], explanation)
+
+
+def _less_often(option: str, cadence: str, times: int, seconds: float, explanation: Explanation) -> Iterator[Advice]:
+    run_seconds = explanation.evidence.summary["run_seconds"]
+    every = Cadence.parse(cadence)
+    saved = seconds * (times // 2 / times) if times else 0.0
+    if every.unit == "end" or not saved or run_seconds <= saved:
+        return
+    unit = {"epochs": "epochs", "steps": "steps", "seconds": "s"}[every.unit]
+    doubled = f"{option} {2 * every.amount:g}{unit}"
+    reason = f"{times // 2} of the {times} times, {saved:.2f} s in all, would not take place"
+    yield Advice(doubled, reason, run_seconds / (run_seconds - saved), "about")
+
+
+def _profiling(explanation: Explanation) -> Iterator[Advice]:
+    profiled = explanation.run_fractions["profiling"]
+    if profiled < 1:
+        yield Advice("leave --profile out", "tracing steps takes time", 1 / (1 - profiled), "about")
+
+
+def _other(explanation: Explanation) -> Iterator[Advice]:
+    evidence = explanation.evidence
+    given = evidence.job.get("steps_per_call")
+    if given is not None and evidence.summary["run_seconds"]:
+        share = sum(explanation.run_fractions.get(name, 0.0) for name in ("idle", "other"))
+        reason = f"with {given} steps a call, much of the time passes between calls"
+        yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - share), "at most")
+
+
+_BY_COMPONENT: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
+    "network": network,
+    "peers": peers,
+    "compute": _compute,
+    "data": _data,
+    "idle": _other,
+    "evaluating": _evaluating,
+    "translating": _translating,
+    "saving": _saving,
+    "profiling": _profiling,
+    "other": _other,
+}

@@ -1,0 +1,229 @@
+"""The conclusion from several runs: ranking, effects, bottlenecks and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ...records.store.jsonl import finite_json
+from ...records.text import duration_text
+from ..compare.factors import MOST_NAMED, Factor, some_of
+from ..compare.ratios import Ratio, geometric_mean
+from ..runs.cpu_starvation import contention_judged
+from ..runs.run import Run, labelled, number
+from .advice import Advice, advise
+from .axis import AxisVerdict, judge_axis
+from .evidence import percent
+from .loss_agreement import LossAgreement, loss_agreements
+from .set_ups import (
+    FIGURES,
+    SPEED_FIGURE,
+    Figure,
+    SetUp,
+    SetUps,
+    coarse_gaps,
+    counted,
+    set_ups,
+    times_as_good,
+    times_text,
+)
+from .set_ups import TARGET_FIGURE as TARGET
+from .verdict import Explanation, explain
+
+MOST_ADVICE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best configuration by a figure."""
+
+    set_up: SetUp
+    figure: Figure
+    value: float  # geometric mean over the repeats
+    interval: tuple[float, float] | None  # 95 %, None for one run
+    worst: SetUp | None  # last of the `compared` ones, None for a single one
+    over_worst: Ratio | None  # ratio of the best to the worst
+    compared: int = 1
+    left: int = 0  # number with this figure that are not comparable
+    rivals: tuple[SetUp, ...] = ()  # not significantly worse than the best, in order
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "set_up": self.set_up.label,
+            "figure": self.figure.key,
+            "value": self.value,
+            "runs": len(self.set_up.figures(self.figure)),
+            "interval": self.interval,
+            "worst": None if self.worst is None else self.worst.label,
+            "ratio_over_worst": None if self.over_worst is None else self.over_worst.to_json(),
+            "compared": self.compared,
+            "not_comparable": self.left,
+            "not_surely_worse": [one.label for one in self.rivals],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The bottleneck of a configuration, by its typical run's calibration."""
+
+    set_up: SetUp
+    explanation: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The conclusion from several runs."""
+
+    set_ups: SetUps
+    best: tuple[Best, ...]  # by each of the `figures`
+    verdicts: tuple[AxisVerdict, ...]  # by axis and each of the `figures`
+    limits: tuple[Limit, ...]  # bottlenecks of the best and the worst
+    advice: tuple[Advice, ...]  # for the best
+    losses: tuple[LossAgreement, ...] = ()  # of runs that should train alike
+    figures: tuple[Figure, ...] = FIGURES  # to rank by
+
+    @property
+    def concludes(self) -> bool:
+        """Whether there are several runs to conclude from."""
+        return sum(len(one.runs) for one in self.set_ups.all) > 1
+
+    def to_json(self, sentences: Sequence[str] = ()) -> dict[str, Any]:
+        """Return it as a JSON object, with its sentences."""
+        document = {
+            "sentences": list(sentences),
+            "set_ups": [{"label": one.label, "runs": [run.name for run in one.runs]} for one in self.set_ups.all],
+            "best": [one.to_json() for one in self.best],
+            "axes": [one.to_json() for one in self.verdicts],
+            "limits": [
+                {"set_up": limit.set_up.label, "run": limit.explanation.evidence.name, "verdict": limit.explanation.verdict}
+                for limit in self.limits
+            ],
+            "next": [{"option": one.option, "speedup": one.speedup, "bound": one.bound, "reason": one.reason} for one in self.advice],
+            "losses": [one.to_json() for one in self.losses],
+            "quality": self.set_ups.quality.to_json([one.label for one in self.set_ups.all]),
+            "left_out": [
+                {"run": one.run.name, "starved_fraction": one.by.fraction, "foreign_cores": one.by.foreign_cores}
+                for one in self.set_ups.disturbed
+            ],
+        }
+        found: dict[str, Any] = finite_json(document)
+        return found
+
+
+def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequence[Figure] = FIGURES) -> Conclusion:
+    """Return the conclusion from runs with figures, ranked by `figures`; `swept`: see `set_ups`."""
+    found = set_ups(labelled(runs), swept)
+    best = [one for figure in figures if (one := _best(found, figure)) is not None]
+    # a target ranks an axis only if two configurations always reached it
+    ranked = [figure for figure in figures if figure.better > 0 or sum(bool(one.figures(figure)) for one in found.all) > 1]
+    verdicts = [judge_axis(found, axis, figure) for axis in found.axes for figure in ranked]
+    every = [run for one in found.all for run in one.runs]
+    limits = _limits(found, best) if figures and len(every) > 1 else []
+    advice = advise(limits[0].explanation) if limits and not found.quality.undecided else []
+    advice = [one for one in advice if one.speedup is not None][:MOST_ADVICE]
+    losses = loss_agreements(every)
+    return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice), tuple(losses), tuple(figures))
+
+
+def _best(found: SetUps, figure: Figure) -> Best | None:
+    among = found.all_comparable(figure)
+    if not among or (len(among) == 1 and not (len(found.all) > 1 and _alone_reached(found, among[0], figure))):
+        return None
+    ordered = sorted(among, key=lambda one: -figure.better * geometric_mean(one.figures(figure)))
+    first, worst = ordered[0], ordered[-1] if len(ordered) > 1 else None
+    over = None if worst is None else times_as_good(first, worst, figure)
+    left = sum(bool(one.figures(figure)) and found.ranks(one) for one in found.all) - len(among)
+    rivals = [one for one in ordered[1:-1] if not times_as_good(first, one, figure).sure] if over is not None and over.known else []
+    value = geometric_mean(first.figures(figure))
+    return Best(first, figure, value, first.interval(figure), worst, over, len(among), left, tuple(rivals))
+
+
+def _alone_reached(found: SetUps, one: SetUp, figure: Figure) -> bool:
+    return figure.better < 0 and all(
+        other is one or (other.missed_target and found.comparable(one, other, figure.group)) for other in found.all
+    )
+
+
+def _limits(found: SetUps, best: Sequence[Best]) -> list[Limit]:
+    place = found.quality.best if found.quality.best is not None else 0 if len(found.all) == 1 else None
+    alone = () if place is None or not found.quality.ranks(place) else (found.all[place],)
+    looked_at = (best[0].set_up, best[0].worst) if best else alone
+    return [Limit(one, explain(one.typical_run)) for one in looked_at if one is not None and one.typical_run.calibration is not None]
+
+
+MOST_TOO_FAST = 3
+
+
+def _too_fast(more: SetUp, fewer: SetUp, times: Ratio) -> str:
+    ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
+    return (
+        f"{more.label} is {times_text(times.ratio)} as fast as {fewer.label}, above the ideal {ideal:.3g} ×: a measurement is wrong or "
+        "another advantage helped, so this pair does not count for the effect of nodes; measure both again."
+    )
+
+
+MOST_STARTS = 3
+LEAST_START = 0.1  # from this fraction of the time to target on, start-up may change the ranking
+
+
+def _target_times(conclusion: Conclusion) -> list[str]:
+    best = next((one for one in conclusion.best if one.figure is TARGET), None)
+    if best is None:
+        return []
+    found = []
+    named = [one for one in (best.set_up, *best.rivals, best.worst) if one is not None]
+    starts = [(one, fmean(known)) for one in named if (known := _starts(one))]
+    if any(seconds >= LEAST_START * geometric_mean(one.figures(TARGET)) for one, seconds in starts):
+        told = ", ".join(f"{duration_text(seconds)} with {one.label}" for one, seconds in starts[:MOST_STARTS])
+        found.append(f"Time to target excludes start-up: {told}.")
+    measured = [one for one in conclusion.set_ups.all if one.figures(TARGET)]
+    if gaps := coarse_gaps(measured):
+        apart = duration_text(gaps[0]) if gaps[0] == gaps[-1] else f"{duration_text(gaps[0])} to {duration_text(gaps[-1])}"
+        every = {str(run.job.get("eval_every")) for one in measured for run in one.runs}
+        now = f" (--eval-every {every.pop()})" if len(every) == 1 else ""
+        found.append(f"Time to target has the resolution of evaluations{now}, {apart} here; evaluate more often for a finer one.")
+    return found
+
+
+def _starts(one: SetUp) -> list[float]:
+    return [seconds for run in one.runs if (seconds := number(run.summary.get("init_seconds"))) is not None]
+
+
+def _contention(found: SetUps) -> list[str]:
+    lines = [
+        f"CPU contention: other programs took {percent(one.by.fraction)} of the CPU time that {one.run.name} needed; its speed and "
+        "times are not used."
+        for one in found.disturbed[:MOST_NAMED]
+    ]
+    if (more := len(found.disturbed) - MOST_NAMED) > 0:
+        lines.append(f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either.")
+    ranked = [one for one in found.all if found.ranks(one)]
+    slowed = [one for one in ranked if len(ranked) > 1 and one.contended]
+    if slowed:
+        named = some_of([f"{one.label} up to {times_text(one.contention_factor)} as fast" for one in slowed])
+        widened = any(one.interval(SPEED_FIGURE) for one in slowed)
+        what = "* Widened for CPU contention" if widened else "CPU contention may have reduced throughput"
+        lines.append(f"{what}; without it: {named}.")
+    unjudged = [run.name for one in found.all for run in one.runs if not contention_judged(run.summary)]
+    if unjudged:
+        lines.append(f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}.")
+    if any(one.run.summary["mode"] == "async" for one in found.disturbed):
+        lines.append("CPU contention changes the staleness of async updates, and so the quality of async runs.")
+    return lines
+
+
+def cautions(conclusion: Conclusion) -> list[str]:
+    """Return the caveats, a sentence each."""
+    found = []
+    summaries = [run.summary for one in conclusion.set_ups.all for run in one.runs]
+    if any((summary.get("nodes_sharing_cores") or 1) > 1 for summary in summaries):
+        found.append("Nodes share cores: results do not predict separate machines.")
+    found += _target_times(conclusion)
+    found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
+    found += _contention(conclusion.set_ups)
+    if any(summary.get("synthetic") for summary in summaries):
+        found.append("The data is synthetic, so quality has no meaning.")
+    return found

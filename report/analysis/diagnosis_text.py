@@ -1,0 +1,380 @@
+"""An explanation as text: verdict, reason, nodes and recommendations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from ...records.node_usage import LEAST_SECONDS
+from ...records.text import MOST_NODES_SHOWN, UNKNOWN, bytes_text, ends_of, memory_basis, number_text, seconds_text
+from ..runs.run import diverged_text
+from .advice import Advice
+from .evidence import NAMES, bits_text, busiest, exchange_seconds, padding_text, percent
+from .exchange_costs import exchange_text, hidden_exchange
+from .time_shares import BESIDE_TRAINING, SELDOM
+from .verdict import NEARLY_ALL, NOTABLE, SLOW, Explanation, NodeView
+
+
+def headline(explanation: Explanation) -> str:
+    """Return the verdict in a sentence with its figures."""
+    writer = {
+        "starved": _starved,
+        "network": _network,
+        "compute": _compute,
+        "data": _data,
+        "peers": _peers,
+        "idle": _idle,
+        "evaluating": _evaluating,
+        "translating": _translating,
+        "saving": _saving,
+        "profiling": _profiling,
+        "other": _other,
+        "mixed": _mixed,
+        "unclear": _unclear,
+        "unknown": _unknown,
+    }[explanation.verdict]
+    return writer(explanation)
+
+
+def _starved(explanation: Explanation) -> str:
+    found = explanation.starved
+    if found is None:
+        raise ValueError("nobody took this run's cores")
+    foreign, own = number_text(found.foreign_cores, 2), number_text(found.cores_available, 2)
+    cores = f"{foreign} of the {own} cores that node {found.node} may use"
+    if explanation.evidence.job.get("cores_per_node") or found.foreign_cores > found.cores_available:  # a quota on more cores
+        cores = f"{foreign} of the cores that node {found.node}, limited to {own}, runs on"
+    return (
+        f"CPU contention: other programs used {cores}, {percent(found.fraction)} of the CPU time that its tasks needed. "
+        "The figures below are of a busy machine, so there is no recommendation. Run it again on a quiet one."
+    )
+
+
+def _exchange(explanation: Explanation) -> str:
+    return "an all-reduce" if explanation.evidence.summary["mode"] == "sync" else "a push and pull"
+
+
+def _network(explanation: Explanation) -> str:
+    kind = "that computation does not hide" if explanation.evidence.summary["mode"] == "sync" else "with the parameter server"
+    share = f"communication-bound: {percent(explanation.step_fractions['network'])} of a worker's step is communication {kind}"
+    link = busiest(explanation.evidence.links)
+    full = ""
+    if link is not None:
+        speed = bits_text(link.limit_bytes_per_second or 0.0)
+        full = f"node {link.node}'s link runs at {percent(link.fraction)} of {speed} while it trains"
+    if explanation.network_cause == "link":
+        return f"{share}, and {full}."
+    though = f"; no link is full ({full})" if full else ""
+    if explanation.network_cause == "messages":
+        few = f"{_exchange(explanation)} of a few bytes takes {percent(explanation.message_fraction)} of the time of the full one"
+        return f"{share}: latency and overhead more than bandwidth{though}; {few}."
+    if explanation.network_cause == "waiting":
+        alone = seconds_text(exchange_seconds(explanation.evidence.calibration))
+        return f"{share}, mostly overhead and waiting{though}: {_exchange(explanation)} by itself takes {alone}."
+    calibration = explanation.evidence.calibration
+    payload = bytes_text(calibration["payload_bytes"]) if calibration else "the gradients"
+    return f"{share}, for moving and summing {payload} per step{though}."
+
+
+def _compute(explanation: Explanation) -> str:
+    share, unknown = explanation.step_fractions["compute"], hidden_exchange(explanation.evidence)
+    told = percent(share) if unknown is None else f"about {percent(share * (1 - unknown))} or more"
+    text = f"compute-bound: {told} of a worker's step is forward, backward and update"
+    busy = [view for view in explanation.nodes if view.gpu_utilization is not None and view.limit == "GPU"]
+    if busy:
+        return f"{text}; GPUs are busy for {percent(max(view.gpu_utilization or 0.0 for view in busy))} of the time."
+    known = [view for view in explanation.nodes if view.cpu_cores_used is not None and view.cores_available is not None]
+    if not known:
+        return f"{text}."
+    most = max(known, key=lambda view: view.cpu_fraction or 0.0)
+    used, available = number_text(most.cpu_cores_used, 2), number_text(most.cores_available, 2)
+    return f"{text}; node {most.node} uses {used} of the {available} cores it may use."
+
+
+def _data(explanation: Explanation) -> str:
+    return (
+        f"data-bound: {percent(explanation.step_fractions['data'])} of a worker's step is gathering, augmenting and normalising the batch."
+    )
+
+
+def _peers(explanation: Explanation) -> str:
+    times = f"takes {number_text(explanation.slowness, 1)} times as long as the median worker's"
+    slow = f"node {explanation.slow_node}"
+    view = next(view for view in explanation.nodes if view.node == explanation.slow_node)
+    cores = "" if view.cores_available is None else f" (it has {number_text(view.cores_available, 2)} cores)"
+    if explanation.evidence.summary["mode"] == "sync":
+        waits = percent(explanation.step_fractions["peers"])
+        text = f"straggler: workers wait for {slow} for {waits} of a step; its own work {times}{cores}"
+        return f"{text}{_exchange_of_the_slow(explanation, view)}."
+    share = percent(view.updates_fraction)
+    return f"straggler: the work of {slow} {times}{cores}. It makes {share} of the updates; no worker waits for it."
+
+
+def _exchange_of_the_slow(explanation: Explanation, view: NodeView) -> str:
+    share = explanation.step_fractions["network"]
+    if share < NOTABLE or explanation.network_cause == "link" or (view.cpu_fraction or 0.0) < NEARLY_ALL:
+        return ""
+    used = percent(view.cpu_fraction)
+    return f"; communication, {percent(share)} of the step, waits for it too, as it uses {used} of its cores"
+
+
+def _evaluating(explanation: Explanation) -> str:
+    evidence = explanation.evidence
+    each = evidence.summary["eval_seconds"] / max(1, evidence.evaluations)
+    how = f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''} of {number_text(each, 3)} s"
+    return f"evaluation is the bottleneck: it takes {percent(explanation.run_fractions['evaluating'])} of the run time ({how})."
+
+
+def _translating(explanation: Explanation) -> str:
+    evidence = explanation.evidence
+    share, seconds = percent(explanation.run_fractions["translating"]), number_text(evidence.summary["translate_seconds"], 1)
+    finished = "" if evidence.summary["translated"] else ", and was not finished"
+    return (
+        f"the final translation is the bottleneck: it takes {share} of the run time ({seconds} s{finished}). "
+        "It happens once, so its share falls in longer runs."
+    )
+
+
+def _saving(explanation: Explanation) -> str:
+    share = percent(explanation.run_fractions["saving"])
+    saved = explanation.evidence.saved
+    return (
+        f"checkpoints are the bottleneck: they pause training for {share} of the run time ({saved} saved), not counting background writing."
+    )
+
+
+def _profiling(explanation: Explanation) -> str:
+    summary = explanation.evidence.summary
+    share, seconds = percent(explanation.run_fractions["profiling"]), number_text(summary["profile_seconds"], 1)
+    return f"profiling is the bottleneck: it takes {share} of the run time ({seconds} s). Run without --profile."
+
+
+def _idle(explanation: Explanation) -> str:
+    summary = explanation.evidence.summary
+    share, seconds = percent(explanation.run_fractions["idle"]), number_text(summary["run_seconds"], 2)
+    size = number_text((summary["step_seconds"] or {}).get("group_size"), 0)
+    waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
+    return f"idle workers: {waits}; they get {size} steps at a time."
+
+
+def _other(explanation: Explanation) -> str:
+    seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
+    share = percent(explanation.run_fractions["other"])
+    lost = explanation.evidence.summary.get("restart_seconds_lost") if explanation.evidence.part_began_seconds is None else None
+    more = f"restarts took {number_text(lost, 2)} s of it" if lost else "measure a longer run"
+    return f"idle and coordination: {share} of the run's {seconds} s is neither training nor evaluation; {more}."
+
+
+def _mixed(explanation: Explanation) -> str:
+    return f"nothing dominates: {_list(explanation, ' and ')}."
+
+
+def _unclear(explanation: Explanation) -> str:
+    shares, slow = explanation.evidence.shares, explanation.slow_node
+    doubtful = shares is not None and slow == shares.slowest.node and set(explanation.candidates) <= {"compute", "data", "peers"}
+    if shares is not None and doubtful and abs(shares.slowness - SLOW) <= shares.slowness_uncertainty:
+        times = f"{number_text(shares.slowness, 2)} ± {number_text(shares.slowness_uncertainty, 2)} times"
+        return (
+            f"unclear whether node {slow} is a straggler: its own work takes {times} as long as the median worker's; the limit is {SLOW}. "
+            f"The bottleneck is {_list(explanation, ' or ')}."
+        )
+    return f"unclear: {_list(explanation, ' or ')}; the difference is too small to decide."
+
+
+def _list(explanation: Explanation, joint: str) -> str:
+    words, uncertain = [], False
+    for component in explanation.candidates:
+        name, fraction = NAMES[component], explanation.run_fractions[component]
+        if component == "peers" and explanation.evidence.summary["mode"] == "async":  # in async mode own work shows a slow node
+            name, fraction = "the work of a slow node", sum(explanation.run_fractions[own] for own in ("compute", "data"))
+        spread = explanation.run_uncertainty.get(component, 0.0)
+        uncertain |= spread >= 0.01
+        more = f" ± {percent(spread)}" if spread >= 0.01 else ""
+        words.append(f"{name} {percent(fraction)}{more}")
+    listed = joint.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"{listed} of the run time{' (±: spread of the calibration)' if uncertain else ''}"
+
+
+def _unknown(explanation: Explanation) -> str:
+    if explanation.evidence.steps_mixed:
+        return "no verdict: the run changed when it was resumed, and only its last part was calibrated."
+    return "no verdict: the run was not calibrated."
+
+
+NOT_CALIBRATED = (
+    "This run has no calibration (--no-calibrate, or it did not complete), so the components of its steps are unknown. "
+    "Only figures that were recorded during the run are shown."
+)
+
+MIXED = (
+    "An older version of this program recorded step times over all parts of the run, so those of the calibrated part are unknown. "
+    "Only figures that were recorded during the run are shown."
+)
+
+
+def _basis(explanation: Explanation) -> str:
+    over = "the whole run" if explanation.evidence.part_began_seconds is None else "the run since it was resumed"
+    again = ", with what restarts had done again" if explanation.evidence.summary.get("restart_seconds_lost") else ""
+    shares = "bottleneck and shares: of the node's steps; " if explanation.calibrated else ""
+    return f"{shares}CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
+
+
+def _memory(explanation: Explanation) -> list[str]:
+    nodes = explanation.evidence.summary["per_node"]
+    figures = [[(node.get(f"memory_{kind}_bytes") or {}).get("max") or 0 for node in nodes] for kind in ("rss", "pss")]
+    rss, pss = (bytes_text(max(found, default=0) or None) for found in figures)
+    sampled = "" if pss == UNKNOWN else f", sampled PSS {pss}"
+    return [] if rss == UNKNOWN else [f"largest memory of a node: peak RSS {rss}{sampled}. {memory_basis(bool(sampled))}"]
+
+
+def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
+    """Return the whole output of `trainer explain`."""
+    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation)]
+    parts += [_basis(explanation), *_memory(explanation)]
+    for note in notes(explanation):
+        parts += ["", note]
+    if advice:
+        parts += ["", "What would help, by this run's figures:", *(f"  {_advice_line(entry)}" for entry in advice)]
+    return Group(*parts)
+
+
+def _run_line(explanation: Explanation) -> str:
+    run, began = explanation.run_fractions, explanation.evidence.part_began_seconds
+    of = "of the run time" if began is None else f"of the time since the run was resumed at {number_text(began, 2)} s"
+    idle = f" ({NAMES['idle']} {percent(run['idle'])}: async, no updates to compute)" if run.get("idle") else ""
+    training = f"{of}: training {percent(explanation.training_fraction)}{idle}, {_beside(explanation)}"
+    if not explanation.calibrated:
+        return training
+    unknown = hidden_exchange(explanation.evidence)
+    shares = {component: percent(fraction) for component, fraction in explanation.step_fractions.items()}
+    shares |= {} if unknown is None else {"network": f"unknown, at most about {percent(unknown)}"}
+    steps = ", ".join(f"{NAMES[component]} {share}" for component, share in shares.items())
+    costs = "" if explanation.exchange_costs is None else f"\n{exchange_text(explanation.exchange_costs)}"
+    return f"{training}\nof a worker's step: {steps}{costs}"
+
+
+def _beside(explanation: Explanation) -> str:
+    fractions, job = explanation.run_fractions, explanation.evidence.job
+    expected = {"translating": job.get("translation_signatures"), "profiling": job.get("profile")}
+    shown = [name for name in (*BESIDE_TRAINING, "other") if name not in SELDOM or expected[name] or fractions[name]]
+    return ", ".join(f"{NAMES[component]} {percent(fractions[component])}" for component in shown)
+
+
+def _nodes(explanation: Explanation) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("node", no_wrap=True, vertical="bottom")
+    table.add_column("bottleneck", no_wrap=True, vertical="bottom")
+    for name in ("computation", "data\nloading", "waiting for\nstragglers", "communication", "CPU cores", "sent", "received"):
+        table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+    shown, some = ends_of(explanation.nodes, _waiting)
+    if some:
+        table.caption = f"Of {len(explanation.nodes):,} nodes: those that wait least for stragglers, and those that wait most."
+    unknown = hidden_exchange(explanation.evidence) is not None
+    for view in shown:
+        step = {**(view.step_fractions or {}), **({"network": None} if unknown else {})}
+        shares = (percent(step.get(component)) for component in ("compute", "data", "peers", "network"))
+        cores = (
+            UNKNOWN if view.cpu_cores_used is None else f"{number_text(view.cpu_cores_used, 2)} of {number_text(view.cores_available, 2)}"
+        )
+        table.add_row(str(view.node), _BOTTLENECKS.get(view.limit or UNKNOWN, view.limit), *shares, cores, *_traffic(view))
+    return table
+
+
+_BOTTLENECKS = {UNKNOWN: UNKNOWN, "data": "data loading", "exchange": "communication", "peer": "stragglers", "nothing": "none"}
+
+
+def _waiting(view: NodeView) -> float | None:
+    """Return how much of a step a node waits; without calibration, the negative CPU fraction."""
+    if view.step_fractions is not None:
+        return view.step_fractions.get("peers")
+    return None if view.cpu_fraction is None else -view.cpu_fraction
+
+
+def _traffic(view: NodeView) -> tuple[str, str]:
+    limit = view.link.limit_bytes_per_second
+    sent, received = (
+        bytes_text(rate, per_second=True) + (f" ({percent(rate / limit)})" if rate is not None and limit else "")
+        for rate in (view.link.sent_bytes_per_second, view.link.received_bytes_per_second)
+    )
+    return sent, received
+
+
+def _unfinished(state: str, recorded_until: float) -> str:
+    at_work = state in ("starting", "running")
+    ended = "was killed before it could write one" if state == "died" else f"ended without one (state: {state})"
+    why = "is still running" if at_work else ended
+    until, more = number_text(recorded_until, 1), "all later records" if at_work else "everything after its last record"
+    return (
+        f"The run has no summary.json, as it {why}: all figures are from its records up to {until} s on the run clock. "
+        f"Missing: the calibration, a part of the start-up time, the shutdown time, and {more}."
+    )
+
+
+def notes(explanation: Explanation) -> list[str]:
+    """Return the notes to the figures."""
+    evidence = explanation.evidence
+    found = [] if evidence.recorded_until is None else [_unfinished(evidence.state, evidence.recorded_until)]
+    found += [
+        text for text in (evidence.restarted, evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text
+    ]
+    if not explanation.calibrated:
+        found.append(MIXED if evidence.steps_mixed else NOT_CALIBRATED)
+        found += _native(explanation)
+    if explanation.starved is not None:
+        return found
+    sharing = evidence.summary["nodes_sharing_cores"] or 1
+    if sharing > 1:
+        parts = "--cores-per-node gives each virtual node its own share; --threads sets the threads of each task"
+        found.append(f"{sharing} nodes share the same cores and compete for them. {parts}.")
+    held_up = [text for text in (_held_up(explanation, view) for view in explanation.nodes) if text]
+    if len(held_up) > MOST_NODES_SHOWN:
+        held_up = [*held_up[:MOST_HELD_UP], f"So are {len(held_up) - MOST_HELD_UP:,} more of {len(explanation.nodes):,} nodes."]
+    found += held_up
+    if "network" in explanation.candidates and busiest(evidence.links) is None:
+        found.append("The links' capacity is unknown, so their utilisation cannot be computed (--bandwidth sets one for virtual nodes).")
+    return found
+
+
+MOST_HELD_UP = 3  # nodes named, if there are very many
+HELD_UP = 0.75  # a node with less of its needed cores is short of CPU
+
+
+def _held_up(explanation: Explanation, view: NodeView) -> str | None:
+    summary = explanation.evidence.summary
+    if (
+        summary["run_seconds"] < LEAST_SECONDS
+        or view.step_fractions is None
+        or view.limit not in ("CPU", "data")
+        or None in (view.cpu_cores_used, view.cores_available)
+    ):
+        return None
+    working = sum(view.step_fractions[component] for component in ("compute", "data"))
+    training = sum(explanation.run_fractions[component] for component in explanation.step_fractions)
+    needed = working * training * min(summary["workers"] / summary["nodes"], view.cores_available or 0.0)
+    if (view.cpu_cores_used or 0.0) >= HELD_UP * needed:
+        return None
+    return (
+        f"Node {view.node} is short of CPU: it computes or loads data for {percent(working)} of its steps, which needs at least "
+        f"{number_text(needed, 2)} cores, and got {number_text(view.cpu_cores_used, 2)}: other processes used the CPU."
+    )
+
+
+def _native(explanation: Explanation) -> list[str]:
+    summary = explanation.evidence.summary
+    workers = summary["workers"] if summary["mode"] == "async" else 1
+    whole = workers * summary["train_seconds"]
+    figures = (("data", summary["data_wait_seconds"]), ("other tasks", summary["network_wait_seconds"]))
+    known = [f"for {what} {percent(seconds / whole)}" for what, seconds in figures if seconds is not None and whole]
+    return [f"Recorded by the framework, as shares of the training time: waiting {', '.join(known)}."] if known else []
+
+
+FAR = 10.0  # from this speed-up on without decimals
+
+
+def _advice_line(entry: Advice) -> str:
+    effect = "" if entry.speedup is None else f" ({entry.bound} {number_text(entry.speedup, 2 if entry.speedup < FAR else 0)} × as fast)"
+    caution = f"; {entry.caution}" if entry.caution else ""
+    return f"{entry.change}: {entry.reason}{effect}{caution}"

@@ -1,0 +1,346 @@
+"""Predictions for other numbers of nodes, with their validated band and remarks."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from ...core.cluster import MOST_RANKS
+from ...core.errors import UsageError
+from ..runs.run import batch_text
+from .cost_model import Link, Step, Topology, ring_step, server_step
+from .fit import Fitted
+from .observations import Observed
+
+VALIDATION_FILE = Path(__file__).with_name("validation.toml")
+COVERED = 0.9  # share of the validation points within the band (nearest rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run predicted from others: examples per second of all workers."""
+
+    nodes: int
+    bandwidth_bits_per_second: float
+    batch_size: int
+    measured_examples_per_second: float
+    predicted_examples_per_second: float
+
+    @property
+    def error(self) -> float:
+        """The relative error, 0 or more."""
+        return abs(self.predicted_examples_per_second / self.measured_examples_per_second - 1)
+
+    @property
+    def factor(self) -> float:
+        """The larger of predicted and measured over the smaller."""
+        return math.exp(abs(math.log(self.predicted_examples_per_second / self.measured_examples_per_second)))
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationGroup:
+    """Predictions for one backend and mode, by a model fitted to the runs `fitted_on`."""
+
+    backend: str
+    mode: str
+    workload: str
+    fitted_on: tuple[str, ...]
+    points: tuple[Point, ...]
+
+    @property
+    def median_error(self) -> float:
+        """The median relative error."""
+        return median(point.error for point in self.points)
+
+    @property
+    def largest_error(self) -> float:
+        """The largest relative error."""
+        return max(point.error for point in self.points)
+
+    @property
+    def factor(self) -> float:
+        """The factor, at least 1, within which `COVERED` of the points lie."""
+        factors = sorted(point.factor for point in self.points)
+        return factors[math.ceil(COVERED * len(factors)) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All validation groups, with date and machine."""
+
+    measured_on: str
+    machine: str
+    judged: tuple[ValidationGroup, ...]
+
+    def of(self, backend: str, mode: str, runs: int) -> ValidationGroup | None:
+        """Return the validation for a backend, a mode and a number of fitted runs, if any."""
+        asked = (backend, mode, runs)
+        return next((judged for judged in self.judged if (judged.backend, judged.mode, len(judged.fitted_on)) == asked), None)
+
+
+def read_validation(path: Path = VALIDATION_FILE) -> Validation:
+    """Read the table, which `python -m benchmarks.prediction` writes."""
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    return Validation(values["measured_on"], values["machine"], tuple(_judged(group) for group in values["judged"]))
+
+
+def _judged(group: Mapping[str, Any]) -> ValidationGroup:
+    points = tuple(Point(**point) for point in group["points"])
+    return ValidationGroup(group["backend"], group["mode"], group["workload"], tuple(group["fitted_on"]), points)
+
+
+def band_factor(judged: ValidationGroup, nodes: int, bits_per_second: float | None) -> tuple[float, float]:
+    """Return (factor, doublings): measured times are expected within predicted ÷ or × factor."""
+    # By caution, each doubling of nodes or bandwidth (either way) beyond those validated multiplies by the factor again.
+    doublings = max(0.0, math.log2(nodes / max(point.nodes for point in judged.points)))
+    if bits_per_second is not None and nodes > 1:
+        bandwidths: Sequence[float] = [point.bandwidth_bits_per_second for point in judged.points]
+        doublings += max(0.0, math.log2(bits_per_second / max(bandwidths)), math.log2(min(bandwidths) / bits_per_second))
+    return judged.factor ** (1 + doublings), doublings
+
+
+Scaling = Literal["weak", "strong"]
+POOR_FIT = 0.15  # error on a fitted run from which on the model is unreliable
+WORTH_SAYING = 0.05  # minimum share of the run's time between steps to be mentioned
+SHORT_SECONDS = 0.1  # five periods of the kernel's CPU quota; shorter steps are distorted by more than a tenth
+MODES: dict[Topology, str] = {"ring": "sync", "ps": "async"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to predict; weak scaling keeps each worker's batch, strong the global batch."""
+
+    nodes: tuple[int, ...]
+    link: Link
+    topology: Topology
+    ps: int
+    scalings: tuple[Scaling, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prediction."""
+
+    scaling: Scaling
+    nodes: int
+    workers: int
+    batch_size: int  # of the largest worker
+    global_batch_size: float
+    step: Step | None  # None with fewer examples than workers, or too many workers
+    examples_per_second: float | None
+    speedup: float | None  # relative to the prediction for one node
+    factor: float | None  # times are within `step.seconds` ÷ or × this, None without validation
+    doublings: float | None  # distance from the validated runs
+    delayed: bool = False  # too much latency for a band
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up per node."""
+        return None if self.speedup is None else self.speedup / self.nodes
+
+
+def predict(fitted: Fitted, question: Question, validation: Validation) -> list[Row]:
+    """Return a row for each scaling and number of nodes. Raises UsageError for too many servers."""
+    if question.topology == "ps" and question.ps > min(question.nodes):
+        raise UsageError(f"ps: got {question.ps}; allowed: at most one on each node, and {min(question.nodes)} of --nodes is fewer.")
+    judged = validation_for(fitted, question.topology, validation)
+    return [_row(fitted, question, scaling, nodes, judged) for scaling in question.scalings for nodes in question.nodes]
+
+
+def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -> ValidationGroup | None:
+    """Return the validation for this fit; None if its nodes shared cores or differed in them."""
+    if topology == "ring" and fitted.ring.exchange != "native":
+        return None
+    if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs) or _unlike(fitted):
+        return None
+    mode = MODES[topology]
+    runs = [run for run in fitted.runs if run.mode == mode and run.communicates]
+    different = len({run.bytes_per_second for run in runs if run.bytes_per_second is not None}) > 1
+    return validation.of(str(fitted.first.same["backend"]), mode, 2 if different else 1)
+
+
+MOST_LATENCY = 0.1  # share of the step above which there is no band: latency was never validated
+
+
+def _unlike(fitted: Fitted) -> bool:
+    return len(fitted.first.same["cores_per_node"]) > 1
+
+
+def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: ValidationGroup | None) -> Row:
+    first = fitted.first
+    workers = nodes * first.procs_per_node
+    in_all = first.batch_size * workers if scaling == "weak" else first.global_batch_size
+    step, rate = _step(fitted, question, nodes, in_all)
+    _, alone = _step(fitted, question, 1, first.batch_size * first.procs_per_node if scaling == "weak" else in_all)
+    speedup = None if rate is None or alone is None else rate / alone
+    bits = None if question.link.bytes_per_second is None else 8 * question.link.bytes_per_second
+    at_once, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, in_all)
+    delayed = step is not None and at_once is not None and step.seconds - at_once.seconds > MOST_LATENCY * step.seconds
+    factor, doublings = (None, None) if judged is None or delayed else band_factor(judged, nodes, bits)
+    return Row(scaling, nodes, workers, math.ceil(in_all / workers), in_all, step, rate, speedup, factor, doublings, delayed)
+
+
+def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tuple[Step | None, float | None]:
+    first = fitted.first
+    workers = nodes * first.procs_per_node
+    if in_all < workers or _too_many(fitted, question, workers):
+        return None, None
+    compute = fitted.compute.seconds(math.ceil(in_all / workers))  # sync steps wait for the worker with the largest slice
+    if question.topology == "ring":
+        step = ring_step(compute, first.payload_bytes, workers, nodes, fitted.ring, question.link)
+        return step, in_all * step.updates_per_second
+    ps = min(question.ps, nodes)
+    step = server_step(compute, first.payload_bytes, first.procs_per_node, nodes, ps, fitted.server, question.link)
+    return step, in_all / workers * step.updates_per_second
+
+
+def _too_many(fitted: Fitted, question: Question, workers: int) -> bool:
+    return question.topology == "ring" and fitted.ring.exchange == "direct" and workers > MOST_RANKS
+
+
+def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    """Return the remarks on these predictions, most important first."""
+    return [
+        text
+        for check in (_contention, _costs, _exchanges, _misfit, _extrapolation, _cores, _batches, _unvalidated)
+        for text in check(fitted, question, rows)
+    ]
+
+
+def _contention(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    contended = dict.fromkeys(run.name for run in fitted.runs if run.contended)
+    return [f"CPU contention from other programs slowed {' and '.join(contended)}: speeds may be predicted too low."] if contended else []
+
+
+def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    if question.topology in fitted.measured:
+        return []
+    if not fitted.measured:
+        return [
+            "No run had two workers, so that software is assumed to exchange for nothing: times are lower bounds. "
+            "Add a run of two nodes for more than that."
+        ]
+    wanted, found = ("sync", "async") if question.topology == "ring" else ("async", "sync")
+    return [f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."]
+
+
+def _exchanges(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    if question.topology != "ring":
+        return []
+    exchange = fitted.ring.exchange
+    others = [run.name for run in fitted.runs if run.mode == "sync" and run.communicates and run.exchange != exchange]
+    texts = [f"{' and '.join(others)}: trained with another exchange, so only what computing costs is taken from there."] if others else []
+    if exchange == "direct":
+        texts.append("The direct exchange was never judged, so there is no band.")
+    lost = [row.nodes for row in rows if _too_many(fitted, question, row.workers)]
+    if lost:
+        texts.append(f"{_many(lost)}: the direct exchange is for {MOST_RANKS} workers at most.")
+    return texts
+
+
+def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    texts = []
+    for run in fitted.runs:
+        if run.mode != MODES[question.topology] or not run.communicates:
+            continue
+        if question.topology == "ring" and run.exchange != fitted.ring.exchange:
+            continue
+        own = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
+        _, rate = _step(replace(fitted, runs=(run,)), own, run.nodes, run.global_batch_size)
+        assert rate is not None, "a run has an example for each worker"
+        error = rate / run.examples_per_second - 1
+        poor = " It does not describe this run well, so do not rely on it." if abs(error) > POOR_FIT else ""
+        which = "with the exchange tried after it" if run.tried else "itself"
+        texts.append(
+            f"For {run.name} {which} the model gives {rate:,.0f} examples/s while it trains; {run.examples_per_second:,.0f} were measured "
+            f"in its steps ({error:+.0%}).{poor}{_between(run)}"
+        )
+    return texts
+
+
+def _between(run: Observed) -> str:
+    if run.reported_examples_per_second is None:
+        return ""
+    lost = 1 - run.reported_examples_per_second / run.examples_per_second
+    if lost < WORTH_SAYING:
+        return ""
+    return (
+        f" In all it made {run.reported_examples_per_second:,.0f}: {lost:.0%} of its time lay between steps, and the model leaves that out."
+    )
+
+
+def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    most = max(run.nodes for run in fitted.runs)
+    beyond = [row.nodes for row in rows if row.step is not None and row.nodes > 2 * most]
+    texts = []
+    if beyond:
+        texts.append(
+            f"{_many(beyond)} are an extrapolation from {most}: the model knows no stragglers, no switches that are shared and no "
+            "failures, all of which grow with the number of nodes."
+        )
+    wide = [row.nodes for row in rows if row.doublings]
+    if wide:
+        texts.append(
+            f"The band of {_many(wide)} is widened, since nothing was judged there; the rule for that is caution, not measurement."
+        )
+    return texts
+
+
+def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    texts = []
+    sharing = max(run.nodes_sharing_cores for run in fitted.runs)
+    if sharing > 1:
+        texts.append(
+            f"{sharing} nodes of a fitted run shared cores, so that their steps were slower than those of nodes with their own cores: the "
+            "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share with --cores-per-node."
+        )
+    if _unlike(fitted):
+        limits = ", ".join(f"{cores:g}" for cores in fitted.first.same["cores_per_node"])
+        texts.append(
+            f"The nodes of the fitted runs may use different numbers of cores ({limits}). Every node that is predicted computes as the "
+            "slowest of them does, one alone too; that was never judged, so there is no band."
+        )
+    shortest = min(run.slowest for run in fitted.runs)
+    if fitted.first.same["cores_per_node"] and shortest < SHORT_SECONDS:
+        texts.append(
+            f"The kernel hands out a limited node's processor time every 20 ms, and a worker of a fitted run computes for only "
+            f"{shortest * 1e3:.3g} ms a step: while it waits for messages it saves CPU quota for later. The fit is "
+            "doubtful; larger batches help."
+        )
+    return texts
+
+
+def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    smallest, largest = min(run.half_batch_size for run in fitted.runs), max(run.batch_size for run in fitted.runs)
+    texts = []
+    outside = [row.nodes for row in rows if row.step is not None and not smallest <= row.batch_size <= largest]
+    if outside:
+        texts.append(
+            f"Batches of {_many(outside)} lie outside the {smallest} to {largest} examples a worker that computing was measured for."
+        )
+    empty = [row.nodes for row in rows if row.global_batch_size < row.workers]
+    if empty:
+        whole = batch_text(fitted.first.global_batch_size, fitted.first.batch_tokens)
+        texts.append(f"{_many(empty)} would leave workers without an example of the global batch of {whole}.")
+    return texts
+
+
+def _unvalidated(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    texts = ["Latency is unvalidated: not every kernel can delay packets, so no judged run had any but the machine's own."]
+    late = [row.nodes for row in rows if row.delayed]
+    if late:
+        texts[0] += f" {_many(late)} {'has' if set(late) == {1} else 'have'} no band, since it is more than a tenth of their step."
+    if question.topology == "ps" and question.ps > 1:
+        texts.append("Several parameter servers are unvalidated: every judged run had one.")
+    return texts
+
+
+def _many(nodes: Sequence[int]) -> str:
+    *names, last = [str(count) for count in sorted(set(nodes))]
+    listed = f"{', '.join(names)} and {last}" if names else last
+    return f"{listed} node{'' if set(nodes) == {1} else 's'}"

@@ -1,0 +1,278 @@
+"""Quality of configurations: ranking, significance and divergence.
+
+A value is the headline metric of the last test evaluation, averaged over sync runs of one seed, which train alike. Means are compared by
+Welch's test at 95 %; for single values the significance is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any
+
+from ...core.setting import LOSS as LOSSES
+from ...core.setting import METRICS, TRANSLATIONS
+from ...metrics import LOSS, MetricInfo
+from ...metrics.base import SHARES_OF_EXAMPLES
+from ...records.text import figure_text
+from ..compare.factors import RULES
+from ..compare.ratios import CONFIDENCE, interval_of_arithmetic_mean, mean_difference
+from ..runs.run import Run, diverged, number
+
+_SIGMAS = 1.96  # quantile of the normal distribution that bounds the middle 95 %
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The quality of configurations, by their index."""
+
+    info: MetricInfo | None = None
+    values: tuple[tuple[float, ...], ...] = ()  # of `info`, per seed in sync mode, else per run; empty if not evaluated
+    diverged: Mapping[int, str] = field(default_factory=dict)  # reason by index
+    learnt: bool = True  # whether any run has learnt
+    idle: frozenset[int] = frozenset()  # have not learnt
+    judged: frozenset[int] = frozenset()  # have comparable values
+    leads: bool = False  # quality ranks before throughput: `judged` ones train differently and reached no target
+    best: int | None = None  # only if quality `leads`, as the next two
+    worse: frozenset[int] = frozenset()  # significantly
+    unknown: frozenset[int] = frozenset()  # of unknown significance
+    undecided: bool = False  # configurations train differently without a known difference in quality: none is recommended
+    kind: str = METRICS  # of the metric (`factors.GROUPS`)
+
+    def ranks(self, place: int) -> bool:
+        """Return whether a configuration is ranked by speed: not diverged, and in quality not worse."""
+        return place not in self.diverged and (not self.leads or (place in self.judged and place not in self.worse))
+
+    def mean(self, place: int) -> float | None:
+        """Return the mean of a configuration's values, if any."""
+        values = self.values[place] if self.values else ()
+        return math.fsum(values) / len(values) if values else None
+
+    def interval(self, place: int) -> tuple[float, float] | None:
+        """Return the 95 % interval of a configuration's mean (Student's t), None for a single value."""
+        return interval_of_arithmetic_mean(self.values[place])
+
+    def text(self, place: int, interval: str = "") -> str:
+        """Return a configuration's mean as text: ``0.9500 (n = 3)``; `interval` comes before the n."""
+        mean = self.mean(place)
+        assert mean is not None
+        assert self.info is not None
+        return f"{figure_text(self.info.name, mean)} ({interval}n = {len(self.values[place])})"
+
+    def to_json(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Return a JSON object; `labels` name the configurations."""
+        values = [
+            {
+                "set_up": label,
+                "values": list(self.values[place]) if self.values else [],
+                "mean": self.mean(place),
+                "diverged": self.diverged.get(place),
+                "significantly_worse": place in self.worse if self.leads and place in self.judged - self.unknown else None,
+            }
+            for place, label in enumerate(labels)
+        ]
+        return {
+            "metric": None if self.info is None else self.info.name,
+            "leads": self.leads,
+            "learnt": self.learnt,
+            "undecided": self.undecided,
+            "best": None if self.best is None else labels[self.best],
+            "set_ups": values,
+        }
+
+
+def judge_quality(
+    groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], comparable: Callable[[str, Sequence[int]], Sequence[int]]
+) -> Quality:
+    """Return the quality of configurations, each given by its runs."""
+    # `keys` are equal for equal settings; `comparable` returns the largest comparable set in a kind of figures among some configurations.
+    places = range(len(groups))
+    info = _headline(groups)
+    broken = {place: why for place in places if (why := _not_finite(groups[place], info)) is not None}
+    if info is None:
+        return Quality(diverged=_with_the_same_key(broken, keys))
+    known = [place for place in places if all(_is_judged_by(run, info) for run in groups[place])]
+    values = tuple(_values(groups[place], info) if place in known and place not in broken else () for place in places)
+    trained = [place for place in known if values[place]]
+    translated = bool(known) and info.name in groups[known[0]][0].translation_metrics
+    kind = LOSSES if info == LOSS else TRANSLATIONS if translated else METRICS
+    alike = _of_one_measure(groups, comparable(kind, trained), translated=translated)
+    idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in trained}
+    learnt = not trained or any(why is None for place in trained for why in idle[place])
+    whys = {place: _behind(groups, values, idle, alike, place, info) for place in alike}
+    behind = {
+        place: why[0] if len(groups[place]) == 1 else f"{len(why)} of {len(groups[place])} runs: {why[0]}"
+        for place, why in whys.items()
+        if why
+    }
+    found = _with_the_same_key({**broken, **behind}, keys)
+    still = frozenset(place for place in trained if all(idle[place]))
+    rest = [place for place in alike if place not in found]
+    others = [place for place in places if place not in found]
+    open_ended = bool(trained) and learnt and not any(run.summary.get("target_reached") for group in groups for run in group)
+    differ = _train_differently([groups[place][0] for place in others])
+    undecided = open_ended and differ and len(others) > 1
+    quality = Quality(info, values, found, learnt, still, frozenset(rest), undecided=undecided, kind=kind)
+    if not (open_ended and rest and len(alike) > 1 and (differ or len(rest) == 1)):
+        return quality
+    ordered = sorted(rest, key=lambda place: math.fsum(values[place]) / len(values[place]), reverse=info.better == "higher")
+    worse, unknown = _significance(groups, values, ordered, info)
+    return replace(quality, leads=True, best=ordered[0], worse=worse, unknown=unknown, undecided=bool(unknown))
+
+
+def _significance(
+    groups: Sequence[Sequence[Run]], values: Sequence[Sequence[float]], ordered: Sequence[int], info: MetricInfo
+) -> tuple[frozenset[int], frozenset[int]]:
+    repeated = next((place for place in ordered if len(values[place]) > 1), ordered[0])
+    tests = max(1, len(ordered) * (len(ordered) - 1) // 2)
+    worse, unknown = set(), set()
+    for rank, place in enumerate(ordered[1:], start=1):
+        ahead = {ordered[0], *([repeated] if repeated in ordered[:rank] else [])}
+        results = [_significant(groups, values, other, place, info, tests) for other in ahead]
+        if True in results:
+            worse.add(place)
+        elif None in results:
+            unknown.add(place)
+    return frozenset(worse), frozenset(unknown)
+
+
+def _headline(groups: Sequence[Sequence[Run]]) -> MetricInfo | None:
+    found = [group[0].metrics[0] for group in groups if group[0].metrics]
+    return max(dict.fromkeys(found), key=found.count, default=None)
+
+
+def _is_judged_by(run: Run, info: MetricInfo) -> bool:
+    """Return whether a run is judged by a metric: random data has nothing to learn."""
+    return run.metrics[:1] == (info,) and not run.summary.get("synthetic")
+
+
+def _of_one_measure(groups: Sequence[Sequence[Run]], places: Sequence[int], *, translated: bool) -> list[int]:
+    keys = {"data", "digest", "test_size", *(["translation_signature"] if translated else [])}
+    rules = [rule for rule in RULES if rule.key in keys]
+    data = {place: tuple(rule.value(groups[place][0]) for rule in rules) for place in places}
+    found = list(data.values())
+    most = max(dict.fromkeys(found), key=found.count, default=None)
+    return [place for place in places if data[place] == most]
+
+
+def _final(run: Run, info: MetricInfo) -> float | None:
+    return number((run.summary.get("eval") or {}).get(info.name))
+
+
+def _values(group: Sequence[Run], info: MetricInfo) -> tuple[float, ...]:
+    known = [value for run in group if (value := _final(run, info)) is not None]
+    if len(known) < len(group):
+        return ()
+    if group[0].summary["mode"] != "sync":
+        return tuple(known)
+    by_seed: dict[Any, list[float]] = {}
+    for run, value in zip(group, known, strict=True):
+        by_seed.setdefault(run.summary["seed"], []).append(value)
+    return tuple(math.fsum(own) / len(own) for own in by_seed.values())
+
+
+def _not_finite(group: Sequence[Run], info: MetricInfo | None) -> str | None:
+    for run in group:
+        if (since := diverged(run.summary)) is not None:
+            return f"the loss is not finite {since}"
+        for name in ("loss", *([] if info is None else [info.name])):
+            value = number((run.summary.get("eval") or {}).get(name))
+            if value is not None and not math.isfinite(value):
+                return f"the {name} is not finite at the last evaluation"
+    return None
+
+
+def _not_learnt(run: Run, info: MetricInfo) -> str | None:
+    last = _final(run, info)
+    assert last is not None
+    shown = f"test {info.label} {figure_text(info.name, last)} at the end"
+    chance = _chance(run) if info.name in SHARES_OF_EXAMPLES else None
+    if chance is not None and last <= chance + _SIGMAS * math.sqrt(chance * (1 - chance) / _examples(run)):
+        return f"{shown}, no better than guessing the most common class"
+    tests = sorted(run.tests, key=lambda record: record.step)
+    if len(tests) > 1 and not info.improves(last, first := tests[0].figure(info.name)):
+        return f"{shown}, no better than {figure_text(info.name, first)} at the first evaluation"
+    return None
+
+
+def _chance(run: Run) -> float | None:
+    """Return the accuracy of always guessing the most common class; 1 / classes in older runs."""
+    dataset = run.job.get("dataset") or {}
+    fraction, classes = number(dataset.get("commonest_class_fraction")), dataset.get("classes")
+    return fraction if fraction is not None else 1.0 / classes if classes else None
+
+
+def _examples(run: Run) -> int:
+    return max(1, int((run.summary.get("eval") or {}).get("examples") or 1))
+
+
+def _behind(
+    groups: Sequence[Sequence[Run]],
+    values: Sequence[Sequence[float]],
+    idle: Mapping[int, Sequence[str | None]],
+    alike: Sequence[int],
+    place: int,
+    info: MetricInfo,
+) -> list[str]:
+    """Return why runs of a configuration have learnt nothing, if others are better."""
+    # Shares of the test examples are tested per run (two proportions); a run more than half-way from guessing to the best has learnt. For
+    # other metrics no repeat may have learnt, and another configuration or all of its runs must be better.
+    suspects = [(run, why) for run, why in zip(groups[place], idle[place], strict=True) if why is not None]
+    if not suspects:
+        return []
+    if info.name in SHARES_OF_EXAMPLES:
+        best = max((run for other in alike for run in groups[other]), key=lambda run: _final(run, info) or 0.0)
+        return [why for run, why in suspects if _better_share(best, run, info) and _less_than_half_learnt(run, best, info)]
+    if len(suspects) < len(groups[place]):
+        return []
+    for other in alike:
+        mine, theirs = values[place], values[other]
+        if other == place or not info.improves(math.fsum(theirs) / len(theirs), math.fsum(mine) / len(mine)):
+            continue
+        apart = min(len(mine), len(theirs)) > 1 and all(info.improves(one, each) for one in theirs for each in mine)
+        if apart or _significant(groups, values, other, place, info, 1):
+            return [why for _, why in suspects]
+    return []
+
+
+def _less_than_half_learnt(run: Run, best: Run, info: MetricInfo) -> bool:
+    chance = _chance(run) or 0.0
+    return (_final(run, info) or 0.0) < (chance + (_final(best, info) or 0.0)) / 2
+
+
+def _better_share(one: Run, other: Run, info: MetricInfo) -> bool:
+    larger, smaller = _final(one, info) or 0.0, _final(other, info) or 0.0
+    return larger - smaller > _standard_error_of_difference(larger, smaller, min(_examples(one), _examples(other))) * _SIGMAS
+
+
+def _standard_error_of_difference(one: float, other: float, examples: int) -> float:
+    together = min(max((one + other) / 2, 0.0), 1.0)
+    return math.sqrt(2 * together * (1 - together) / examples)
+
+
+def _significant(
+    groups: Sequence[Sequence[Run]], values: Sequence[Sequence[float]], one: int, other: int, info: MetricInfo, tests: int
+) -> bool | None:
+    ours, theirs = values[one], values[other]
+    difference, half = mean_difference(ours, theirs, tests)
+    if half is None:
+        return None
+    if half == 0.0:
+        if info.name not in SHARES_OF_EXAMPLES:
+            return None if difference else False
+        examples = min(_examples(groups[one][0]), _examples(groups[other][0]))
+        half = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / tests / 2) * _standard_error_of_difference(ours[0], theirs[0], examples)
+    return abs(difference) > half
+
+
+def _train_differently(firsts: Sequence[Run]) -> bool:
+    asynchronous = any(run.summary["mode"] == "async" for run in firsts)
+    rules = [rule for rule in RULES if rule.key != "seed" and (rule.changes_learning(*firsts) or (asynchronous and rule.key == "workers"))]
+    return any(len({value for run in firsts if (value := rule.value(run)) is not None}) > 1 for rule in rules)
+
+
+def _with_the_same_key(found: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
+    spoilt = {keys[place]: why for place, why in found.items()}
+    return {place: found.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}

@@ -1,0 +1,411 @@
+"""The conclusion as sentences, for a terminal, a page and a document."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ...core.console import one_line
+from ...records.text import duration_text, rate_text, seconds_text
+from ..compare.factors import RULES, some_of
+from ..compare.formats import text_width
+from ..compare.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
+from ..runs.run import Run, real_batch
+from .axis import AxisVerdict
+from .conclusion import Best, Conclusion, Limit, cautions
+from .evidence import NAMES, percent
+from .loss_agreement import agreements_told, learnt_told, quality_told
+from .set_ups import (
+    SPEED_FIGURE,
+    Figure,
+    SetUp,
+    SetUps,
+    counted,
+    interval_text,
+    ratio_text,
+    shown,
+    times_text,
+    value_text,
+)
+from .set_ups import TARGET_FIGURE as TARGET
+from .verdict import Explanation
+
+SHARED = ("model", "data", "backend", "mode", "nodes", "global_batch_size")  # settings in the head if equal for all configurations
+
+
+@dataclass(frozen=True, slots=True)
+class AxisLine:
+    """The name of an axis, its compared values, and the ratio with interval and significance."""
+
+    axis: str
+    held: str
+    ratio: str
+    sure: str
+
+    @property
+    def sentence(self) -> str:
+        """The line as a sentence."""
+        return f"{self.axis}: {' '.join(filter(None, [self.held, self.ratio]))}{': ' if self.held else ''}{self.sure}."
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The sentences of a conclusion, by part."""
+
+    head: str
+    best: tuple[str, ...]
+    axes: tuple[AxisLine, ...]
+    learnt: tuple[str, ...]
+    why: tuple[str, ...]
+    next: tuple[str, ...]
+    losses: tuple[str, ...]
+    mind: tuple[str, ...]
+
+    @property
+    def named(self) -> list[tuple[str, tuple[str, ...]]]:
+        """The parts below the axes that have sentences, with their names."""
+        parts = (
+            ("Quality", self.learnt),
+            ("Bottleneck", self.why),
+            ("Recommendation", self.next),
+            ("Loss agreement", self.losses),
+            ("Caveats", self.mind),
+        )
+        return [(name, sentences) for name, sentences in parts if sentences]
+
+    @property
+    def sentences(self) -> list[str]:
+        """All sentences."""
+        axes = [line.sentence for line in self.axes]
+        return [self.head, *self.best, *axes, *self.learnt, *self.why, *self.next, *self.losses, *self.mind]
+
+
+def told(conclusion: Conclusion) -> Told:
+    """Return the sentences of a conclusion."""
+    found = conclusion.set_ups
+    unrepeated, many = _unrepeated(found), len(found.all)
+    speed = SPEED_FIGURE in conclusion.figures
+    best = quality_told(found, speed=speed)
+    advised = max((len(one.runs) for one in found.all), default=0) < _USUAL_REPEATS
+    restated = {id(one): verdict for one in conclusion.best for verdict in conclusion.verdicts if _restates(verdict, one)}
+    best += [_best(one, restated.get(id(one)), unrepeated, many, advised) for one in conclusion.best]
+    quality_alone = found.quality.leads and sum(map(found.ranks, found.all)) == 1
+    best += [_why_no_best(found)] if speed and not conclusion.best and not quality_alone else []
+    best += _missed(found) if TARGET in conclusion.figures else []
+    by_target = {one.axis for one in conclusion.verdicts if one.figure == TARGET.key and one.ratio is not None}  # decided there
+    lines = [
+        _axis_line(one, unrepeated, advised)
+        for one in conclusion.verdicts
+        if one not in restated.values()
+        and not (one.figure == SPEED_FIGURE.key and one.axis in by_target)
+        and not _told_of_quality(one, found)
+    ]
+    return Told(
+        one_line(_head(found)),
+        _lines(best),
+        tuple(AxisLine(*map(one_line, (line.axis, line.held, line.ratio, line.sure))) for line in lines),
+        _lines(learnt_told(found)),
+        _lines(_limits(conclusion.limits)),
+        _lines(_next(conclusion)),
+        _lines(agreements_told(conclusion.losses)),
+        _lines(cautions(conclusion) if conclusion.figures else []),
+    )
+
+
+def _lines(sentences: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(one_line, sentences))
+
+
+def _why_no_best(found: SetUps) -> str:
+    if len(found.all) == 1:
+        speeds = found.all[0].figures(SPEED_FIGURE)
+        speed = f", with a throughput of {_rate(geometric_mean(speeds))} examples/s (n = {len(speeds)})" if speeds else ""
+        return f"There is only one configuration{speed}."
+    if found.without_speed:
+        names = some_of(found.without_speed)
+        return f"Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat {names}."
+    return "No winner: no two configurations are comparable."
+
+
+def _unrepeated(found: SetUps) -> str:
+    counts = [len(one.runs) for one in found.all]
+    if min(counts, default=0) > 1:
+        return "CPU contention leaves fewer than two repeats of some"
+    return "one run each" if max(counts, default=1) == 1 else "not every configuration has repeats"
+
+
+_USUAL_REPEATS = 3  # advised if the scatter is unknown
+
+
+def _head(found: SetUps) -> str:
+    every = found.all
+    runs = sum(len(one.runs) for one in every)
+    counts = {len(one.runs) for one in every}
+    if not counts:
+        return counted(runs, "run")
+    repeats = f"{min(counts)} repeats each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} repeats each"
+    settings = [one.removesuffix(_SHARING) for one in shared_settings([one.runs[0] for one in every])]  # in a caveat
+    shared = [*settings, "one run each" if counts == {1} else repeats]
+    return f"{counted(runs, 'run')}: {', '.join(shared)}"
+
+
+_SHARING = " that share cores"
+
+
+def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> list[str]:
+    """Return the common values of settings, given a run of each configuration."""
+    alike: dict[str, str] = {}
+    for rule in RULES:
+        values = {rule.value(run) for run in firsts}
+        if rule.key in keys and len(values) == 1 and None not in values:
+            value = values.pop()
+            alike[rule.key] = shown(rule, value) if rule.key in ("model", "data") else value_text(rule, value)
+    model, data = alike.pop("model", None), alike.pop("data", None)
+    found = [f"{model} on {data}"] if model and data else [one for one in (model, data) if one]
+    cores = {run.summary.get("nodes_sharing_cores") for run in firsts}
+    nodes = alike.pop("nodes", None)
+    if nodes:
+        found.append(nodes if cores == {1} or None in cores else f"{nodes}{_SHARING}")
+    return found + list(alike.values())
+
+
+def _restates(verdict: AxisVerdict, best: Best) -> bool:
+    return (
+        best.compared == 2
+        and not best.left
+        and verdict.figure == best.figure.key
+        and len(verdict.each) == 1
+        and verdict.each[0] == best.over_worst
+    )
+
+
+def _told_of_quality(verdict: AxisVerdict, found: SetUps) -> bool:
+    axis = next(one for one in found.axes if one.key == verdict.axis)
+    groups = [group for group in found.strata(axis) if len(group) > 1]
+    return found.quality.leads and bool(groups) and all(sum(map(found.ranks, group)) < 2 for group in groups)
+
+
+def _best(one: Best, restated: AxisVerdict | None, unrepeated: str, set_ups: int, advised: bool) -> str:
+    what = _does(one)
+    if one.left:
+        what = f"{what}, of {counted(one.compared, 'comparable configuration')}"
+    if one.worst is None or one.over_worst is None:
+        return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
+    times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}{_interval(one.over_worst)}"
+    if restated is None:
+        significance = _significance(one.over_worst, unrepeated)
+    else:
+        significance = _sure(one.over_worst, restated.repeats, unrepeated, advised)
+    return f"{one.set_up.label} {what}{_rivals(one)}: {times}; {significance}."
+
+
+MOST_RIVALS = 2  # named if not significantly worse than the best
+
+
+def _rivals(one: Best) -> str:
+    if not one.rivals:
+        return ""
+    rivals = [(other, other.figures(one.figure)) for other in one.rivals[:MOST_RIVALS]]
+    named = [f"{other.label} ({_value(one.figure, geometric_mean(values))}, n = {len(values)})" for other, values in rivals]
+    more = [f"{len(one.rivals) - MOST_RIVALS} more"] if len(one.rivals) > MOST_RIVALS else []
+    return f", not significantly {'before' if one.figure is TARGET else 'more than'} {' and '.join([*named, *more])}"
+
+
+def _value(figure: Figure, value: float) -> str:
+    return duration_text(value) if figure is TARGET else f"{_rate(value)} examples/s"
+
+
+def _interval(found: Ratio) -> str:
+    if found.low is None or found.high is None:
+        return ""
+    return f" ({interval_text(ratio_text(found.low), ratio_text(found.high), widened=found.widened)})"
+
+
+MOST_MISSED = 4  # named if they missed the target
+
+
+def _missed(found: SetUps) -> list[str]:
+    by_goal: dict[str, list[SetUp]] = {}
+    for one in found.all:
+        if one.missed_target:
+            by_goal.setdefault(one_line(str(one.row.figures["target"])), []).append(one)
+    lines = []
+    for goal, missed in by_goal.items():
+        named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MOST_MISSED]]
+        more = f" and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
+        every = len(missed) == len(found.all)
+        what = f"No configuration reached {goal} in every run" if every else f"Not reached in every run ({goal})"
+        lines.append(f"{what}: {', '.join(named)}{more}.")
+    return lines
+
+
+def _slowest(one: Best) -> str:
+    return "" if one.compared <= 2 else ", the slowest of them" if one.left else ", the slowest"
+
+
+def _does(one: Best) -> str:
+    within = ""
+    if one.interval is not None:
+        low, high = map(duration_text if one.figure is TARGET else _rate, one.interval)
+        within = f"geometric mean; {interval_text(low, high, widened=one.set_up.contended)}, "
+    interval = f" ({within}n = {len(one.set_up.figures(one.figure))})"
+    if one.figure is TARGET:
+        goal = one_line(str(one.set_up.row.figures["target"]))
+        return f"reaches {goal} first, after {duration_text(one.value)}{interval}"
+    return f"has the highest throughput, {_rate(one.value)} examples/s{interval}"
+
+
+def _rate(value: float) -> str:
+    return rate_text(value).removesuffix("/s")
+
+
+def _significance(found: Ratio, unrepeated: str) -> str:
+    if not found.known:
+        why = unrepeated if found.low is None else "CPU contention was not measured in every run"
+        return f"significance unknown ({why})"
+    if found.open_by_contention:
+        return "not significant, as CPU contention may explain it"
+    return "significant" if found.sure else "not significant"
+
+
+def _axis_line(one: AxisVerdict, unrepeated: str, advised: bool) -> AxisLine:
+    by = "in time to target" if one.figure == TARGET.key else "in throughput"
+    if one.ratio is None:
+        return AxisLine(one.label, "", "", f"{by.removeprefix('in ')} not ranked, as {one.why_not}")
+    last = "" if one.over_last is None else f"; {one.winner} over {one.last}: {times_text(one.over_last.ratio)}"
+    sure = "depends on other settings" if one.depends else _sure(one.ratio, one.repeats, unrepeated, advised)
+    return AxisLine(
+        one.label,
+        f"{one.winner} over {one.other}",
+        f"{times_text(one.ratio.ratio)}{_interval(one.ratio)} {by}",
+        f"{sure}{_opposed(one)}{last}",
+    )
+
+
+def _sure(found: Ratio, repeats: int | None, unrepeated: str, advised: bool) -> str:
+    significance = _significance(found, unrepeated)
+    if found.low is not None and not found.judged:
+        return f"{significance}: use runs of a few seconds"
+    if not found.known:
+        usual = f"; runs of one job differ by up to {USUAL_SCATTER:.0%}" if abs(found.ratio - 1) < USUAL_SCATTER else ""
+        return f"{significance}{usual}{f'; use --repeats {_USUAL_REPEATS}' * advised}"
+    if found.sure:
+        return significance
+    if found.open_by_contention:
+        return f"{significance}; repeat on a quiet machine"
+    needed = f"about {repeats} repeats each" if repeats else f"more than {MOST_REPEATS_TOLD} repeats each"
+    return f"{significance}; needs {needed}{' without CPU contention' * found.widened}"
+
+
+def _opposed(one: AxisVerdict) -> str:
+    if one.ratio is None or not one.ratio.opposed:
+        return ""
+    against: list[str] = []
+    alike: list[str] = []
+    for where, found in zip(one.where, one.each, strict=True):
+        if found.ratio < 1.0:
+            (alike if found.known and not found.sure else against).append(f"{where} ({times_text(found.ratio)})")
+    said = {"reversed at": against, "not significant at": alike if one.ratio.sure else []}
+    return "".join(f"; {words} {', '.join(named)}" for words, named in said.items() if named)
+
+
+def _limits(limits: Sequence[Limit]) -> list[str]:
+    """Return each bottleneck with the time of equal examples, as fractions do not compare."""
+    first = limits[0].set_up.typical_run if limits else None
+    batch = None if first is None else first.summary.get("global_batch_size")
+    examples = None if first is None or not batch else real_batch(first.job, batch)
+    found = []
+    for limit in limits:
+        speeds = limit.set_up.figures(SPEED_FIGURE)
+        takes = f" ({examples:,} examples take {seconds_text(examples / geometric_mean(speeds))})" if examples and speeds else ""
+        found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{takes}.")
+    return found
+
+
+def held_back(found: Explanation) -> str:
+    """Return the bottleneck of a run in a few words: ``communication, 68% of the step time``."""
+    if found.verdict == "starved":
+        return "CPU contention from other programs"
+    if found.verdict == "unknown":
+        return "unknown, as the run has no calibration"
+    shares = {**found.run_fractions, **found.step_fractions} if found.verdict in found.step_fractions else found.run_fractions
+    if found.verdict in shares:
+        of = "step" if found.verdict in found.step_fractions else "run"
+        return f"{NAMES[found.verdict]}, {percent(shares[found.verdict])} of the {of} time"
+    largest = sorted(found.step_fractions.items(), key=lambda item: -item[1])[:2]
+    parts = " and ".join(f"{NAMES[name]} {percent(share)}" for name, share in largest)
+    return f"no single bottleneck{f', {parts} of the step time' if parts else ''}"
+
+
+def _next(conclusion: Conclusion) -> list[str]:
+    if not conclusion.advice:
+        return []
+    gains = [
+        f"{one.change}, {one.bound} {times_text(one.speedup or 1.0)}{' as fast' * (place == 0)}"
+        for place, one in enumerate(conclusion.advice)
+    ]
+    check = "; check the quality" if any(one.caution for one in conclusion.advice) else ""
+    return [f"{conclusion.limits[0].set_up.label}: {'; '.join(gains)} (estimated{check})."]
+
+
+QUESTION = "Comparison"
+_GAP = "  "
+_NAME = 16  # width of the column of the parts' names
+_PROSE = 120  # maximum line length
+
+
+def as_text(told: Told, width: int | None) -> str:
+    """Return the conclusion for a terminal of `width` (None: no terminal), and an empty line."""
+    width = min(width or _PROSE, _PROSE)
+    parts = [_wrapped(f"{QUESTION} of {told.head}", width, "")]
+    parts += ["\n".join(_wrapped(sentence, width, _GAP) for sentence in told.best)] if told.best else []
+    if told.axes:
+        parts.append("\n".join(_axes(told, width)))
+    if told.named:
+        parts.append("\n".join(_named(name, sentences, width) for name, sentences in told.named))
+    return "\n\n".join(parts) + "\n\n"
+
+
+def closing_text(told: Told, width: int | None) -> str:
+    """Repeat the best for the end of a terminal's output; empty without a terminal."""
+    if width is None or not told.best:
+        return ""
+    return "\n" + "\n".join(_wrapped(sentence, min(width, _PROSE), "") for sentence in told.best) + "\n"
+
+
+def _axes(told: Told, width: int) -> list[str]:
+    rows = [(line.axis, line.held, line.ratio) for line in told.axes]
+    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
+    found = []
+    for line, row in zip(told.axes, rows, strict=True):
+        if not line.held:
+            found.append(_wrapped(f"{line.axis}: {line.sure}", width, _GAP))
+            continue
+        head = _GAP.join(["", *(text + " " * (wide - text_width(text)) for text, wide in zip(row, widths, strict=True))])
+        if text_width(head) + len(_GAP) + text_width(line.sure) <= width:
+            found.append(f"{head}{_GAP}{line.sure}")
+        elif text_width(head.rstrip()) <= width:
+            found += [head.rstrip(), _wrapped(line.sure, width, 3 * _GAP)]
+        else:
+            found.append(_wrapped(line.sentence.removesuffix("."), width, _GAP))
+    return found
+
+
+_wrap = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+
+
+def _named(name: str, sentences: Sequence[str], width: int) -> str:
+    lines = [line for sentence in sentences for line in _wrap(sentence, width - _NAME - 2)]
+    return "\n".join(f"{_GAP}{name if index == 0 else '':<{_NAME}}{line}" for index, line in enumerate(lines))
+
+
+def _wrapped(text: str, width: int, indent: str) -> str:
+    return "\n".join(_wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}{_GAP}"))
+
+
+def as_lines(told: Told) -> list[str]:
+    """Return every sentence as a line."""
+    head, *others = told.sentences
+    return [f"{QUESTION} of {head}.", *others]

@@ -1,0 +1,342 @@
+"""The compared configurations with their repeats, and the axes in which they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from statistics import fmean, median
+from typing import Any
+
+from ...core.console import one_line
+from ...core.setting import SPEED, TARGET
+from ..compare.caveats import LEARNT_UNDER_CONTENTION
+from ..compare.comparability import Comparability, Difference, compare_settings
+from ..compare.factors import RULES, Factor, setting_text
+from ..compare.ratios import USUAL_SCATTER, Ratio, Sample, better_by, interval_of_mean
+from ..compare.rows import Row, make_entries, tells_apart
+from ..runs.cpu_starvation import CpuStarvation, contention_judged, cpu_starvation, log_speed_lost, timed_runs
+from ..runs.run import Run, number
+from .quality import Quality, judge_quality
+from .time_shares import STEP_COMPONENTS, read_workers
+
+# Settings that follow from others; an axis only if varied independently.
+FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure to rank by, of the kind `group`; `better` is 1 where more is better, else −1."""
+
+    key: str
+    group: str
+    better: int
+
+
+SPEED_FIGURE = Figure("examples_per_second", SPEED, 1)
+TARGET_FIGURE = Figure("time_to_target_seconds", TARGET, -1)
+FIGURES = (TARGET_FIGURE, SPEED_FIGURE)  # by importance
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """A run with CPU contention, which voids its speed and its times, but not its quality."""
+
+    run: Run
+    by: CpuStarvation
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A configuration and its repeats, with each axis's value by key, and a label of these."""
+
+    label: str
+    values: Mapping[str, Any]
+    row: Row
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The repeats, at least one."""
+        return self.row.runs
+
+    @property
+    def missed_target(self) -> bool:
+        """Whether there was a target that not every run reached."""
+        return self.row.converged is not None and not self.row.all_converged
+
+    def figures(self, figure: Figure) -> tuple[float, ...]:
+        """Return a figure of the uncontended runs; empty if incomplete or a target was missed."""
+        if figure.group == TARGET and not self.row.all_converged:
+            return ()
+        found = [number(run.summary.get(figure.key)) for run in timed_runs(self.runs)]
+        known = [value for value in found if value is not None and 0 < value < math.inf]
+        return tuple(known) if len(known) == len(found) else ()
+
+    def sample(self, figure: Figure) -> Sample:
+        """Return `figures`, and how much contention below the limit may have reduced them."""
+        summaries = [run.summary for run in timed_runs(self.runs)]
+        leeway = fmean(map(log_speed_lost, summaries)) if summaries else 0.0
+        return Sample(self.figures(figure), leeway, all(map(contention_judged, summaries)))
+
+    def interval(self, figure: Figure) -> tuple[float, float] | None:
+        """Return the 95 % interval of a geometric mean, widened for contention; None for one value."""
+        sample = self.sample(figure)
+        scatter = interval_of_mean(sample.values)
+        if scatter is None:
+            return None
+        faster = math.exp(sample.leeway)
+        return (scatter[0], scatter[1] * faster) if figure.better > 0 else (scatter[0] / faster, scatter[1])
+
+    @property
+    def contention_factor(self) -> float:
+        """The possible speed-up without contention below the limit."""
+        return math.exp(self.sample(SPEED_FIGURE).leeway)
+
+    @property
+    def contended(self) -> bool:
+        """Whether `contention_factor` exceeds the usual scatter."""
+        return self.contention_factor >= 1.0 + USUAL_SCATTER
+
+    @cached_property
+    def typical_run(self) -> Run:
+        """The run with the median step shares; with fewer than three calibrated ones by speed."""
+        runs = timed_runs(self.runs) or self.runs
+        ordered = sorted(runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
+        middle = (len(ordered) - 1) // 2
+        parts = [(run, found) for run in ordered if (found := _parts_of_a_step(run)) is not None]
+        if len(parts) < 3:
+            return ordered[middle]
+        medians = {name: median(found[name] for _, found in parts) for name in STEP_COMPONENTS}
+        return min(parts, key=lambda pair: math.fsum(abs(pair[1][name] - medians[name]) for name in STEP_COMPONENTS))[0]
+
+
+def _parts_of_a_step(run: Run) -> Mapping[str, float] | None:
+    workers = read_workers(run.summary) if run.summary.get("time_shares") else []
+    if not workers:
+        return None
+    return {name: fmean(worker.fractions[name] for worker in workers) for name in STEP_COMPONENTS}
+
+
+@dataclass(frozen=True)
+class SetUps:
+    """All configurations, their `axes`, and the `disturbed` runs, excluded from speed."""
+
+    all: tuple[SetUp, ...]
+    axes: tuple[Factor, ...]
+    disturbed: tuple[Disturbed, ...]
+    comparability: Comparability
+
+    def comparable(self, one: SetUp, other: SetUp, group: str) -> bool:
+        """Return whether a kind of figures of two configurations is comparable."""
+        return group not in self.comparability.confounded(self.place(one), self.place(other))
+
+    @cached_property
+    def quality(self) -> Quality:
+        """Their quality, by index in `all`."""
+
+        def comparable(group: str, among: Sequence[int]) -> Sequence[int]:
+            return self.comparability.comparable(group, among, ignoring=(LEARNT_UNDER_CONTENTION,))  # marked, but counted
+
+        keys = [tuple((key, value) for key, value in one.values.items() if key != "test_size") for one in self.all]
+        return judge_quality([one.runs for one in self.all], keys, comparable)
+
+    def ranks(self, one: SetUp) -> bool:
+        """Return whether a configuration is ranked by speed: neither diverged nor of worse quality."""
+        return self.quality.ranks(self.place(one))
+
+    def all_comparable(self, figure: Figure) -> list[SetUp]:
+        """Return the largest set of ranked configurations that are comparable in a figure."""
+        among = [index for index, one in enumerate(self.all) if one.figures(figure) and self.quality.ranks(index)]
+        return [self.all[index] for index in self.comparability.comparable(figure.group, among)]
+
+    def faults(self, one: SetUp, other: SetUp, group: str) -> list[Difference]:
+        """Return what makes a kind of figures of two configurations incomparable."""
+        mine, theirs = self.place(one), self.place(other)
+        return [
+            fault
+            for fault in self.comparability.faults
+            if group in fault.confounds and (fault.values[mine] != fault.values[theirs] or not self.comparable(one, one, group))
+        ]
+
+    def why_not_judged(self, one: SetUp) -> list[Difference]:
+        """Return what makes a configuration's quality incomparable with that of the judged ones."""
+        judged = [self.all[place] for place in sorted(self.quality.judged)]
+        faults = self.faults(one, judged[0], self.quality.kind) if judged else []
+        return [fault for fault in faults if fault.key != LEARNT_UNDER_CONTENTION]
+
+    def strata(self, axis: Factor) -> list[list[SetUp]]:
+        """Group the configurations that are equal in every other axis."""
+        found: dict[tuple[Any, ...], list[SetUp]] = {}
+        for one in self.all:
+            found.setdefault(tuple(value for key, value in one.values.items() if key != axis.key), []).append(one)
+        return list(found.values())
+
+    @cached_property
+    def beyond_ideal(self) -> list[tuple[SetUp, SetUp, Ratio]]:
+        """Pairs that differ only in nodes, with a superlinear speed-up: not an effect of the nodes."""
+        axis = next((one for one in self.axes if one.key == "nodes"), None)
+        found = []
+        for group in [] if axis is None else self.strata(axis):
+            ordered = sorted((one for one in group if one.figures(SPEED_FIGURE)), key=lambda one: int(one.values["nodes"]))
+            for fewer, more in combinations(ordered, 2):
+                times = times_as_good(more, fewer, SPEED_FIGURE)
+                if more.values["nodes"] > fewer.values["nodes"] and times.above(more.values["nodes"] / fewer.values["nodes"]):
+                    found.append((more, fewer, times))
+        return found
+
+    def too_fast(self, one: SetUp, other: SetUp) -> bool:
+        """Return whether two configurations are a pair of `beyond_ideal`."""
+        return any({id(one), id(other)} == {id(more), id(fewer)} for more, fewer, _ in self.beyond_ideal)
+
+    @property
+    def without_speed(self) -> list[str]:
+        """The names of the runs of configurations with CPU contention in all runs."""
+        return [run.name for one in self.all if not timed_runs(one.runs) for run in one.runs]
+
+    def others(self, axis: Factor) -> list[Factor]:
+        """Return all axes but this one."""
+        return [rule for rule in self.axes if rule.key != axis.key]
+
+    def place(self, one: SetUp) -> int:
+        """Return the index of a configuration in `all`."""
+        return next(index for index, known in enumerate(self.all) if known is one)
+
+
+def times_as_good(one: SetUp, other: SetUp, figure: Figure) -> Ratio:
+    """Return the ratio of `one` to `other` by a figure that both have."""
+    return better_by([(one.sample(figure), other.sample(figure))], figure.better)
+
+
+def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
+    """Return the configurations of labelled runs, by their axes and those `swept`."""
+    rows = make_entries(runs, by=swept)
+    disturbed = [Disturbed(run, by) for row in rows for run in row.runs if (by := cpu_starvation(run.summary)) is not None]
+    axes = axes_of(rows)
+    axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
+    firsts = [row.runs[0] for row in rows]
+    keys = frozenset(key for axis in axes for key in axis.key.split(_AND))
+    chosen = {rule.key for rule in RULES if rule.key in _CHOSEN_BY_THEMSELVES and _varies(_known(rows, rule), rule)}
+    chosen |= {name for name in _CHOSEN_WHERE_TYPED if len({repr(run.job.get(name)) for run in firsts}) > 1}
+    independent = (FOLLOWING - chosen) | keys
+    comparability = compare_settings(firsts, independent=independent, repeats=[row.runs for row in rows])
+    return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), comparability)
+
+
+def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
+    """Return the settings in which rows differ, the `swept` ones first; each adds a distinction."""
+    axes = [axis for axis in swept if _varies(rows, axis)]
+    for rule in RULES:
+        if rule.key not in {axis.key for axis in axes} and rule.key != "seed" and rule.matters and tells_apart(rows, axes, rule):
+            axes.append(rule)
+    return _joined(rows, axes, len(swept))
+
+
+_CHOSEN_WHERE_TYPED = frozenset({"threads", "network", "distributed"})  # automatic unless a job sets them
+
+
+def _known(rows: Sequence[Row], axis: Factor) -> list[Row]:
+    return [row for row in rows if axis.value(row.runs[0]) is not None]
+
+
+def _varies(rows: Sequence[Row], axis: Factor) -> bool:
+    return len({axis.value(row.runs[0]) for row in rows}) > 1
+
+
+def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Factor]:
+    found = list(axes)
+    for rule in RULES:
+        keys = {key for axis in found for key in axis.key.split(_AND)}
+        those = _known(rows, rule)
+        if rule.key not in _CHOSEN_BY_THEMSELVES or rule.key in keys or not _varies(those, rule):
+            continue
+        place = next((index for index in range(known, len(found)) if not tells_apart(those, [found[index]], rule)), None)
+        if place is not None:
+            found[place] = _both(found[place], rule)
+    return found
+
+
+# Settings that do not follow from others: async runs have no exchange.
+_CHOSEN_BY_THEMSELVES = frozenset({"backend", "mode", "nodes", "exchange"})
+_AND = " and "
+
+
+def _both(one: Factor, other: Factor) -> Factor:
+    return replace(
+        one,
+        key=f"{one.key}{_AND}{other.key}",
+        label=f"{one.label}{_AND}{other.label}",
+        value=lambda run: (one.value(run), other.value(run)),
+        show=lambda pair: f"{value_text(one, pair[0])}, {value_text(other, pair[1])}",
+        order=lambda pair: ((pair[0] is not None, one.order(pair[0]) if pair[0] is not None else ()), str(pair[1])),
+    )
+
+
+def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[SetUp]:
+    values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
+    labels = [called(axes, one) for one in values]
+    return [
+        SetUp(label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), one, row)
+        for label, one, row in zip(labels, values, rows, strict=True)
+    ]
+
+
+def called(axes: Sequence[Factor], values: Mapping[str, Any]) -> str:
+    """Return a configuration's name by some axes: ``torch, async, global batch 32``."""
+    return ", ".join(value_text(axis, values[axis.key]) for axis in axes)
+
+
+def value_text(axis: Factor, value: Any) -> str:
+    """Return an axis's value as text, with its label for numbers and switches."""
+    return shown(axis, value) if _AND in axis.key else setting_text(axis.label, shown(axis, value))
+
+
+def shown(axis: Factor, value: Any) -> str:
+    """Return a value of an axis as text on one line."""
+    return "-" if value is None else one_line(axis.show(value))
+
+
+FINE = 0.1  # sufficient relative resolution of a time to target
+
+
+def coarse_gaps(set_ups: Iterable[SetUp]) -> list[float]:
+    """Return the sorted seconds between a target's evaluation and the one before, unless `FINE`."""
+    gaps = [found for one in set_ups for run in one.runs if (found := _gap(run)) is not None]
+    if not gaps or median(gap / seconds for gap, seconds in gaps) <= FINE:
+        return []
+    return sorted(gap for gap, _ in gaps)
+
+
+def _gap(run: Run) -> tuple[float, float] | None:
+    seconds = number(run.summary.get("time_to_target_seconds"))
+    times = [record.time_seconds for record in run.tests]
+    if not seconds or not times:
+        return None
+    return seconds - max((time for time in times if time < seconds), default=0.0), seconds
+
+
+def counted(count: int, what: str) -> str:
+    """Return a count with its noun: ``1 run``, ``12 runs``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def differing(faults: Sequence[Difference]) -> str:
+    """Return the differing values: `` (budget 9,600 examples and 19,200 examples)``."""
+    values = {one.label: " and ".join(dict.fromkeys(value for value in one.values if value is not None)) for one in faults}
+    return f" ({'; '.join(f'{label} {text}' for label, text in values.items())})" if values else ""
+
+
+def interval_text(low: str, high: str, *, widened: bool) -> str:
+    """Return an interval with its name, and a star if contention widens it."""
+    return f"95 % CI{'*' * widened} {low}–{high}"
+
+
+def times_text(value: float) -> str:
+    """Return a ratio with its sign: ``1.84 ×``."""
+    return f"{ratio_text(value)} ×"
+
+
+def ratio_text(value: float) -> str:
+    """Return a ratio with three digits, with four near 1."""
+    return f"{value:.3g}" if value >= 10 else f"{value:.3f}" if 0 < abs(value - 1.0) < 0.005 else f"{value:.2f}"

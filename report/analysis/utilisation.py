@@ -1,0 +1,342 @@
+"""Utilization of processors and network, and step time over traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.cluster import workers_by_node
+from ...records.text import bytes_text, seconds_text
+from ..runs.run import Run
+from ..runs.series import pauses, training_clock
+from ..runs.series_arrays import Floats, NodeSeries, StepSeries
+from .answer import LEAST_POINTS, Answer, correlation, digits3, grid_of, on_grid
+from .evidence import NAMES, bits_text, busiest, percent
+from .verdict import NEARLY_ALL, Explanation, NodeView
+
+MOST_NAMED = 3  # nodes named one by one; of more only the least and most busy
+_NODE_FIGURES = ("node", "cpu_cores_used", "cores_available", "cpu_fraction", "gpu_utilization")
+LEAST_WAIT = 0.05  # minimum share of the run time to be named
+
+
+def hardware_use(explanation: Explanation) -> Answer | None:
+    """Return the mean utilization of processors over the whole run; None without samples."""
+    nodes = explanation.nodes
+    if all(view.cpu_fraction is None and view.gpu_utilization is None for view in nodes):
+        return None
+    gpus = [view for view in nodes if view.gpu_utilization is not None]
+    shared = (explanation.evidence.summary["nodes_sharing_cores"] or 1) > 1
+    fractions, unknown = _fractions(nodes, shared), [view.node for view in nodes if not _is_known(view, shared)]
+    least, most = min(fractions, default=None), max(fractions, default=None)
+    fully = _fully_used(least, shared, unknown)
+    fractions_of_run = explanation.run_fractions
+    waits = {name: share for name in NAMES if name != "compute" and (share := fractions_of_run.get(name, 0.0)) >= LEAST_WAIT}
+    figures = {
+        "nodes": [{name: getattr(view, name) for name in _NODE_FIGURES} for view in nodes],
+        "nodes_share_cores": shared,
+        "cpu_fraction_least": least,
+        "cpu_fraction_most": most,
+        "cpu_unknown_nodes": unknown,
+        "cpus_fully_used": fully,
+        "gpus_fully_used": min(view.gpu_utilization or 0.0 for view in gpus) >= NEARLY_ALL if gpus else None,
+        "threads_per_task": list(explanation.evidence.job.get("threads_per_task") or ()),
+        "waits": waits,
+    }
+    parts = [_gpu_text(gpus)] if gpus else []
+    parts.append(_cpu_text(nodes, shared, fractions, fully, unknown))
+    if not fully or figures["gpus_fully_used"] is False:
+        parts += [text for text in (_threads_text(explanation), _waits_text(explanation, waits)) if text]
+    return Answer("hardware_use", "GPUs and CPUs" if gpus else "CPUs", "; ".join(parts), figures)
+
+
+def _is_known(view: NodeView, shared: bool) -> bool:
+    return (view.cpu_cores_used if shared else view.cpu_fraction) is not None
+
+
+def _fractions(nodes: Sequence[NodeView], shared: bool) -> list[float]:
+    if not shared:
+        return [view.cpu_fraction for view in nodes if view.cpu_fraction is not None]
+    used = [view.cpu_cores_used for view in nodes if view.cpu_cores_used is not None]
+    cores = max((view.cores_available or 0.0 for view in nodes), default=0.0)
+    return [sum(used) / cores] if cores and used else []
+
+
+def _fully_used(least: float | None, shared: bool, unknown: Sequence[int]) -> bool | None:
+    if least is None:
+        return None
+    fully = least >= NEARLY_ALL
+    decided = fully if shared else not fully  # for any values of the unknown ones
+    return fully if decided or not unknown else None
+
+
+def _verdict(least: float, most: float, what: str) -> str:
+    if least >= NEARLY_ALL:
+        return f"{what} fully used"
+    return f"not all {what} fully used" if most >= NEARLY_ALL else f"{what} not fully used"
+
+
+def _cpu_text(nodes: Sequence[NodeView], shared: bool, fractions: Sequence[float], fully: bool | None, unknown: Sequence[int]) -> str:
+    if fully is None:
+        verdict = "whether all cores were fully used is unknown"
+    else:
+        verdict = "not all cores fully used" if unknown and not fully else _verdict(min(fractions), max(fractions), "cores")
+    return verdict + (f": {_used_text(nodes, shared)}{_unknown_text(unknown)}" if fractions else "")
+
+
+def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
+    if shared:
+        cores = max(view.cores_available or 0.0 for view in nodes)
+        used = sum(view.cpu_cores_used or 0.0 for view in nodes)
+        counted = sum(_is_known(view, shared) for view in nodes)
+        by = f"all {len(nodes)} nodes" if counted == len(nodes) else f"{counted} of {len(nodes)} nodes"
+        own = digits3(nodes[0].cpu_cores_used)
+        return f"{digits3(used)} of {digits3(cores)} shared cores ({percent(used / cores)}) by {by}, {own} by node 0"
+    known = sorted((view for view in nodes if view.cpu_fraction is not None), key=lambda view: view.cpu_fraction or 0.0)
+    if len(known) <= MOST_NAMED:
+        known.sort(key=lambda view: view.node)
+    named = known if len(known) <= MOST_NAMED else [known[0], known[-1]]
+    each = ", ".join(
+        f"node {view.node} {digits3(view.cpu_cores_used)} of {digits3(view.cores_available)} cores ({percent(view.cpu_fraction)})"
+        for view in named
+    )
+    of = f"least and most busy of {len(known)} nodes: " if len(known) > MOST_NAMED else ""
+    return f"{of}{each}"
+
+
+def _unknown_text(unknown: Sequence[int]) -> str:
+    if not unknown:
+        return ""
+    if len(unknown) == 1:
+        return f"; unknown for node {unknown[0]}"
+    named = ", ".join(map(str, unknown[:MOST_NAMED])) + (f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else "")
+    return f"; unknown for {len(unknown):,} nodes ({named})"
+
+
+def _gpu_text(gpus: list[NodeView]) -> str:
+    ordered = sorted(gpus, key=lambda view: view.gpu_utilization or 0.0)
+    least, most = ordered[0], ordered[-1]
+    named = [least] if least is most else [least, most] if len(gpus) > MOST_NAMED else sorted(gpus, key=lambda view: view.node)
+    each = ", ".join(f"node {view.node} {percent(view.gpu_utilization)} of the time" for view in named)
+    return f"{_verdict(least.gpu_utilization or 0.0, most.gpu_utilization or 0.0, 'GPUs')}: {each}"
+
+
+def _threads_text(explanation: Explanation) -> str | None:
+    threads = explanation.evidence.job.get("threads_per_task") or ()
+    tasks = workers_by_node(explanation.evidence.job["procs_per_node"], explanation.evidence.job["nodes"])
+    cores = [view.cores_available for view in explanation.nodes]
+    spare = [
+        count
+        for count, own, workers in zip(threads, cores, tasks, strict=False)
+        if count is not None and own is not None and count * workers <= own - 1
+    ]
+    if not spare:
+        return None
+    return f"each task computes with {spare[0]} thread{'s' if spare[0] != 1 else ''} (--threads)"
+
+
+def _waits_text(explanation: Explanation, waits: Mapping[str, float]) -> str | None:
+    if not explanation.calibrated:
+        return "the rest of the time is unknown without a calibration"
+    if not waits:
+        return None
+    named = ", ".join(f"{NAMES[name]} {percent(share)}" for name, share in sorted(waits.items(), key=lambda item: -item[1]))
+    return f"of the run time: {named}"
+
+
+MOST_NODES_IN_TABLE = 16  # the first nodes, compared in 240 pairs
+FOLLOWS = 0.7  # correlation from which on half of the variance is shared
+_CAUSES = {
+    "link": "limited by the link",
+    "messages": "latency and overhead more than bandwidth",
+    "transfer": "copying and summing take the time",
+    "waiting": "mostly overhead and waiting, not the exchange itself",
+}
+
+
+def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries]) -> Answer | None:
+    """Return whether communication limits the run, and the correlations of pairs of nodes."""
+    summary = explanation.evidence.summary
+    if summary["nodes"] == 1 and summary["workers"] == 1 and summary["mode"] == "sync":
+        return None
+    limited, limit_text = _limit(explanation)
+    began = explanation.evidence.part_began_seconds or 0.0
+    pairs = pair_correlations(nodes, began, run.summary["run_seconds"])
+    link = busiest(explanation.evidence.links)
+    figures = {
+        "limit": limited,
+        "step_fraction": explanation.step_fractions.get("network") if explanation.calibrated else None,
+        "cause": explanation.network_cause,
+        "busiest_link_node": None if link is None else link.node,
+        "busiest_link_fraction": None if link is None else link.fraction,
+        "pairs": pairs,
+        "nodes_left_out": max(0, len(nodes) - MOST_NODES_IN_TABLE),
+    }
+    follows = _pairs_text(pairs, summary["nodes"])
+    return Answer("network", "network", limit_text + (f"; {follows}" if follows else ""), figures)
+
+
+def _limit(explanation: Explanation) -> tuple[bool | None, str]:
+    link = busiest(explanation.evidence.links)
+    full = (
+        "" if link is None else f"node {link.node} uses {percent(link.fraction)} of its {bits_text(link.limit_bytes_per_second or 0)} link"
+    )
+    if explanation.starved is not None:
+        return None, "unknown: CPU contention from other programs" + (f"; {full}" if full else "")
+    if not explanation.calibrated:
+        if link is not None and (link.fraction or 0.0) >= NEARLY_ALL:
+            return True, f"the bottleneck: {full}"
+        return None, "unknown without a calibration" + (f"; {full}" if full else "; the links' capacity is unknown")
+    step, run = (percent(fractions["network"]) for fractions in (explanation.step_fractions, explanation.run_fractions))
+    share = f"communication is {step} of a worker's step and {run} of the run time"
+    known = f", {full}" if full else ""
+    if explanation.verdict == "network":
+        why = _CAUSES.get(explanation.network_cause or "", "")
+        return True, f"the bottleneck: {share}" + (f", {why}" if why else "") + known
+    if "network" in explanation.candidates:
+        return None, f"possibly the bottleneck: {share}{known}"
+    return False, f"not the bottleneck: {share}{known}"
+
+
+def pair_correlations(nodes: Sequence[NodeSeries], began: float, until: float) -> list[dict[str, Any]]:
+    """Return each pair of nodes' correlation (Pearson) of sent and received rates, or ``why``."""
+    kept = nodes[:MOST_NODES_IN_TABLE]
+    grid = grid_of(kept, began, until)
+    if grid is None:
+        return []
+    sent = [on_grid(grid, node.time_seconds, node.sent_bytes_per_second) for node in kept]
+    received = [on_grid(grid, node.time_seconds, node.received_bytes_per_second) for node in kept]
+    found = []
+    for one, sender in enumerate(kept):
+        for other, receiver in enumerate(kept):
+            if one == other:
+                continue
+            r, count = correlation(sent[one], received[other])
+            why = None if r is not None else "fewer than 10 samples" if count < LEAST_POINTS else "a rate that does not vary"
+            found.append({"sender": sender.node, "receiver": receiver.node, "correlation": r, "samples": count, "why": why})
+    return found
+
+
+def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
+    if nodes < 2:
+        return None
+    known = [pair for pair in pairs if pair["correlation"] is not None]
+    if not known:
+        most = max((pair["samples"] for pair in pairs), default=0)
+        why = f"{most} samples of at least {LEAST_POINTS}" if most < LEAST_POINTS else pairs[0]["why"]
+        return f"correlation of received and sent rates between nodes not computed: {why}"
+    ordered = sorted(known, key=lambda pair: pair["correlation"])
+    low, high = ordered[0], ordered[-1]
+    if len(known) <= 2:
+        each = ", ".join(f"{_pair(pair)} {digits3(pair['correlation'])}" for pair in known)
+        return f"received rates {_follows(low, high)} sent rates: correlation {each} ({low['samples']} samples)"
+    return (
+        f"received rates {_follows(low, high)} sent rates: correlation {digits3(low['correlation'])} ({_pair(low)}) to "
+        f"{digits3(high['correlation'])} ({_pair(high)}) over {len(known)} pairs of nodes ({low['samples']} samples)"
+    )
+
+
+def _pair(pair: Mapping[str, Any]) -> str:
+    return f"{pair['sender']}→{pair['receiver']}"
+
+
+def _follows(low: Mapping[str, Any], high: Mapping[str, Any]) -> str:
+    if low["correlation"] >= FOLLOWS:
+        return "follow"
+    return "partly follow" if high["correlation"] >= FOLLOWS else "do not follow"
+
+
+FLAT = 0.05  # coefficient of variation below which a step time is constant
+ALIKE = 0.1  # relative difference below which two amounts are equal
+LEAST_GROUPS = 5  # minimum groups of async updates per interval, as a part of those at its ends is outside
+MOST_NODES = 64  # the traffic of the first nodes is summed
+
+
+def step_time_and_network(run: Run, explanation: Explanation, series: StepSeries, nodes: Sequence[NodeSeries]) -> Answer | None:
+    """Return the correlation of step time and traffic; None without communication or samples."""
+    if explanation.evidence.summary["workers"] == 1 and explanation.evidence.summary["mode"] == "sync":
+        return None
+    found = _course(run, explanation, series, nodes[:MOST_NODES])
+    if found is None:
+        return None
+    sync = explanation.evidence.summary["mode"] == "sync"
+    figures = _figures(*found)
+    return Answer("step_time_and_network", "step time", _text(figures, sync=sync), figures)
+
+
+def _course(run: Run, explanation: Explanation, series: StepSeries, nodes: Sequence[NodeSeries]) -> tuple[Floats, Floats, Floats] | None:
+    """Return (updates, seconds of training, bytes sent) [k]; updates err by a part of a group."""
+    began = explanation.evidence.part_began_seconds or 0.0
+    if not len(series.count) or not nodes:
+        return None
+    groups = float(np.median(series.seconds)) if len(series.seconds) else 0.0
+    least = groups if explanation.evidence.summary["mode"] == "sync" else LEAST_GROUPS * groups
+    grid = grid_of(nodes, began, float(run.summary["run_seconds"]), least)
+    if grid is None:
+        return None
+    ends = np.concatenate([[0.0], np.maximum.accumulate(series.group_time_seconds)])
+    done = np.interp(grid.edges, ends, np.concatenate([[0], np.cumsum(series.count * ~series.profiled_groups)]).astype(np.float64))
+    stops = sorted([*pauses(run.evals, run.events), *series.profile_pauses()])
+    steps, trained = np.diff(done), np.diff(training_clock(grid.edges, stops))
+    rates = np.sum([on_grid(grid, node.time_seconds, node.sent_bytes_per_second) for node in nodes], axis=0)
+    known = (steps > 0) & (trained > 0.5 * grid.seconds) & np.isfinite(rates)
+    if not known.any():
+        return None
+    return steps[known], trained[known], rates[known] * grid.seconds
+
+
+def _figures(steps: Floats, trained: Floats, amounts: Floats) -> dict[str, Any]:
+    count, step_seconds, sent = len(steps), trained / steps, amounts / trained
+    spread = float(np.std(step_seconds) / np.mean(step_seconds))
+    figures: dict[str, Any] = {
+        "intervals": count,
+        "step_seconds": float(trained.sum() / steps.sum()),
+        "step_seconds_spread": spread,
+        "sent_bytes_per_second": float(amounts.sum() / trained.sum()),
+        "correlation": None,
+        "fastest_tenth": None,
+        "slowest_tenth": None,
+    }
+    if count >= LEAST_POINTS and spread >= FLAT:
+        order, tenth = np.argsort(step_seconds, kind="stable"), max(1, count // 10)
+        figures["correlation"] = correlation(step_seconds, sent)[0]
+        for name, chosen in (("fastest_tenth", order[:tenth]), ("slowest_tenth", order[-tenth:])):
+            made, seconds, amount = (float(values[chosen].sum()) for values in (steps, trained, amounts))
+            figures[name] = {
+                "step_seconds": seconds / made,
+                "sent_bytes_per_second": amount / seconds,
+                "bytes_per_step": amount / made,
+            }
+    return figures
+
+
+def _text(figures: dict[str, Any], *, sync: bool) -> str:
+    sent = bytes_text(figures["sent_bytes_per_second"], per_second=True)
+    count, of = figures["intervals"], "" if sync else " per update of all workers"
+    mean = f"{seconds_text(figures['step_seconds'])}{of}, mean of {count} sampled intervals, at {sent} sent by all nodes while training"
+    if count < LEAST_POINTS:
+        return f"{mean}; correlation of step time and sent rate not computed: {count} intervals of at least {LEAST_POINTS}"
+    fast, slow = figures["fastest_tenth"], figures["slowest_tenth"]
+    if fast is None:
+        spread = percent(figures["step_seconds_spread"])
+        return (
+            f"{mean}; correlation of step time and sent rate not computed: the step time is flat (standard deviation {spread} of the mean)"
+        )
+    r = "" if figures["correlation"] is None else f" (correlation {digits3(figures['correlation'])})"
+    rates = " and ".join(
+        f"{seconds_text(part['step_seconds'])} at {bytes_text(part['sent_bytes_per_second'], per_second=True)}" for part in (fast, slow)
+    )
+    told = f"fastest and slowest tenth of {count} sampled intervals: {rates} sent by all nodes while training{r}{of and f', seconds{of}'}"
+    return told if sync else f"{told}; {_meaning(fast, slow)}"
+
+
+def _meaning(fast: dict[str, float], slow: dict[str, float]) -> str:
+    if not fast["sent_bytes_per_second"]:
+        return "nothing was sent"
+    per_step = slow["bytes_per_step"] / fast["bytes_per_step"]
+    if abs(slow["sent_bytes_per_second"] / fast["sent_bytes_per_second"] - 1) < ALIKE:
+        return "the sent rate is the same in slow steps, so they move more bytes"
+    if abs(per_step - 1) < ALIKE:
+        return f"a step moves {bytes_text(fast['bytes_per_step'])} in both, so the sent rate follows the speed"
+    return f"a slow step moves {digits3(per_step)} times the bytes of a fast one"

@@ -1,0 +1,264 @@
+"""The bottleneck of a run, with its figures, from the run directory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from ..runs.cpu_starvation import CpuStarvation, cpu_starvation
+from ..runs.run import Run
+from .evidence import Evidence, Link, NetworkCause, message_fraction, network_cause, read_evidence
+from .exchange_costs import ExchangeCosts, exchange_costs
+from .time_shares import BESIDE_TRAINING, TRAINING_COMPONENTS, Shares, Worker, around_training, node_fractions
+
+__all__ = ["Evidence", "Explanation", "NodeView", "explain", "read_evidence"]
+Verdict = Literal[
+    "starved",
+    "compute",
+    "network",
+    "data",
+    "peers",
+    "idle",
+    "evaluating",
+    "translating",
+    "saving",
+    "profiling",
+    "other",
+    "mixed",
+    "unclear",
+    "unknown",
+]
+SLOW = 1.5  # times the median worker's own work
+DOMINANT = 0.4  # below this share nothing dominates
+LEAST_DIFFERENCE = 0.05  # repeats on a shared machine differ by so much; a smaller lead decides nothing
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node's bottleneck and figures, over the run or the segment of `Evidence`."""
+
+    node: int
+    limit: str | None  # CPU, GPU, data, link, exchange (the link is not full), peer or nothing; None without calibration
+    step_fractions: Mapping[str, float] | None
+    slowness: float | None  # slowest worker's own time over the median worker's
+    updates_fraction: float | None  # share of all updates in async mode
+    cpu_cores_used: float | None
+    cores_available: float | None
+    cpu_fraction: float | None
+    gpu_utilization: float | None
+    sent_bytes_per_second: float | None
+    received_bytes_per_second: float | None
+    link: Link  # in training alone
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The verdict on a run."""
+
+    verdict: Verdict  # starved: by other programs; mixed: nothing dominates; unknown: no calibration
+    candidates: tuple[str, ...]  # of an unclear verdict, within the uncertainty
+    network_cause: NetworkCause | None  # why communication is slow, if it is
+    message_fraction: float | None
+    slow_node: int | None  # the straggler, if any
+    slowness: float | None
+    run_fractions: Mapping[str, float]  # as in `Shares`; without calibration only the clock's
+    run_uncertainty: Mapping[str, float]
+    step_fractions: Mapping[str, float]
+    nodes: tuple[NodeView, ...]
+    evidence: Evidence = field(repr=False)
+
+    @property
+    def starved(self) -> CpuStarvation | None:
+        """The CPU contention, if that is the verdict."""
+        return cpu_starvation(self.evidence.summary)
+
+    @property
+    def exchange_costs(self) -> ExchangeCosts | None:
+        """The costs of the exchange, and the gain of the direct exchange."""
+        return exchange_costs(self.evidence, starved=self.starved is not None)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the verdict is based on a calibration."""
+        return self.evidence.shares is not None
+
+    @property
+    def training_fraction(self) -> float:
+        """The share of training in the run's time."""
+        return sum(self.run_fractions[name] for name in (TRAINING_COMPONENTS if self.calibrated else ("training",)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures, without their source documents."""
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("evidence", "nodes")}
+        return {
+            "run": self.evidence.name,
+            "state": self.evidence.state,
+            "recorded_until_seconds": self.evidence.recorded_until,
+            "calibrated": self.calibrated,
+            "part_began_seconds": self.evidence.part_began_seconds,
+            "starved": None if self.starved is None else asdict(self.starved),
+            **own,
+            "training_fraction": self.training_fraction,
+            **{name: self.evidence.summary.get(name) for name in _RESTARTS},
+            "exchange_costs": None if self.exchange_costs is None else asdict(self.exchange_costs),
+            "nodes": [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes],
+        }
+
+
+_RESTARTS = ("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds")  # of a summary
+
+
+def _link_json(link: Link) -> dict[str, Any]:
+    return {**asdict(link), "sent_fraction": link.sent_fraction, "received_fraction": link.received_fraction}
+
+
+def explain(run: Run) -> Explanation:
+    """Return the verdict on a run. Raises UsageError without a recorded update."""
+    return judge(read_evidence(run))
+
+
+def judge(evidence: Evidence) -> Explanation:
+    """Return the verdict of the evidence; only ``starved`` under CPU contention."""
+    found = _judged(evidence)
+    return found if found.starved is None else replace(found, verdict="starved", candidates=(), slow_node=None)
+
+
+def _judged(evidence: Evidence) -> Explanation:
+    shares = evidence.shares
+    if shares is None:
+        around = around_training(evidence.summary)
+        long = [component for component in (*BESIDE_TRAINING, "other") if around[component] > LARGEST_UNSEEN]
+        verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
+        views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
+        return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, evidence)
+    exchange = shares.step["network"]
+    seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
+    cause = network_cause(exchange, evidence.links, evidence.calibration, seconds) if exchange >= NOTABLE else None
+    short = _saturated_node(evidence) if cause != "link" else None
+    verdict, candidates = _ranked(shares, short is not None)
+    slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
+    views = tuple(_view(evidence, node, cause, short) for node in range(len(evidence.summary["per_node"])))
+    message = message_fraction(evidence.calibration)
+    figures = (shares.run, shares.uncertainty, shares.step)
+    return Explanation(verdict, candidates, cause, message, slow, shares.slowness, *figures, views, evidence)
+
+
+LARGEST_UNSEEN = 0.5  # without calibration, a component above this is the verdict
+NOTABLE = 0.2  # from this share of the training on, the cause of the communication is determined
+_WORK = ("compute", "data", "peers")
+
+
+def _saturated_node(evidence: Evidence) -> int | None:
+    """Return the only node without spare cores in sync mode, so that all wait for its exchange."""
+    nodes = evidence.summary["per_node"]
+    known = [(node["cores_available"], _mean(node["cpu_fraction"])) for node in nodes]
+    if evidence.summary["mode"] == "async" or len(nodes) < 2 or any(None in pair for pair in known):
+        return None
+    least, *others = sorted(range(len(nodes)), key=lambda node: known[node][0])
+    spare = all(known[node][0] >= SLOW * known[least][0] and (known[node][1] or 0.0) < NEARLY_ALL for node in others)
+    return least if spare and (known[least][1] or 0.0) > NEARLY_ALL else None
+
+
+NEARLY_ALL = 0.85  # CPU fraction of a node without spare cores; the rest is waiting between threads and tasks
+
+
+def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, ...]]:
+    order = sorted(shares.run, key=lambda component: -shares.run[component])
+    largest = order[0]
+    if _combined_share(shares, largest, short_of_cores) < DOMINANT:
+        return "mixed", tuple(component for component in order if shares.run[component] >= shares.run[largest] / 2)
+    near = [component for component in order if _certain_lead(shares, largest, component) <= LEAST_DIFFERENCE]
+    candidates = list(dict.fromkeys(name for component in near for name in _named(component, shares, short_of_cores)))
+    if len(candidates) > 1:
+        return "unclear", tuple(candidates)
+    verdict: Verdict = candidates[0]  # type: ignore[assignment]
+    return verdict, (verdict,)
+
+
+def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float:
+    if short_of_cores and largest in (*_WORK, "network"):
+        return sum(shares.run[component] for component in (*_WORK, "network"))
+    slow = largest in _WORK and shares.slowness >= SLOW
+    return sum(shares.run[component] for component in _WORK) if slow else shares.run[largest]
+
+
+def _certain_lead(shares: Shares, largest: str, component: str) -> float:
+    if component == largest:
+        return 0.0
+    return shares.run[largest] - shares.run[component] - shares.uncertainty[largest] - shares.uncertainty[component]
+
+
+def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
+    if component == "network" and short_of_cores:
+        return ("peers",)
+    if component not in _WORK:
+        return (component,)
+    if shares.slowness >= SLOW + shares.slowness_uncertainty:
+        return ("peers",)
+    ordinary = component if component != "peers" else "compute"
+    return (ordinary,) if shares.slowness < SLOW - shares.slowness_uncertainty else (ordinary, "peers")
+
+
+def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
+    figures = evidence.summary["per_node"][node]
+    own = [worker for worker in evidence.workers if worker.node == node]
+    step = node_fractions(evidence.workers, node)
+    gpu = _gpu_utilization(figures["gpus"] or ())
+    return NodeView(
+        node,
+        None if step is None or evidence.shares is None else _limit(evidence, node, step, cause, gpu, short),
+        step,
+        _slowness(evidence, own),
+        _updates_fraction(evidence, own),
+        _mean(figures["cpu_cores_used"]),
+        figures["cores_available"],
+        _mean(figures["cpu_fraction"]),
+        gpu,
+        figures["network_sent_bytes_per_second"],
+        figures["network_received_bytes_per_second"],
+        evidence.links[node],
+    )
+
+
+def _gpu_utilization(gpus: Sequence[Mapping[str, Any]]) -> float | None:
+    given = [gpu for gpu in gpus if gpu.get("tasks")] or gpus
+    return max((gpu["utilization"]["mean"] for gpu in given if gpu.get("utilization")), default=None)
+
+
+def _mean(figure: Mapping[str, float] | None) -> float | None:
+    return None if figure is None else figure["mean"]
+
+
+def _slowness(evidence: Evidence, own: Sequence[Worker]) -> float | None:
+    if evidence.shares is None or not own or not evidence.shares.slowest.own_seconds:
+        return None
+    usual = evidence.shares.slowest.own_seconds / evidence.shares.slowness
+    return max(worker.own_seconds for worker in own) / usual if usual else None
+
+
+def _updates_fraction(evidence: Evidence, own: Sequence[Worker]) -> float | None:
+    counts = evidence.summary["updates_by_worker"]
+    return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in own) / sum(counts)
+
+
+USED_GPU = 0.05  # a GPU with less utilization did not compute the steps
+
+
+def _limit(
+    evidence: Evidence, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None, short: int | None
+) -> str:
+    largest = max(step, key=lambda component: step[component])
+    if step[largest] < DOMINANT:
+        return "nothing"
+    if largest == "compute":
+        return "GPU" if (gpu or 0.0) > USED_GPU else "CPU"
+    if largest == "network" and short is not None:
+        return "CPU" if node == short else "peer"
+    if largest == "network":
+        return "link" if cause == "link" and not _serves_itself(evidence, node) else "exchange"
+    return {"data": "data", "peers": "peer"}[largest]
+
+
+def _serves_itself(evidence: Evidence, node: int) -> bool:
+    return evidence.summary["mode"] == "async" and evidence.summary["parameter_servers"] == 1 and node == 0

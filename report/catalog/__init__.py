@@ -1,1 +1,0 @@
-"""Which runs are there, and what is each called?"""

@@ -1,0 +1,1 @@
+"""Which figures compare, and their tables."""

@@ -1,0 +1,199 @@
+"""Caveats of single runs, and the figures that each makes incomparable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from ...core.console import one_line
+from ...core.setting import ALL, LEARNING, LEARNT, RESOURCES, TARGET, TIME, WORK
+from ...core.units import Cadence
+from ...records.store.schema import EventRecord
+from ...records.text import count_text, duration_text, number_text
+from ...records.time_shares import nodes_of_last_segment
+from ..runs.cpu_starvation import cpu_starvation
+from ..runs.run import Run, diverged
+from .factor_values import ended_by_patience
+from .factors import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """A caveat of a single run that makes figures of it incomparable with any other's."""
+
+    key: str
+    label: str
+    found: Callable[[Run], str | None]  # the caveat, if any
+    confounds: frozenset[str]
+    why: str
+    told: Callable[[Run], str | None] | None = None  # longer text
+    repeats: Literal["alike", "all", "any"] = "alike"  # alike: repeats need equal `found`; else the part of a row's repeats
+
+    def text(self, repeats: Sequence[Run]) -> str | None:
+        """Return the caveat of a row with these repeats, if any."""
+        those = [run for run in repeats if self.found(run) is not None]
+        said = bool(those) and (self.repeats == "any" or len(those) == len(repeats))
+        return (self.told or self.found)(those[0]) if said else None
+
+
+CHANGED = "changed when it was resumed"
+CHANGED_MEANS = "the figures add up parts under different settings"
+_HARMLESS = {"epochs", "steps", "examples", "until"} | {rule.key for rule in RULES if not (rule.confounds or rule.also or rule.independent)}
+
+
+def changed_on_resume(run: Run) -> list[str]:
+    """Return the relevant settings that differ in an earlier segment of a resumed run."""
+    segments = run.job.get("segments", ())[1:]
+    return sorted({field for segment in segments for field in segment.get("changed") or ()} - _HARMLESS)
+
+
+def changed_text(run: Run, means: str | None = None) -> str | None:
+    """Return the sentence on a run resumed with other settings, and what this `means`, if any."""
+    changed = changed_on_resume(run)
+    if not changed:
+        return None
+    shown = "those of the last" if nodes_of_last_segment(run.job) == run.job.get("nodes", 1) else "those that were asked for"
+    return f"The run {CHANGED} ({', '.join(changed)}): {means or f'{CHANGED_MEANS}; the settings are {shown}'}."
+
+
+def _yes(applies: Callable[[Run], Any]) -> Callable[[Run], str | None]:
+    return lambda run: "yes" if applies(run) else None
+
+
+def _ended(run: Run) -> str | None:
+    return None if run.summary["state"] == "succeeded" else str(run.summary["state"])
+
+
+def _diverged_since(run: Run) -> str | None:
+    return diverged(run.summary)
+
+
+def _resumed(run: Run) -> bool:
+    return bool(run.summary.get("resumed")) and not changed_on_resume(run)
+
+
+def _how_often(count: int, seconds: float | None, what: str) -> str | None:
+    times = "once" if count == 1 else f"{count} times"
+    return (times if seconds is None else f"{times}, {duration_text(seconds)} {what}") if count else None
+
+
+def _restarts(run: Run) -> str | None:
+    count = (run.summary.get("restarts") or 0) - (run.summary.get("worker_restarts") or 0)
+    return _how_often(count, run.summary.get("restart_seconds_lost"), "lost")
+
+
+def _worker_restarts(run: Run) -> str | None:
+    return _how_often(run.summary.get("worker_restarts") or 0, run.summary.get("worker_absent_seconds"), "in all")
+
+
+MAX_NAMED_RESTARTS = 3  # only the last ones are named with their causes
+
+
+def restarts_text(run: Run) -> str | None:
+    """Return the restarts of a run and their cost in sentences, if any."""
+    found = []
+    if how := _restarts(run):
+        places = [_restart_place(event) for event in run.events if event.event == "run_restarted"][-MAX_NAMED_RESTARTS:]
+        where = f" It resumed {', '.join(places)}." if places else ""
+        found.append(f"The run was restarted ({how}): updates since the checkpoint were repeated, and its tasks restarted.{where}")
+    if how := _worker_restarts(run):
+        found.append(f"A worker was lost and replaced ({how}): the others trained meanwhile, and no update was repeated.")
+    causes = [event.detail.get("cause") for event in run.events if event.event in ("attempt_failed", "task_failed")]
+    known = list(dict.fromkeys(one_line(str(cause)) for cause in causes if cause))[-MAX_NAMED_RESTARTS:]
+    return " ".join([*found, *([f"Cause: {'; '.join(known)}."] if known else [])]) if found else None
+
+
+def _restart_place(event: EventRecord) -> str:
+    nodes = event.detail.get("nodes")
+    step, on = event.detail.get("step"), f" on {len(nodes)} nodes" if isinstance(nodes, list) else ""
+    return f"at {number_text(event.time_seconds, 2)} s after update {count_text(step if isinstance(step, int) else None)}{on}"
+
+
+def _profiled(run: Run, *, speed_is_known: bool) -> bool:
+    updates = run.summary.get("profiled_updates")  # missing in older releases
+    profiled = run.job.get("profile") if updates is None else updates
+    known = updates is not None and run.summary.get("examples_per_second") is not None
+    return bool(profiled) and known == speed_is_known
+
+
+def _profiling(run: Run) -> str:
+    return f"{run.summary['profiled_updates']:,} updates in {duration_text(run.summary.get('profile_seconds'))}"
+
+
+def _starved(run: Run) -> str | None:
+    found = cpu_starvation(run.summary)
+    return None if found is None else f"{found.fraction:.0%}"
+
+
+def _learnt_by_the_clock(run: Run) -> bool:
+    by_clock = Cadence.parse(run.job.get("eval_every") or "1epoch").unit == "seconds"
+    ended_by_evaluation = run.summary.get("target_reached") or ended_by_patience(run)
+    return bool(_starved(run)) and (run.summary["mode"] == "async" or (by_clock and ended_by_evaluation))
+
+
+LEARNT_UNDER_CONTENTION = "learnt under contention"
+_TIME_AND_RESOURCES = frozenset({TIME, TARGET, RESOURCES})
+CAVEATS: tuple[Caveat, ...] = (
+    Caveat("state", "state", _ended, ALL, "the figures cover only the finished part"),
+    Caveat("diverged", "loss NaN or infinite", _yes(_diverged_since), ALL, "its speed is not that of training", _diverged_since),
+    Caveat(
+        "synthetic",
+        "synthetic data",
+        _yes(lambda run: run.summary.get("synthetic")),
+        LEARNING,
+        "images and labels are random, so quality has no meaning",
+    ),
+    Caveat("resumed", "resumed", _yes(_resumed), frozenset({TIME, RESOURCES}), "the figures include several starts"),
+    Caveat(
+        "restarted",
+        "restarted after failures",
+        _yes(_restarts),
+        _TIME_AND_RESOURCES,
+        "its time includes restarts and repeated work",
+        _restarts,
+    ),
+    Caveat(
+        "lacked workers",
+        "a worker was lost and replaced",
+        _yes(_worker_restarts),
+        WORK,
+        "fewer workers shared the updates for a time",
+        _worker_restarts,
+    ),
+    Caveat(
+        "profiled",
+        "profiled",
+        _yes(partial(_profiled, speed_is_known=True)),
+        _TIME_AND_RESOURCES,
+        "tracing took time and memory",
+        _profiling,
+    ),
+    Caveat(
+        "profiled throughout",
+        "profiled, and without a speed",
+        _yes(partial(_profiled, speed_is_known=False)),
+        WORK,
+        "too few updates were not traced, or an earlier version did not separate them",
+    ),
+    Caveat(
+        "starved",
+        "CPU contention",
+        _yes(_starved),
+        WORK,
+        "other programs took this share of the CPU time that its tasks needed",
+        _starved,
+        repeats="all",
+    ),
+    Caveat(
+        LEARNT_UNDER_CONTENTION,
+        "CPU contention that affects quality",
+        _yes(_learnt_by_the_clock),
+        LEARNT,
+        "the staleness, or the update at which the run ended, depends on CPU contention",
+        _starved,
+        repeats="any",
+    ),
+    Caveat("changed", CHANGED, lambda run: ", ".join(changed_on_resume(run)) or None, ALL, CHANGED_MEANS),
+)

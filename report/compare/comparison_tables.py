@@ -1,0 +1,301 @@
+"""A comparison as tables with a row per run: speed, learning, resources, scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...core.setting import ALL, GROUPS, LEARNING, SPEED, STEPS, TARGET, WORK
+from ..runs.cpu_starvation import contention_judged, cpu_starvation
+from ..runs.run import batch_text
+from .columns import (
+    MARK,
+    NODE,
+    RUN_COLUMNS,
+    Column,
+    cell,
+    holds_figures,
+    named_node,
+    node_cell,
+    node_lines,
+    relative,
+    relative_text,
+    run_columns,
+)
+from .comparability import Comparability, Difference
+from .comparison import Comparison, relative_speed, relative_target
+from .factors import RULES, setting_text, some_of
+from .rows import Row
+from .run_tables import ACROSS_MODES, SYNTHETIC
+
+TOO_FAST = "‡"  # an efficiency significantly above 100 %
+_SPEED = ("examples_per_second", "steps_per_second", "run_seconds", "train_seconds", "init_seconds")
+_LEARNING = ("staleness_mean",)
+_CONTEXT = ("backend", "mode", "nodes", "workers", "parameter servers", "global batch", "batch per worker")
+# Columns that vary within a series; those of a sweep have the names of its fields.
+_OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", "global_batch_size", "batch_size", "runs"})
+_CALLED = ("run", "node")
+TextColumn = tuple[str, list[str]]  # header and cells
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonTable:
+    """A table of texts: `names` columns name a row; `words`, which include them, are text."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    names: int
+    words: int
+
+    @property
+    def right(self) -> tuple[bool, ...]:
+        """Whether each column is right-aligned: figures and numeric settings."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
+        return tuple(
+            label not in _CALLED and holds_figures(texts, index >= self.words)
+            for index, (label, texts) in enumerate(zip(self.header, columns, strict=True))
+        )
+
+
+def default_tables(comparison: Comparison) -> list[ComparisonTable]:
+    """Return the tables of a comparison, without figures that no row has."""
+    blocks = [_speed(comparison), _learning(comparison), _resources(comparison)]
+    if comparison.scaling is not None:
+        blocks.append(_scaling(comparison))
+    return [block for block in blocks if len(block.header) > block.words and block.rows]
+
+
+def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[ComparisonTable]:
+    """Return one table with some figures; those of nodes have a column per node."""
+    found: list[TextColumn] = []
+    for one in columns:
+        if one in NODE or one.key.startswith("node_"):
+            lines = node_lines(comparison.entries)
+            found += [(named_node(node, label, one.header), _node_cells(comparison, one, node)) for node, label in lines]
+        else:
+            found.append((one.header, _cells(comparison, one)))
+    return [_block("", comparison, found)]
+
+
+def _speed(comparison: Comparison) -> ComparisonTable:
+    columns = {one.key: one for one in RUN_COLUMNS}
+    speed, *others = [(columns[key].header, _cells(comparison, columns[key])) for key in _SPEED]
+    found = [speed, _relative(comparison, relative_speed(comparison.entries), SPEED), *others]
+    return _block("Speed", comparison, [column for column in found if _observed(column)], _context(comparison))
+
+
+def _learning(comparison: Comparison) -> ComparisonTable:
+    found = []
+    for one in (one for one in run_columns(comparison.runs) if one.group in LEARNING or one.key in _LEARNING):
+        column = one.header, _cells(comparison, one)
+        found.append(column)
+        if one.key == "time_to_target_seconds" and _observed(column):
+            found.append(_relative(comparison, relative_target(comparison.entries), TARGET))
+    return _block("Learning", comparison, [column for column in found if _observed(column)])
+
+
+def _resources(comparison: Comparison) -> ComparisonTable:
+    names = tuple(next(iter(comparison.settings)))
+    rows = []
+    for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
+        for number, (node, called) in enumerate(node_lines([entry])):
+            label = tuple(settings.values()) if number == 0 else ("",) * len(names)
+            rows.append((*label, called, *(node_cell(entry, one, node, marks) for one in NODE)))
+    return ComparisonTable(
+        "Resources of each node", (*names, "node", *(one.header for one in NODE)), tuple(rows), len(names) + 1, len(names) + 1
+    )
+
+
+def _scaling(comparison: Comparison) -> ComparisonTable:
+    others = [{label: text for label, text in one.items() if label not in _OF_SERIES} for one in comparison.settings]
+    names = tuple(others[0])
+    rows = []
+    for series in comparison.scaling or ():
+        tokens = comparison.entries[series.points[0].entry].runs[0].job.get("batch_tokens")
+        kind = f"{series.kind}, {'global batch' if series.kind == 'strong' else 'batch per worker'} {batch_text(series.batch, tokens)}"
+        base = series.points[0].entry
+        for point in series.points:
+            mark = MARK if SPEED in comparison.comparability.confounded(base, point.entry) else ""
+            beyond = TOO_FAST if point.too_fast else ""
+            efficiency = "-" if point.efficiency is None else f"{100 * point.efficiency:.0f}%{mark}{beyond}"
+            label = (kind, *others[point.entry].values()) if point is series.points[0] else ("",) * (len(names) + 1)
+            rows.append((*label, str(point.nodes), relative_text(point.speedup, marked=bool(mark)), efficiency))
+    return ComparisonTable("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
+
+
+def _cells(comparison: Comparison, one: Column) -> list[str]:
+    return [cell(entry, one, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
+
+
+def _node_cells(comparison: Comparison, one: Column, node: int | str) -> list[str]:
+    return [node_cell(entry, one, node, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
+
+
+def _relative(comparison: Comparison, values: Sequence[float | None], group: str) -> TextColumn:
+    return f"relative to {comparison.entries[0].label}", relative(values, group, comparison.marks)
+
+
+def _observed(column: TextColumn) -> bool:
+    return any(text not in ("-", "") for text in column[1])
+
+
+def _context(comparison: Comparison) -> list[TextColumn]:
+    compared = [difference for difference in comparison.comparability.independent if difference.label in _CONTEXT]
+    workers_are_nodes = all(entry.figures["workers"] == entry.figures["nodes"] for entry in comparison.entries)
+    left_out = {*comparison.settings[0], *(["workers"] if workers_are_nodes else [])}
+    return [(one.label, [value or "-" for value in one.values]) for one in compared if one.label not in left_out]
+
+
+def _block(title: str, comparison: Comparison, figures: Sequence[TextColumn], context: Sequence[TextColumn] = ()) -> ComparisonTable:
+    names = [(label, [one[label] for one in comparison.settings]) for label in comparison.settings[0]]
+    columns = [*names, *context, *figures]
+    header = tuple(label for label, _ in columns)
+    rows = tuple(zip(*(texts for _, texts in columns), strict=True))
+    return ComparisonTable(title, header, rows, len(names), len(names) + len(context))
+
+
+_MOST_VALUES = 5
+_USUAL = frozenset(rule.key for rule in RULES if rule.independent)
+_SAME = "data, seeds, precision, threads, machine, software versions, optimizer and schedule, augmentation, budget, evaluations and network"
+_SAID_BY = {"workers": ("nodes",), "update_examples": ("global_batch_size", "batch_size")}
+
+
+def above(comparison: Comparison) -> list[str]:
+    """Return lines on the differences of the rows, or on the caveats of a single row."""
+    copies = [f"Copies of one run, which count once: {', '.join(names)}." for names in comparison.copies]
+    if len(comparison.entries) < 2:
+        return [*copies, *(_fault(fault, comparison.comparability) for fault in comparison.comparability.faults)]
+    return [*copies, *_differences(comparison)]
+
+
+def _differences(comparison: Comparison) -> list[str]:
+    comparability = comparison.comparability
+    values = {one.key: one.values for one in comparability.independent}
+    independent = [one for one in comparability.independent if not any(one.values == values.get(key) for key in _SAID_BY.get(one.key, ()))]
+    lines = [f"Compared: {'; '.join(_named(one) for one in independent)}."] if independent else []
+    for one in comparability.independent:
+        if one.key in ("mode", "update_examples"):
+            lines.append(f"  {one.label}: {one.why}.")
+    if comparability.beside:
+        lines.append(f"Differences without effect on the figures: {'; '.join(_named(one) for one in comparability.beside)}.")
+    faults = comparability.faults
+    if faults:
+        lines += ["Confounding differences:", *(f"  {_fault(fault, comparability)}" for fault in faults)]
+    elif not comparability.unrecorded:
+        told = "" if any(one.key not in _USUAL for one in comparability.independent) else f": {_SAME} are the same"
+        lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}{told}.")
+    else:
+        lines.append(f"No {'other ' if lines else ''}difference is known.")
+    if comparability.unrecorded:
+        lines.append(f"Not recorded, so possibly different: {_unrecorded(comparison)}.")
+    return lines
+
+
+def below(comparison: Comparison, columns: Sequence[Column] = (), *, side_by_side: bool = False) -> list[str]:
+    """Return the notes below the tables, with `columns` only those on these figures."""
+    lines = []
+    shown = {one.group for one in columns} if columns else set(GROUPS)
+    if reasons := not_comparable(comparison, shown):
+        lines.append(f"{MARK} not comparable with {comparison.entries[0].label}: {reasons}.")
+    folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
+    if folded:
+        lines.append(_note_on_means(comparison, folded, "column" if side_by_side else "row"))
+    if not shown.isdisjoint(WORK):
+        lines += _notes_on_contention(comparison, folded)
+    for entry in folded:
+        if entry.left_out:
+            lines.append(f"{entry.label}: the fastest and the slowest are excluded ({', '.join(entry.left_out)}).")
+    lines += [] if columns else _notes_on_scaling(comparison)
+    modes = {run.summary["mode"] for run in comparison.runs}
+    if len(modes) > 1 and (STEPS in shown or any(one.key == "steps" for one in columns)):
+        lines.append(ACROSS_MODES)
+    if any(run.summary.get("synthetic") for run in comparison.runs):
+        lines.append(SYNTHETIC)
+    return lines
+
+
+def _note_on_means(comparison: Comparison, folded: Sequence[Row], place: str) -> str:
+    counts = {len(entry.runs) for entry in comparison.entries}
+    every = len(counts) == 1 and not any(entry.left_out or entry.counts for entry in folded)
+    which = f"Each {place} is the mean of {counts.pop()} repeats" if every else f"A {place} of several runs has their mean"
+    return (
+        f"{which} ± half its 95 % confidence interval (trainer compare --no-fold keeps repeats apart). "
+        "The conclusion has geometric means of speeds and times."
+    )
+
+
+def _notes_on_contention(comparison: Comparison, folded: Sequence[Row]) -> Iterator[str]:
+    contended = [run.name for entry in folded if entry.counts for run in entry.runs if cpu_starvation(run.summary) is not None]
+    if contended:
+        names = some_of(contended)
+        yield f"(n=…): the mean is over n runs; CPU contention from other programs invalidates the speed and times of {names}."
+    unjudged = [run.name for run in comparison.runs if not contention_judged(run.summary)]
+    if unjudged:
+        yield f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
+
+
+def _notes_on_scaling(comparison: Comparison) -> Iterator[str]:
+    if comparison.fits_neither:
+        names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
+        yield f"In no scaling series, as no other number of nodes has the same global batch or batch per worker: {names}."
+    if any(point.too_fast for series in comparison.scaling or () for point in series.points):
+        yield f"{TOO_FAST} significantly above 100 %, so a measurement is wrong or another advantage helped; measure both again."
+
+
+def _named(one: Difference) -> str:
+    return f"{one.label} {_values(one)}"
+
+
+def _values(one: Difference) -> str:
+    found = list(dict.fromkeys(value for value in one.values if value is not None))
+    if len(found) > _MOST_VALUES:
+        found = [*found[: _MOST_VALUES - 1], "…", found[-1]]
+    return ", ".join(found)
+
+
+def _by_rows(one: Difference, comparability: Comparability) -> str:
+    known = list(dict.fromkeys(value for value in one.values if value is not None))
+    names = comparability.names
+    for axis in comparability.independent if None not in one.values else ():  # caveats of single rows depend on no setting
+        if None not in axis.values and len(set(zip(axis.values, one.values, strict=True))) == len(set(axis.values)):
+            names = [setting_text(axis.label, str(value)) for value in axis.values]
+            break
+    if len(one.values) < 2 or len(set(names)) > _MOST_VALUES:
+        return _values(one)
+    holders = {value: dict.fromkeys(name for name, own in zip(names, one.values, strict=True) if own == value) for value in known}
+    return "; ".join(f"{' and '.join(those)}{f': {value}' * (value != 'yes')}" for value, those in holders.items())
+
+
+def _fault(one: Difference, comparability: Comparability) -> str:
+    told = f"{one.label} ({_by_rows(one, comparability)})"
+    names = comparability.called(one.confounds)
+    if not names:
+        return f"{told}: {one.why}."
+    figures = "all figures" if set(one.confounds) == ALL else _enumerated(names)
+    return f"{told}: {figures} {'is' if len(names) == 1 and names[0] != 'resources' else 'are'} not comparable; {one.why}."
+
+
+def _enumerated(words: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def not_comparable(comparison: Comparison, shown: Collection[str | None]) -> str:
+    """Return the marked kinds of figures among those `shown`, with the confounding settings."""
+    marked = {group for marks in comparison.marks for group in marks if group in shown}
+    differences = [*comparison.comparability.independent, *comparison.comparability.faults]
+    reasons: dict[str, list[str]] = {}
+    for group in GROUPS:
+        if group in marked:
+            why = ", ".join(one.label for one in differences if group in one.confounds)
+            reasons.setdefault(why, []).extend(comparison.comparability.called([group]))  # none of a kind that no run has
+    reasons = {why: groups for why, groups in reasons.items() if groups}
+    return "; ".join(f"{', '.join(groups)} ({why})" for why, groups in reasons.items())
+
+
+def _unrecorded(comparison: Comparison) -> str:
+    every = len(comparison.entries)
+    by_runs: dict[Sequence[str], list[str]] = {}
+    for label, names in comparison.comparability.unrecorded.items():
+        by_runs.setdefault(tuple(names), []).append(label)
+    return "; ".join(f"{', '.join(labels)} of {'all' if len(names) == every else ' and '.join(names)}" for names, labels in by_runs.items())

@@ -1,1 +1,0 @@
-"""Which figures of which runs compare, and which run is ahead?"""

@@ -1,1 +1,0 @@
-"""What holds a run back, and what would help?"""

@@ -1,1 +1,0 @@
-"""How does a run stand right now?"""

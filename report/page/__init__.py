@@ -1,1 +1,0 @@
-"""How do runs become one page that opens in a browser?"""

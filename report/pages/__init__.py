@@ -1,0 +1,1 @@
+"""Pages, charts and files of runs, also of one in progress."""

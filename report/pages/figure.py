@@ -1,0 +1,241 @@
+"""The parts of a chart for both renderers, Plotly and matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..runs.series import POINTS, thinned
+from ..runs.series_arrays import Floats
+
+# Okabe and Ito's colour-blind-safe colours, without yellow and black, which vanish on white or on black.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+INK = "#808080"  # for neither run nor node; visible on white and on black
+# Lengths in points of line and gap; () is solid. Five dashes and six colours give thirty different curves.
+DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 2), (6, 2, 2, 2), (10, 3))
+MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon")  # each filled and open
+Kind = Literal["line", "faint", "points", "crosses"]
+Unit = Literal["", "B", "B/s", "%", "s"]
+Place = Literal["first", "plots", "more", "run"]  # where a page shows a picture: first screen, plots, behind a click, or the run's section
+
+
+def colour(number: int) -> str:
+    """Return the n-th colour; `INK` for a negative number."""
+    return INK if number < 0 else COLOURS[number % len(COLOURS)]
+
+
+def dash(number: int) -> tuple[float, ...]:
+    """Return the n-th dash."""
+    return DASHES[number % len(DASHES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """The numbers of a curve's colour and dash."""
+
+    colour: int
+    dash: int
+
+
+def marker(drawn: Stroke) -> str:
+    """Return the shape of a curve's points, with ``-open`` if unfilled; ten `stroke`s differ."""
+    number = (drawn.colour + 5 * drawn.dash) % (2 * len(MARKERS))
+    return MARKERS[number % len(MARKERS)] + ("-open" if number >= len(MARKERS) else "")
+
+
+NEUTRAL = Stroke(-1, 2)  # of lines of no run, such as the ideal
+
+
+def stroke(number: int) -> Stroke:
+    """Return the n-th stroke: neighbours differ in colour and dash, the first thirty all differ."""
+    return Stroke(number % len(COLOURS), 3 * number % len(DASHES))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line through points [n]."""
+
+    name: str
+    stroke: Stroke
+    x: Floats
+    y: Floats  # NaN is a gap
+    line: int  # number of the legend entry that toggles it
+    kind: Kind = "line"  # faint: raw values behind a smoothed line; points: with markers; crosses: non-finite values
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A pale area between two heights [n] over `x`: all finite, at least two points."""
+
+    stroke: Stroke
+    x: Floats
+    low: Floats
+    high: Floats
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line through all panels for an event at `x`; marks of one `kind` look the same."""
+
+    kind: str
+    x: float
+    colour: str
+    dash: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_title: str
+    y_title: str
+    curves: tuple[Curve, ...]
+    unit: Unit = ""  # of `y`
+    from_zero: bool = False
+    top: float | None = None  # limit of `y`
+    level: tuple[float, str] | None = None  # a named horizontal line
+    bands: tuple[Band, ...] = ()
+    counts: bool = False  # whole numbers only, of `x`
+    logarithmic: bool = False  # of `x`
+    ticks: tuple[float, ...] = ()  # of `x`
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment of each bar [rows]; NaN if unknown."""
+
+    name: str
+    values: Floats
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Stacked horizontal bars, one a row; `missing` is the text of a row without values."""
+
+    title: str
+    x_title: str
+    rows: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    unit: Unit
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """A dot plot of configurations' `values` with their mean's interval, or `missing` text."""
+
+    title: str
+    x_title: str
+    rows: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    means: tuple[float | None, ...]
+    intervals: tuple[tuple[float, float] | None, ...]
+    strokes: tuple[Stroke, ...]
+    lines: tuple[int, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Panels that belong together."""
+
+    name: str  # of the file
+    title: str
+    note: str
+    words: str  # for screen readers
+    panels: tuple[Panel | Bars | Dots, ...]
+    stacked: bool = False  # panels share one axis of x (`x_range`)
+    marks: tuple[Mark, ...] = ()  # across all panels
+    x_range: tuple[float, float] | None = None
+    run: int | None = None  # number of its run; None: all runs
+    place: Place = "plots"
+
+
+def curve(name: str, drawn_as: Stroke, x: Floats, y: Floats, line: int, kind: Kind = "line", points: int = POINTS) -> Curve:
+    """Return the curve through points [n], thinned to about `points`, with non-finite gaps."""
+    picked = thinned(y, points)
+    heights = np.asarray(y[picked], np.float64)
+    return Curve(name, drawn_as, np.asarray(x[picked], np.float64), np.where(np.isfinite(heights), heights, np.nan), line, kind)
+
+
+def band(drawn_as: Stroke, x: Floats, low: Floats, high: Floats, line: int) -> Band | None:
+    """Return the band between two curves [n] where both are finite; None if nothing is visible."""
+    known = np.isfinite(low) & np.isfinite(high)
+    if np.count_nonzero(known) < 2 or not np.any(high[known] > low[known]):
+        return None
+    return Band(drawn_as, x[known], low[known], high[known], line)
+
+
+def keys(picture: Picture) -> list[Curve]:
+    """Return the legend's curve for each name in a picture, preferably with points."""
+    found: dict[str, Curve] = {}
+    for panel in picture.panels:
+        for drawn in panel.curves if isinstance(panel, Panel) else ():
+            if drawn.name not in found or drawn.kind == "points":
+                found[drawn.name] = drawn
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class EndLabel:
+    """A line's name at the right edge (`x_label`, `y_label`); the line ends at (`x`, `y`)."""
+
+    text: str
+    curve: Curve
+    x: float
+    y: float
+    x_label: float
+    y_label: float
+
+
+def end_labels(panel: Panel, apart: float, characters: int) -> list[EndLabel]:
+    """Return the lines' labels, lowest first, `apart` as a fraction of the panel's height."""
+    # Words common to all names are dropped, and longer names cut to `characters`. Empty for one line, or without room for all.
+    last: dict[str, tuple[float, float, Curve]] = {}
+    for drawn in panel.curves:
+        known = np.flatnonzero(np.isfinite(drawn.y))
+        if drawn.kind in ("line", "points") and len(known) and (drawn.name not in last or drawn.x[known[-1]] > last[drawn.name][0]):
+            last[drawn.name] = float(drawn.x[known[-1]]), float(drawn.y[known[-1]]), drawn
+    if len(last) < 2 or (len(last) - 1) * apart > 1.0:
+        return []
+    drawn_heights = [each for one in panel.curves if one.kind != "faint" for each in one.y[np.isfinite(one.y)]]
+    heights = [*drawn_heights, *([] if panel.level is None else [panel.level[0]]), *([0.0] if panel.from_zero else [])]
+    low, high = min(heights), panel.top or max(heights)
+    if not high > low:
+        low, high = low - 0.05 * (abs(low) or 1.0), low + 0.05 * (abs(low) or 1.0)
+    ordered = sorted(last.items(), key=lambda item: item[1][1])
+    places: list[float] = []
+    for _, (_, y, _) in ordered:
+        wanted = min(max((y - low) / (high - low), 0.0), 1.0)
+        places.append(max([wanted, *(places[-1:] and [places[-1] + apart])]))
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], 1.0 - apart * (len(places) - 1 - number))
+    edge = max(float(one.x[-1]) for one in panel.curves if len(one.x))
+    texts = _short(list(last), characters)
+    return [
+        EndLabel(texts[name], drawn, x, y, edge, low + place * (high - low))
+        for (name, (x, y, drawn)), place in zip(ordered, places, strict=True)
+    ]
+
+
+def _short(names: Sequence[str], characters: int) -> dict[str, str]:
+    words = [name.split() for name in names]
+    if len({len(each) for each in words}) == 1:
+        columns = [column for column in zip(*words, strict=True) if len(set(column)) > 1]
+        words = [list(each) for each in zip(*columns, strict=True)] if columns else words
+    texts = [" ".join(each).rstrip(",") for each in words]
+    half = characters // 2
+    return {
+        name: text if len(text) <= characters else f"{text[: half - 1]}…{text[-half:]}" for name, text in zip(names, texts, strict=True)
+    }
+
+
+def kinds(marks: Sequence[Mark]) -> list[Mark]:
+    """Return a mark of each kind, for a legend."""
+    return list({mark.kind: mark for mark in marks}.values())

@@ -1,0 +1,204 @@
+"""An HTTP server on 127.0.0.1 with a token, bounded in time, threads and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from ...core.listener import AuthenticatingListener, Exchange
+from .followed_runs import FollowedRuns, Refresher
+from .live_pages import RefusedRequestError, parse_request, read_head
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SCRIPT = re.compile(r"/script-(\d{1,2})\.js")
+
+
+class Site:
+    """Finds the documents of a live page; each request keeps the refresher active."""
+
+    def __init__(self, refresher: Refresher) -> None:
+        self._refresher = refresher
+        self._frame = (_TEMPLATES / "live.html").read_bytes()
+        self._script = (_TEMPLATES / "live.js").read_bytes()
+
+    def find(self, path: str, token: str) -> Document | None:
+        """Return the document at a path, if there is one (yet)."""
+        self._refresher.ask()
+        content = self._refresher.published.content
+        if path == "/":
+            return Document("text/html", self._frame.replace(b"{token}", token.encode()))
+        if path == "/live.js":
+            return Document("text/javascript", self._script)
+        if path == "/state":
+            return Document("application/json", self._state())
+        if content is None:
+            return None
+        if path == "/page":
+            return Document("text/html", content.document)
+        found = _SCRIPT.fullmatch(path)
+        if found is None or int(found[1]) >= len(content.scripts):
+            return None
+        return Document("text/javascript", content.scripts[int(found[1])])
+
+    def _state(self) -> bytes:
+        published = self._refresher.published
+        state = {
+            "version": published.version,
+            "scripts": 0 if published.content is None else len(published.content.scripts),
+            "read_at_unix_seconds": published.read_at_unix_seconds,
+            "runs": published.runs,
+            "at_work": published.at_work,
+            "notes": published.notes,
+        }
+        return json.dumps(state).encode()
+
+
+MOST_ANSWERS = 32  # concurrent, each with a thread; a browser asks for two or three
+SEND_SECONDS = 30.0  # for a document; the largest has 5 MB
+REFUSAL_SECONDS = 1.0
+MOST_REFUSED_BYTES = 1 << 20  # limit of a refused request: closing before reading it may lose the refusal
+_PIECE_BYTES = 65536
+_POLICY = (
+    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)  # only scripts served here run, not those in a run's texts; plotly.js sets inline styles
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """An answer: its media type, such as ``text/html``, in UTF-8, and its bytes."""
+
+    kind: str
+    body: bytes
+
+
+class LocalServer:
+    """A server on a free port of 127.0.0.1; `find` runs in a thread per request."""
+
+    def __init__(self, find: Callable[[str], Document | None], report: Callable[[str], None]) -> None:
+        self._find, self._report = find, report
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port: int = self._listening.getsockname()[1]
+        self.token = secrets.token_urlsafe(32)
+        self._hosts = {f"127.0.0.1:{self.port}", f"localhost:{self.port}"}
+        self._listener: AuthenticatingListener[tuple[socket.socket, Document | None]] | None = None
+        self._lock = threading.Lock()
+        self._answering: set[socket.socket] = set()
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """The URL for a browser."""
+        return f"http://127.0.0.1:{self.port}/?token={self.token}"
+
+    def start(self) -> None:
+        """Start answering."""
+        self._listener = AuthenticatingListener(self._listening, self._hear, self._answer, self._report)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening, and abort current answers; idempotent."""
+        if self._listener is None:
+            self._listening.close()
+        else:
+            self._listener.close()
+        with self._lock:
+            self._closed = True
+            for connection in self._answering:
+                with contextlib.suppress(OSError):  # the peer closed it first
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _hear(self, exchange: Exchange) -> tuple[socket.socket, Document | None]:
+        connection = exchange.connection
+        try:
+            head = read_head(connection)
+            if head is None:
+                return connection, None
+            found = self._find(parse_request(head, self._hosts, self.token))
+            if found is None:
+                raise RefusedRequestError(HTTPStatus.NOT_FOUND, "there is nothing at this address")
+        except RefusedRequestError as refusal:
+            with contextlib.suppress(OSError):  # the peer has gone, or takes nothing
+                _refuse(connection, refusal)
+            return connection, None
+        except ConnectionError:  # the peer has gone before its request
+            return connection, None
+        return connection, found
+
+    def _answer(self, heard: tuple[socket.socket, Document | None], host: str) -> None:
+        connection, document = heard
+        with connection:
+            if document is None:
+                return
+            with self._lock:
+                taken = not self._closed and len(self._answering) < MOST_ANSWERS
+                if taken:
+                    self._answering.add(connection)
+            try:
+                if taken:
+                    _send(connection, HTTPStatus.OK, document, SEND_SECONDS)
+                else:
+                    _refuse(connection, RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "too much is asked for at once; try again"))
+            except OSError:  # the peer has gone, or takes nothing
+                return
+            finally:
+                with self._lock:
+                    self._answering.discard(connection)
+
+
+def _send(connection: socket.socket, status: HTTPStatus, document: Document, seconds: float) -> None:
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {document.kind}; charset=utf-8",
+        f"Content-Length: {len(document.body)}",
+        "Connection: close",
+        "Cache-Control: no-store",
+        f"Content-Security-Policy: {_POLICY}",
+        "Cross-Origin-Resource-Policy: same-origin",
+        "Cross-Origin-Opener-Policy: same-origin",
+        "Referrer-Policy: no-referrer",
+        "X-Content-Type-Options: nosniff",
+        *(["Allow: GET"] if status is HTTPStatus.METHOD_NOT_ALLOWED else []),
+    )
+    connection.settimeout(seconds)
+    connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
+    connection.sendall(document.body)
+
+
+def _refuse(connection: socket.socket, refusal: RefusedRequestError) -> None:
+    _send(connection, refusal.status, Document("text/plain", f"{refusal.text}.\n".encode()), REFUSAL_SECONDS)
+    connection.shutdown(socket.SHUT_WR)
+    deadline = time.monotonic() + REFUSAL_SECONDS
+    left_bytes = MOST_REFUSED_BYTES
+    while left_bytes > 0 and (left_seconds := deadline - time.monotonic()) > 0:
+        connection.settimeout(left_seconds)
+        piece = connection.recv(_PIECE_BYTES)
+        if not piece:
+            return
+        left_bytes -= len(piece)
+
+
+def serve(places: Sequence[Path], announce: Callable[[str], None], report: Callable[[str], None], check: Callable[[], None]) -> NoReturn:
+    """Serve the page of `places` until `check` raises; signals can interrupt this thread."""
+    refresher = Refresher(FollowedRuns(places), report)
+    site = Site(refresher)
+    with LocalServer(lambda path: site.find(path, server.token), report) as server:
+        announce(server.address)
+        server.start()
+        refresher.follow(check)

@@ -1,0 +1,322 @@
+"""The report as a single HTML file that loads nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ...core.cluster import workers_by_node
+from ...core.console import shown
+from ...core.drafts import replacing
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...records.text import UNKNOWN, bytes_text, code_text, count_text, instructions_text, number_text
+from ..analysis.advice import Advice, advise
+from ..analysis.answers import answers
+from ..analysis.conclusion import conclude
+from ..analysis.diagnosis_text import headline, notes
+from ..analysis.sentences import QUESTION, Told
+from ..analysis.sentences import told as sentences
+from ..analysis.several_explanations import HEADER as EXPLAINED
+from ..analysis.several_explanations import explain_several
+from ..analysis.verdict import explain
+from ..compare.columns import holds_figures
+from ..compare.comparison import compare_runs
+from ..compare.comparison_tables import ComparisonTable, above, below, default_tables
+from ..compare.run_tables import SYNTHETIC
+from ..runs.run import Run, as_recorded, lost_updates
+from ..runs.summary_rows import repeat_command
+from .figure import Bars, Picture, Stroke, colour, dash, keys, kinds, marker
+from .lines import REPEATS, Lines, lines_of
+from .pictures import pictures
+from .plotly_renderer import plots
+
+SETTINGS = ("run", "state", "backend", "mode", "model", "data", "precision", "nodes", "workers", "parameter servers", "global batch")
+ENVIRONMENT = ("node", "host", "processor", "cores available", "memory", "kernel", "Python", "packages", "GPUs")
+_PLACE = ("out", "name")
+
+
+def described(run: Run) -> dict[str, Any]:
+    """Return a run's values in the page's template."""
+    segments = run.job.get("segments") or [{"command": run.job.get("command") or ()}]
+    return {
+        "number": run.number,
+        "label": run.name,
+        "state": run.state,
+        "cause": run.cause,
+        "synthetic": _synthetic(run),
+        "lost": lost_updates(run),
+        "settings": _settings(run),
+        "started": _when(segments[0].get("started_at")),
+        "path": str(run.path.resolve()),
+        **_explanation_of(run),
+        "environment": [_node(number, node) for number, node in enumerate(run.nodes)],
+        "code": code_text(run.code),
+        "segments": [shlex.join(map(str, segment.get("command") or ())) for segment in segments],
+        "repeat": repeat_command(run.job, {}),
+        "config": config_text(run.job),
+    }
+
+
+def _when(text: str | None) -> str:
+    return UNKNOWN if text is None else datetime.fromisoformat(text).isoformat(sep=" ", timespec="seconds")
+
+
+def _synthetic(run: Run) -> bool:
+    return run.has_summary and bool(run.summary.get("synthetic"))
+
+
+def _settings(run: Run) -> list[str]:
+    job = run.job
+    nodes = int(job["nodes"])
+    workers = sum(workers_by_node(job["procs_per_node"], nodes))
+    data = f"{job['data']} (synthetic)" if _synthetic(run) else str(job["data"])
+    precision = (run.has_summary and run.summary.get("precision_used")) or job["precision"]
+    servers = count_text(job["ps"]) if job["mode"] == "async" else UNKNOWN
+    tokens = job.get("batch_tokens")
+    batch = count_text(job.get("global_batch_size_resolved")) if tokens is None else f"{count_text(tokens)} tokens a worker"
+    if job["mode"] == "async" and tokens is None and job.get("global_batch_size_resolved") is not None:
+        batch += f" ({count_text(-(-job['global_batch_size_resolved'] // workers))} per update)"
+    return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(workers), servers, batch]
+
+
+def _explanation_of(run: Run) -> dict[str, Any]:
+    if not run.has_summary and next(run.steps(), None) is None:
+        return {"verdict": None, "questions": []}
+    known = as_recorded(run)
+    explanation = explain(known)
+    verdict = {"text": headline(explanation), "notes": notes(explanation), "advice": [_advice(entry) for entry in advise(explanation)]}
+    return {"verdict": verdict, "questions": [(answer.question, answer.text) for answer in answers(known, explanation)]}
+
+
+def _advice(entry: Advice) -> str:
+    effect = "" if entry.speedup is None else f" ({entry.bound} {entry.speedup:.2f} × as fast)"
+    return f"{entry.change}: {entry.reason}{effect}{f'; {entry.caution}' if entry.caution else ''}"
+
+
+def _node(number: int, node: Mapping[str, Any]) -> list[str]:
+    limit = node.get("memory_limit_bytes")
+    memory = bytes_text(node.get("memory_total_bytes")) + (f", limit {bytes_text(limit)}" if limit else "")
+    packages = ", ".join(f"{name} {version}" for name, version in (node.get("packages") or {}).items() if version)
+    return [
+        str(number),
+        str(node.get("hostname") or UNKNOWN),
+        ", ".join(filter(None, [node.get("cpu_model"), instructions_text(node.get("cpu_flags"))])) or UNKNOWN,
+        number_text(node.get("cores_available"), 2),
+        memory,
+        f"{node.get('operating_system') or ''} {node.get('kernel') or UNKNOWN}".strip(),
+        str(node.get("python") or UNKNOWN),
+        packages or UNKNOWN,
+        _gpus(node.get("gpus")),
+    ]
+
+
+def _gpus(gpus: Sequence[Mapping[str, Any]] | None) -> str:
+    return ", ".join(f"{gpu['name']} ({bytes_text(gpu['memory_total_bytes'])})" for gpu in gpus or ()) or "none"
+
+
+def config_text(job: Mapping[str, Any]) -> str:
+    """Return the job as a TOML file for `--config`: every setting with a value but its place."""
+    lines = [f"{field} = {_toml(job[field])}" for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+MADE_BY = "crosstrain: trainer report"  # at the top of every page, to recognise our own reports
+_MARK_WITHIN = 2000  # characters from the beginning
+_TEMPLATES = Path(__file__).parent / "templates"
+_MARKER_PATHS = {
+    "circle": "M11 4a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+    "square": "M11 0h8v8h-8z",
+    "diamond": "M15 0l4 4l-4 4l-4 -4z",
+    "triangle-up": "M15 0l4 8h-8z",
+    "triangle-down": "M11 0h8l-4 8z",
+    "pentagon": "M15 0l4 3l-1.5 5h-5l-1.5 -5z",
+}  # shapes of points in a legend entry, 30 wide and 8 high
+
+
+def write_page(runs: Sequence[Run], path: Path) -> Path:
+    """Write the report atomically. Raises UsageError for foreign or unwritable files."""
+    _check(path)
+    text = render(runs)
+    try:
+        with replacing(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output: {str(path)!r} cannot be written ({error.strerror}). Give another place.") from error
+    return path
+
+
+def _check(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"--output: there is no folder {str(path.parent)!r}. Make it, or give another place.")
+    if path.is_dir():
+        raise UsageError(f"--output: {str(path)!r} is a folder; give the name of a file, such as {str(path / 'report.html')!r}.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--output: {str(path)!r} is a device or a pipe, and a file is to be written. Give another name.")
+    if path.exists():
+        with path.open("rb") as file:
+            if MADE_BY.encode() not in file.read(_MARK_WITHIN):
+                raise UsageError(f"--output: {str(path)!r} was not written by `trainer report` and stays as it is. Give another name.")
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page. Raises DamagedRunError for unreadable records."""
+    lines = lines_of(runs)
+    known = frozenset((line.label, line.stroke) for line in lines.all if len(lines.all) > 1)
+    drawn = [replace(one, note=one.note.replace(REPEATS, "").strip()) for one in pictures(runs, lines)]  # shown above all
+    shown = [_picture(number, picture, known) for number, picture in enumerate(drawn)]
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(colour=colour, dash=dash, marker=marker, marker_paths=_MARKER_PATHS)
+    told = [described(run) for run in runs]
+    environment_right = _right([row for run in told for row in run["environment"]] or [ENVIRONMENT])
+    environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)
+    ended = [run for run in runs if run.has_summary]
+    conclusion = _concluded(ended)
+    return environment.get_template("report.html").render(
+        title=_title(runs, lines),
+        made_by=MADE_BY,
+        version=version("crosstrain"),
+        sections=_sections(runs, conclusion is not None),
+        question=QUESTION,
+        conclusion=conclusion,
+        warnings=_warnings(told),
+        settings=SETTINGS,
+        settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
+        runs=told,
+        lines=lines.all,
+        lines_note=REPEATS if lines.repeated else "",
+        explained=_explained(ended),
+        **_compared(ended),
+        pictures=shown,
+        plots=[plot for picture in shown for plot in picture["plots"]],
+        style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        script=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
+        plotly=Markup(files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")),
+    )
+
+
+def _title(runs: Sequence[Run], lines: Lines) -> str:
+    if len(runs) == 1:
+        return f"Run {runs[0].label}"
+    return f"{len(runs)} runs compared" + (f", {len(lines.all)} configurations" if len(lines.all) < len(runs) else "")
+
+
+def _sections(runs: Sequence[Run], concludes: bool) -> list[tuple[str, str]]:
+    first = [(f"run-{runs[0].number}", "Bottleneck")] if len(runs) == 1 else []
+    first += [("conclusion", QUESTION)] if concludes else []
+    return [*first, ("plots-heading", "Plots"), ("figures", "Metrics"), ("runs", "Settings"), ("each", "Each run")]
+
+
+_MOST_WARNINGS = 5
+
+
+def _warnings(told: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = []
+    failed = [run for run in told if run["state"] != "succeeded"]
+    for run in failed[:_MOST_WARNINGS]:
+        cause = f" ({run['cause']})" if run["cause"] else ""
+        found.append(f"{run['label']}: {run['state']}{cause}. What is shown of it is what was recorded until then.")
+    if len(failed) > _MOST_WARNINGS:
+        found.append(f"{len(failed) - _MOST_WARNINGS} more runs have not succeeded; see their settings.")
+    found += [f"{run['lost']}." for run in told if run["lost"]]
+    return [*found, SYNTHETIC] if any(run["synthetic"] for run in told) else found
+
+
+def _shown(value: Any) -> Any:
+    """Escape what is invisible in a text, unless it is a part of the page itself."""
+    return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _right(rows: Sequence[Sequence[str]]) -> list[bool]:
+    return [index > 0 and holds_figures(column, False) for index, column in enumerate(zip(*rows, strict=True))]
+
+
+def _concluded(ended: Sequence[Run]) -> Told | None:
+    if len(ended) < 2:
+        return None
+    found = conclude(ended)
+    return sentences(found) if found.concludes else None
+
+
+def _compared(ended: Sequence[Run]) -> dict[str, Any]:
+    if not ended:
+        return {"above": [], "blocks": [], "below": []}
+    nodes = {run.summary.get("nodes") for run in ended}
+    comparison = compare_runs(ended, by=("nodes",) if len(nodes) > 1 else ())
+    blocks = [_labelled(block) for block in default_tables(comparison)]
+    return {"above": _nested(above(comparison)), "blocks": blocks, "below": below(comparison)}
+
+
+def _explained(ended: Sequence[Run]) -> dict[str, Any] | None:
+    if len(ended) < 2:
+        return None
+    found = explain_several(ended)
+    return {
+        "header": EXPLAINED,
+        "rows": found.rows,
+        "right": [False, True, False],
+        "changes": [change.sentence for change in found.changes],
+    }
+
+
+def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith(" ") and found:
+            found[-1][1].append(line.strip())
+        else:
+            found.append((line.strip(), []))
+    return found
+
+
+def _labelled(block: ComparisonTable) -> ComparisonTable:
+    rows: list[tuple[str, ...]] = []
+    for row in block.rows:
+        rows.append((row[0] or rows[-1][0], *row[1:]) if rows else row)
+    return replace(block, rows=tuple(rows))
+
+
+def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]]) -> dict[str, Any]:
+    found = plots(picture)
+    legend = keys(picture)
+    bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
+    for plot, panel in zip(found, bars, strict=False):
+        plot["segments"] = [{"name": segment.name, "colour": segment.colour} for segment in panel.segments]
+    return {
+        "id": number,
+        "place": picture.place,
+        "run": picture.run,
+        "title": picture.title,
+        "note": picture.note,
+        "words": picture.words,
+        "stacked": picture.stacked,
+        "whole": picture.stacked or bool(bars),
+        "small": len(picture.panels) > _MOST_LARGE,
+        "legend": [] if picture.place != "first" and all((one.name, one.stroke) in known for one in legend) else legend,
+        "marks": kinds(picture.marks),
+        "plots": [{"segments": None, **plot} for plot in found],
+    }
+
+
+_MOST_LARGE = 3  # large panels of a picture; more are smaller

@@ -1,0 +1,340 @@
+"""Parts of a paper's table: texts as LaTeX, and columns of figures with one unit."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.console import one_line
+from ...core.setting import LEARNING, LOSS, SPEED, TARGET
+from ...metrics.base import PERCENTAGES
+from ...records.text import UNKNOWN, statistic
+from ..compare.columns import NODE, Column, column, metric_columns, named_node, node_lines
+from ..compare.comparison import Comparison
+from ..compare.ratios import half_width_of_mean, spread
+from ..compare.rows import Row
+from ..runs.cpu_starvation import TIMED_FIGURES, timed_runs
+from ..runs.run import number
+from ..runs.summary_rows import row
+
+MOST_CHARACTERS = 400  # of one text; names of run directories have at most 255 bytes
+_LONGEST_WORD = 16  # breakable texts may be broken within a word after so many characters
+_LONGEST_LABEL = 60
+_SPECIAL: Mapping[str, str] = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"{\ttfamily\char34}",  # \textquotedbl is not in the default encoding
+    "`": r"{\ttfamily\char96}",
+    "[": "{[}",  # at the end of a row it would begin an option, as would a star
+    "]": "{]}",
+    "*": "{*}",
+    "†": r"$\dagger$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": r"$-$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "≠": r"$\neq$",
+    "≈": r"$\approx$",
+    "∞": r"$\infty$",
+    "→": r"$\rightarrow$",
+    "·": r"$\cdot$",
+    "°": r"$^{\circ}$",
+    "µ": r"$\mu$",
+    "…": r"\ldots{}",
+    "–": "--",
+    "—": "---",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    "\N{NO-BREAK SPACE}": r"\nobreakspace{}",
+    "§": r"\S{}",
+    "ß": r"\ss{}",
+    "æ": r"\ae{}",
+    "Æ": r"\AE{}",
+    "œ": r"\oe{}",
+    "Œ": r"\OE{}",
+    "ø": r"\o{}",
+    "Ø": r"\O{}",
+    "ł": r"\l{}",
+    "Ł": r"\L{}",
+    "ı": r"\i{}",
+}
+
+_ACCENTS: Mapping[str, str] = {
+    "\N{COMBINING GRAVE ACCENT}": "`",
+    "\N{COMBINING ACUTE ACCENT}": "'",
+    "\N{COMBINING CIRCUMFLEX ACCENT}": "^",
+    "\N{COMBINING TILDE}": "~",
+    "\N{COMBINING MACRON}": "=",
+    "\N{COMBINING BREVE}": "u",
+    "\N{COMBINING DOT ABOVE}": ".",
+    "\N{COMBINING DIAERESIS}": '"',
+    "\N{COMBINING RING ABOVE}": "r",
+    "\N{COMBINING DOUBLE ACUTE ACCENT}": "H",
+    "\N{COMBINING CARON}": "v",
+    "\N{COMBINING CEDILLA}": "c",
+    "\N{COMBINING DOT BELOW}": "d",
+}
+_BELOW = frozenset({"\N{COMBINING CEDILLA}", "\N{COMBINING DOT BELOW}"})
+_GREEK = frozenset(
+    {"alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda"}
+    | {"mu", "nu", "xi", "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"}
+)
+_LIGATES = frozenset("-',")  # two in a row would become another character
+
+
+def latex_text(text: str, breakable: bool = False, most: int = MOST_CHARACTERS) -> str:
+    """Return untrusted text as one line of LaTeX, cut after `most` characters."""
+    # A `breakable` text may be broken within words. Characters missing in the default fonts become their number, as ``U+4E2D``.
+    line = one_line(text)
+    parts, before, word = [], "", 0
+    for character in line[:most]:
+        if character in _LIGATES and character == before:
+            parts.append("{}")
+        parts.append(_one(character))
+        word = 0 if character == " " else word + 1
+        if breakable and word and (character in "-_/.,:;=+" or word % _LONGEST_WORD == 0):
+            parts.append(r"\allowbreak{}")
+        before = character
+    return "".join(parts) + (r"\ldots{}" if len(line) > most else "")
+
+
+def _one(character: str) -> str:
+    if character in _SPECIAL:
+        return _SPECIAL[character]
+    if " " <= character <= "~":
+        return character
+    parts = unicodedata.normalize("NFD", character)
+    letter, accents = parts[0], parts[1:]
+    if accents and letter.isascii() and letter.isalpha() and all(accent in _ACCENTS for accent in accents):
+        found = {"i": r"\i{}", "j": r"\j{}"}.get(letter, letter) if accents[0] not in _BELOW else letter
+        for accent in accents:
+            found = f"\\{_ACCENTS[accent]}{{{found}}}"
+        return found
+    return _greek(character) or f"U+{ord(character):04X}"
+
+
+def _greek(character: str) -> str | None:
+    match = re.fullmatch("GREEK SMALL LETTER ([A-Z]+)", unicodedata.name(character, "").replace("LAMDA", "LAMBDA"))
+    return f"$\\{match[1].lower()}$" if match is not None and match[1].lower() in _GREEK else None
+
+
+def comment(text: str) -> str:
+    """Return untrusted text as a comment of one line."""
+    return f"% {one_line(text)}"
+
+
+def label(text: str) -> str:
+    """Return a LaTeX label from untrusted text: small letters, digits and hyphens, or ``runs``."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return re.sub("[^a-z0-9]+", "-", plain).strip("-")[:_LONGEST_LABEL].strip("-") or "runs"
+
+
+_SIGNIFICANT = 3
+_MOST_DECIMALS = 6
+_HUGE = 1e7  # larger figures, such as a diverged loss, have a power of ten
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The mean of a figure over `repeats`, and half its 95 % interval, if known and finite."""
+
+    mean: float
+    half_width: float | None
+    repeats: int
+
+    def scaled(self, factor: float) -> Estimate:
+        """Return the estimate in another unit."""
+        return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor, self.repeats)
+
+
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """Return the mean of a figure's repeats with half its 95 % interval, t s / √n, if any."""
+    # s is the sample standard deviation (n − 1), t the 0.975-quantile of Student's distribution with n − 1 degrees of freedom.
+    found = spread(values)
+    if found is None:
+        return None
+    count, sigma = found["values"], found["sigma"]
+    return Estimate(found["mean"], None if sigma is None else half_width_of_mean(sigma, count), count)
+
+
+def decimals(values: Iterable[float]) -> int:
+    """Return the decimals that show three digits of the smallest figure other than 0."""
+    known = [abs(value) for value in values if value and math.isfinite(value)]
+    if not known:
+        return 0
+    return min(max(0, _SIGNIFICANT - 1 - math.floor(math.log10(min(known)))), _MOST_DECIMALS)
+
+
+def number_latex(value: float, digits: int) -> str:
+    """Return a figure as LaTeX; with a power of ten if huge, or if rounded to 0."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else rf"${'-' if value < 0 else ''}\infty$"
+    if abs(value) >= _HUGE or (value and abs(value) < 0.5 * 10.0**-digits):
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return rf"${mantissa}\times10^{{{int(power)}}}$"
+    text = f"{value:,.{digits}f}"
+    return f"$-${text[1:]}" if text.startswith("-") else text
+
+
+_MARK = r"\makebox[0pt][l]{$^\dagger$}"  # of zero width, so that figures stay aligned
+PLUS_MINUS = r"$\pm$"
+_DECIMALS_OF_METRICS = 4
+_DECIMALS_OF_PERCENTAGES = 2
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A LaTeX cell: `figure`, and `behind` it ± half the interval or a count; or words."""
+
+    figure: str
+    behind: str = ""
+    spans: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PaperColumn:
+    """A column: LaTeX header with unit, cells, whether they are words, and `factors.GROUPS`."""
+
+    header: str
+    cells: tuple[Cell, ...]
+    words: bool = False
+    group: str | None = None
+
+    @property
+    def has_behind(self) -> bool:
+        """Whether any cell has a part behind its figure."""
+        return any(cell.behind for cell in self.cells)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether any cell has an interval."""
+        return any(cell.behind.startswith(PLUS_MINUS) for cell in self.cells)
+
+
+def default_columns(comparison: Comparison) -> list[Column]:
+    """Return the default columns: metrics or loss, the time to target if any, examples/s."""
+    # Final metrics of translations replace those during training. Runs on synthetic data have no quality.
+    synthetic = all(run.summary.get("synthetic") for run in comparison.runs)
+    metrics = metric_columns(comparison.runs)
+    at_the_end = {one.key.removeprefix("end_") for one in metrics if one.key.startswith("end_")}
+    learnt = [one for one in metrics if one.key.removeprefix("eval_") not in at_the_end] or [column("loss")]
+    target = [column("time_to_target")] if any(entry.converged is not None for entry in comparison.entries) else []
+    return [*([] if synthetic else learnt), *target, column("examples_per_second")]
+
+
+def figure_columns(comparison: Comparison, columns: Sequence[Column]) -> list[PaperColumn]:
+    """Return the columns of figures that any row has; those of nodes have a column per node."""
+    known = {id(run): row(run.summary) for entry in comparison.entries for run in entry.runs}
+    found = []
+    for one in columns:
+        if one in NODE or one.key.startswith("node_"):
+            for node, label in node_lines(comparison.entries):
+                of_node = {place: _of_node(flat.get(one.key) or [], node) for place, flat in known.items()}
+                found.append(_column(comparison, one, of_node, named_node(node, label, one.header)))
+        else:
+            found.append(_column(comparison, one, {place: flat.get(one.key) for place, flat in known.items()}, one.header))
+    return [one for one in found if any(cell.figure != UNKNOWN for cell in one.cells)]
+
+
+def _of_node(values: Sequence[Any], node: int | str) -> Any:
+    return statistic(node, values) if isinstance(node, str) else values[node] if node < len(values) else None
+
+
+def _column(comparison: Comparison, one: Column, figures: Mapping[int, Any], header: str) -> PaperColumn:
+    marked = [one.group in marks for marks in comparison.marks]
+    counting = [timed_runs(entry.runs) if one.key in TIMED_FIGURES else entry.runs for entry in comparison.entries]
+    values = [[figures[id(run)] for run in runs] for runs in counting]
+    if any(value is not None and (isinstance(value, bool | list) or number(value) is None) for each in values for value in each):
+        words = tuple(Cell(_words(each) + (_MARK if mark else "")) for each, mark in zip(values, marked, strict=True))
+        return PaperColumn(latex_text(header), words, words=True, group=one.group)
+    estimates = [estimate([number(value) for value in each]) for each in values]
+    factor, unit = _unit(one.key, [found.mean for found in estimates if found is not None])
+    scaled = [None if found is None else found.scaled(factor) for found in estimates]
+    digits = _digits(one, [found for found in scaled if found is not None])
+    cells = [_cell(one, entry, found, digits, marked=mark) for entry, found, mark in zip(comparison.entries, scaled, marked, strict=True)]
+    return PaperColumn(latex_text(f"{header} ({unit})" if unit else header), tuple(cells), group=one.group)
+
+
+def _words(values: Sequence[Any]) -> str:
+    return latex_text(", ".join(dict.fromkeys(UNKNOWN if value is None else str(value) for value in values)))
+
+
+def _unit(key: str, means: Sequence[float]) -> tuple[float, str]:
+    largest = max((abs(mean) for mean in means), default=0.0)
+    if "_bytes" in key:
+        size, unit = next(((size, unit) for size, unit in reversed(_BYTES) if largest < 1000 * size), _BYTES[0])
+        return 1 / size, f"{unit}/s" if key.endswith("_second") else unit
+    if "_seconds" in key:
+        return (1000.0, "ms") if 0 < largest < 1 else (1.0, "s")
+    return (100.0, "%") if "_fraction" in key else (1.0, "")
+
+
+def _digits(one: Column, estimates: Sequence[Estimate]) -> int:
+    if one.group == LOSS or (one.group in LEARNING and one.group != TARGET):
+        percentages = one.key.removeprefix("best_").removeprefix("eval_").removeprefix("end_") in PERCENTAGES
+        return _DECIMALS_OF_PERCENTAGES if percentages else _DECIMALS_OF_METRICS
+    counted = all(found.mean.is_integer() and not found.half_width for found in estimates)
+    return 0 if counted else decimals(found.mean for found in estimates)
+
+
+def _cell(one: Column, entry: Row, found: Estimate | None, digits: int, *, marked: bool) -> Cell:
+    to_target = one.key == "time_to_target_seconds" and entry.converged is not None
+    if to_target and entry.converged == 0:
+        return Cell("not reached", spans=True)
+    if found is None:
+        return Cell(UNKNOWN)
+    mark = _MARK if marked else ""
+    figure = number_latex(found.mean, digits)
+    if to_target and not entry.all_converged:
+        count = "" if found.repeats == entry.converged else f", $n={found.repeats}$"
+        return Cell(figure, f"({entry.converged} of {len(entry.runs)}{count}){mark}")
+    count = rf" ($n={found.repeats}$)" if found.repeats < len(entry.runs) else ""
+    if found.half_width is None:
+        return Cell(figure + mark, count.strip())
+    return Cell(figure, f"{PLUS_MINUS} {_half_width(found.half_width, digits)}{mark}{count}")
+
+
+def _half_width(value: float, digits: int) -> str:
+    smallest = 10.0**-digits
+    return f"\\textless{{}}{smallest:.{digits}f}" if 0 < value < smallest / 2 else number_latex(value, digits)
+
+
+def scaling_columns(comparison: Comparison) -> list[PaperColumn]:
+    """Return speed-up and parallel efficiency of rows grouped by nodes, by kind of scaling."""
+    found = []
+    speeds = [estimate([number(run.summary["examples_per_second"]) for run in timed_runs(entry.runs)]) for entry in comparison.entries]
+    kinds = list(dict.fromkeys(series.kind for series in comparison.scaling or ()))
+    for kind in kinds:
+        speedups = [Cell(UNKNOWN)] * len(speeds)
+        efficiencies = [*speedups]
+        for series in (one for one in comparison.scaling or () if one.kind == kind):
+            base = series.points[0]
+            for point in series.points:
+                own, first = speeds[point.entry], speeds[base.entry]
+                if own is None or first is None or not first.mean:
+                    continue
+                mark = _MARK if SPEED in comparison.comparability.confounded(base.entry, point.entry) else ""
+                times = own.mean / first.mean
+                speedups[point.entry] = Cell(f"{number_latex(times, 2)}{mark}")
+                if point.efficiency is not None:
+                    efficiencies[point.entry] = Cell(f"{number_latex(100 * times * base.nodes / point.nodes, 0)}{mark}")
+        which = f"{kind} " if len(kinds) > 1 else ""
+        found.append(PaperColumn(latex_text(f"{which}speed-up"), tuple(speedups), group=SPEED))
+        found.append(PaperColumn(latex_text(f"{which}efficiency (%)"), tuple(efficiencies), group=SPEED))
+    return found

@@ -1,0 +1,244 @@
+"""A LaTeX table of configurations with intervals, and a caption, for a paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UsageError
+from ...core.setting import TARGET, WORK
+from ...records.text import UNKNOWN
+from ..analysis.sentences import shared_settings
+from ..analysis.set_ups import axes_of, called, shown
+from ..compare.columns import MARK, Column
+from ..compare.comparison import Comparison, compare_runs
+from ..compare.comparison_tables import not_comparable
+from ..compare.factors import CHOSEN, Factor
+from ..compare.ratios import common_stem
+from ..compare.rows import Row
+from ..runs.cpu_starvation import cpu_starvation
+from ..runs.locate import find_sweep
+from ..runs.run import Run, labelled
+from .paper_figures import (
+    PLUS_MINUS,
+    Cell,
+    PaperColumn,
+    comment,
+    default_columns,
+    figure_columns,
+    label,
+    latex_text,
+    scaling_columns,
+)
+
+_SHARED = frozenset(
+    {"model", "data", "backend", "mode", "nodes", "ps", "global_batch_size"}
+    | {"optimizer", "lr", "schedule", "precision", "budget", "until"}
+)  # settings in the caption if all runs have the same
+# In the caption if they differ; the others follow, or appear with the figures.
+_CHOSEN = {rule.key for rule in CHOSEN} - {"seed", "digest", "update_examples", "translation_signature", "translation_signature_at_the_end"}
+_MOST_CHARACTERS = 2000  # of one sentence
+_SAYS_NOTHING = frozenset({"target none", "constant"})
+
+
+def _caption(
+    comparison: Comparison, by: Sequence[Factor], groups: Collection[str | None], disturbed: int, *, intervals: bool
+) -> Iterator[str]:
+    rows = comparison.entries
+    yield from _training(rows)
+    if others := _not_shown(comparison, by):
+        yield f"The rows differ in {others} as well."
+    yield _repeats(rows, intervals=intervals)
+    if any(row.converged and not row.all_converged for row in rows) and TARGET in groups:
+        yield "In brackets: how many of the repeats reached the target; the time is the mean over those."
+    if comparison.scaling:
+        kinds = " and ".join(dict.fromkeys(series.kind for series in comparison.scaling))
+        yield f"Speed-up ({kinds} scaling) is over the fewest nodes of a series, efficiency that over the ratio of the nodes."
+    if any((run.summary.get("nodes_sharing_cores") or 1) > 1 for row in rows for run in row.runs):
+        yield "Nodes of one machine share its cores."
+    if any(run.summary.get("synthetic") for row in rows for run in row.runs):
+        yield "Synthetic data: speed means something, loss and metrics do not."
+    if reasons := not_comparable(comparison, groups):
+        yield f"{MARK} Not comparable with the first row: {reasons}."
+    if disturbed and not WORK.isdisjoint(groups):
+        yield f"Speed and times of {disturbed} run{'' if disturbed == 1 else 's'} with CPU contention from other programs are not used."
+
+
+def _training(rows: Sequence[Row]) -> Iterator[str]:
+    firsts = [row.runs[0] for row in rows]
+    keys = _SHARED | (set() if len({run.summary["global_batch_size"] for run in firsts}) == 1 else {"batch_size"})
+    parts = [_in_prose(part) for part in shared_settings(firsts, keys) if part not in _SAYS_NOTHING]
+    if parts:
+        first, *others = parts
+        yield f"Training: {first}{'; ' if others else ''}{', '.join(others)}."
+
+
+def _in_prose(part: str) -> str:
+    return part.replace(">=", " ≥ ").replace("<=", " ≤ ") if part.startswith("target ") else part
+
+
+def _not_shown(comparison: Comparison, by: Sequence[Factor]) -> str:
+    shown = {key for axis in axes_of(comparison.entries, by) for key in axis.key.split(" and ")}
+    known = comparison.comparability
+    values = {one.key: one.values for one in (*known.independent, *known.faults)}
+    found = [
+        f"{one.label} ({', '.join(dict.fromkeys(value for value in one.values if value is not None))})"
+        for one in (*known.independent, *known.faults)
+        if one.key in _CHOSEN and one.key not in shown and one.values not in [values.get(key) for key in shown]
+    ]
+    return " and ".join(part for part in (", ".join(found[:-1]), *found[-1:]) if part)
+
+
+def _repeats(rows: Sequence[Row], *, intervals: bool) -> str:
+    counts = {len(row.runs) for row in rows}
+    if counts == {1}:
+        return "One run each." if len(rows) > 1 else "One run."
+    each = "the runs of each row" if len(counts) > 1 else f"{min(counts):,} repeats{' each' if len(rows) > 1 else ''}"
+    seeds = ", which differ by their seeds" if all(len(row.seeds) == len(row.runs) for row in rows) else ""
+    if not intervals:
+        return f"Means over {each}{seeds}."
+    single = "; of a single run there is none" if 1 in counts else ""
+    return f"Means over {each}{seeds}; ± is half the width of the 95 % interval of the mean by Student's t{single}."
+
+
+WIDE_NAME = 40  # longer names of configurations, in characters, are broken into lines
+
+
+def name_columns(comparison: Comparison, by: Sequence[Factor], *, fold: bool) -> list[PaperColumn]:
+    """Return the columns that name a row: configuration, numeric settings, varying run counts."""
+    # Names of runs are added if the settings do not distinguish all rows, or without `fold`.
+    rows = comparison.entries
+    axes = axes_of(rows, by)
+    values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
+    numbers = [axis for axis in axes if all(_is_number(one[axis.key]) for one in values)]
+    words = [axis for axis in axes if axis not in numbers]
+    told_apart = len({tuple(one.values()) for one in values}) == len(rows)
+    set_ups = [called(words, one) for one in values]
+    if not fold or not told_apart or not axes:
+        set_ups = [f"{set_up} ({name})" if set_up else name for set_up, name in zip(set_ups, row_names(rows), strict=True)]
+    columns = []
+    if any(set_ups):
+        wide = max(map(len, set_ups)) > WIDE_NAME
+        columns.append(PaperColumn("configuration", tuple(Cell(latex_text(text, breakable=wide)) for text in set_ups), words=True))
+    columns += [_numbers(axis, [one[axis.key] for one in values]) for axis in numbers]
+    counts = [len(row.runs) for row in rows]
+    if len(set(counts)) > 1:
+        columns.append(PaperColumn("runs", tuple(Cell(f"{count:,}") for count in counts)))
+    return columns
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """Return a unique name for each row: the common start of its runs' names, or the first."""
+    stems = [common_stem([str(run.summary["run"]) for run in row.runs]) if len(row.runs) > 1 else "" for row in rows]
+    return [stem if stem and stems.count(stem) == 1 else row.runs[0].name for stem, row in zip(stems, rows, strict=True)]
+
+
+def _numbers(axis: Factor, values: Sequence[Any]) -> PaperColumn:
+    texts = [UNKNOWN if value is None else shown(axis, value) for value in values]
+    fractions = [len(text.partition(".")[2]) if "e" not in text else 0 for text in texts]
+    cells = []
+    for text, digits in zip(texts, fractions, strict=True):
+        lacking = max(fractions) - digits
+        point = "." if lacking and not digits else ""
+        padding = rf"\phantom{{{point}{'0' * lacking}}}" if lacking and text != UNKNOWN else ""
+        cells.append(Cell(latex_text(text) + padding))
+    return PaperColumn(latex_text(axis.label), tuple(cells))
+
+
+_COLUMN_POINTS = 246  # column width of usual journals in two columns (IEEE and ACM: 3.4 in)
+_SHORTEST_STEM = 3  # characters of a meaningful common start of names
+_DIGIT_POINTS = 5
+_GAP_POINTS = 12  # of Computer Modern at 10 pt: a digit, and the space between columns (twice ``\tabcolsep``)
+
+
+def as_latex(
+    runs: Sequence[Run], columns: Sequence[Column] = (), before: Sequence[str] = (), *, by: Sequence[Factor] = (), fold: bool = True
+) -> str:
+    """Return the table of finished runs below the comments `before`. Raises UsageError if empty."""
+    # Speeds and times of contended runs are excluded.
+    known = labelled(runs)
+    disturbed = [run for run in known if cpu_starvation(run.summary) is not None]
+    comparison = compare_runs(known, fold=fold, by=by)
+    figures = [*figure_columns(comparison, columns or default_columns(comparison)), *scaling_columns(comparison)]
+    if disturbed and not figures:
+        raise UsageError("--latex: CPU contention from other programs voids the speed of every run. Repeat them on a quiet machine.")
+    names = name_columns(comparison, by, fold=fold)
+    groups, intervals = {one.group for one in figures}, any(one.has_intervals for one in figures)
+    sentences = _caption(comparison, by, groups, len(disturbed), intervals=intervals)
+    told = "\n".join(latex_text(sentence, most=_MOST_CHARACTERS) for sentence in sentences)
+    comments = [
+        "For LaTeX with \\usepackage{booktabs}, and no other package.",
+        *before,
+        *(f"Speed and times are not used, because of CPU contention from other programs: {run.name}" for run in disturbed),
+        *(f"Copies of one run, which count once: {', '.join(copies)}" for copies in comparison.copies),
+    ]
+    return "\n".join([*map(comment, comments), *_environment([*names, *figures], told, _label(comparison))]) + "\n"
+
+
+def _label(comparison: Comparison) -> str:
+    folders = {run.path.parent for run in comparison.runs}
+    sweep = find_sweep(str(folders.pop()), Path()) if len(folders) == 1 else None
+    if sweep is not None and len(comparison.runs) > 1:
+        return label(sweep.resolve().name)
+    names = [str(run.summary["run"]) for run in comparison.runs]
+    stem = common_stem(names) if len(names) > 1 else names[0]
+    return label(stem if len(stem) >= _SHORTEST_STEM or len(names) == 1 else "-".join(row_names(comparison.entries)))
+
+
+def _environment(columns: Sequence[PaperColumn], told: str, name: str) -> list[str]:
+    kind = "table*" if _points(columns) > _COLUMN_POINTS else "table"
+    rows = [[_row_cell(one, row[index]) for index, one in enumerate(columns)] for row in zip(*(one.cells for one in columns), strict=True)]
+    return [
+        f"\\begin{{{kind}}}",
+        "  \\centering",
+        *(f"  {line}" for line in f"\\caption{{%\n{told}}}".splitlines()),
+        f"  \\label{{tab:{name}}}",
+        f"  \\begin{{tabular}}{{{''.join(map(_alignment, columns))}}}",
+        "    \\toprule",
+        f"    {' & '.join(map(_header, columns))} \\\\",
+        "    \\midrule",
+        *(f"    {' & '.join(cells)} \\\\" for cells in rows),
+        "    \\bottomrule",
+        "  \\end{tabular}",
+        f"\\end{{{kind}}}",
+    ]
+
+
+def _alignment(one: PaperColumn) -> str:
+    if one.words:
+        return "p{0.4\\linewidth}" if _wraps(one) else "l"
+    if not one.has_behind:
+        return "r"
+    return "r@{ }r" if all(cell.behind.startswith(PLUS_MINUS) for cell in one.cells if cell.behind) else "r@{ }l"
+
+
+def _wraps(one: PaperColumn) -> bool:
+    return any("\\allowbreak" in cell.figure for cell in one.cells)
+
+
+def _header(one: PaperColumn) -> str:
+    return f"\\multicolumn{{2}}{{c}}{{{one.header}}}" if one.has_behind else one.header
+
+
+def _row_cell(one: PaperColumn, cell: Cell) -> str:
+    if _wraps(one):
+        return f"\\raggedright {cell.figure}"
+    if not one.has_behind:
+        return cell.figure
+    return f"\\multicolumn{{2}}{{c}}{{{cell.figure}}}" if cell.spans else f"{cell.figure} & {cell.behind}"
+
+
+def _points(columns: Sequence[PaperColumn]) -> int:
+    widths = [min(max(_signs(one.header), *(_signs(f"{cell.figure} {cell.behind}") for cell in one.cells)), WIDE_NAME) for one in columns]
+    return _DIGIT_POINTS * sum(widths) + _GAP_POINTS * (len(columns) - 1)
+
+
+def _signs(latex: str) -> int:
+    seen = re.sub(r"\\makebox\[.*|\\allowbreak\{\}", "", latex)
+    return len(re.sub(r"[{}$]", "", re.sub(r"\\[a-zA-Z]+|\\.", "x", seen)).strip())

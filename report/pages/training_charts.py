@@ -1,0 +1,281 @@
+"""Charts of the loss, the test metrics and the speed, over steps and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...core.units import Target
+from ...metrics import LOSS, MetricInfo
+from ...records.summary import FINAL_LOSS_UPDATES
+from ...records.text import duration_text, figure_text, number_text, rate_text
+from ..runs.run import Run
+from ..runs.series import (
+    WINDOWS,
+    XY,
+    Spread,
+    on_a_grid,
+    one_by_one,
+    pace,
+    pauses,
+    running_median,
+    smoothed,
+    smoothing_weight,
+)
+from ..runs.series_arrays import Floats, Integers, StepSeries
+from ..runs.summary_rows import measured_on
+from .figure import Band, Curve, Kind, Panel, Picture, band, curve
+from .lines import Line, Lines
+
+_STEPS, _SECONDS = "updates", "wall-clock time (s)"
+_SMOOTHED = "Exponential moving average with a time constant of 1 % of the updates (at least 10)."
+_RAW = " Pale: each update."
+_MEDIAN_SHARE = 20
+_SPEED = (
+    f"Training time (without evaluations and checkpoint pauses) is divided into {WINDOWS} intervals; pale: their values. Line: running "
+    f"median over 1/{_MEDIAN_SHARE} of the run. The axis is cut 10 % above the 98th percentile of the medians."
+)
+_RATES = "As recorded with each update."
+_ACROSS_MODES = " An update is of the global batch in sync mode, and of one worker's batch in async mode"
+_MOST_OF_THE_POINTS = 98.0
+_MOST_CROSSES = 100
+Drawn = tuple[list[Curve], list[Band]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    loss: tuple[XY, XY]
+    speed: tuple[XY, XY]
+    rates: XY
+    loss_text: str
+    speed_text: str
+    timed: bool  # without CPU contention
+
+
+def training(lines: Lines) -> list[Picture]:
+    """Return the pictures of loss, metrics and speed. Raises DamagedRunError."""
+    trained = {
+        line.number: found for line in lines.all if (found := [one for run in line.runs if (one := _trained(run, line)) is not None])
+    }
+    if not trained:
+        return []
+    words = [f"{line.label}: {'; '.join(one.loss_text for one in trained[line.number])}" for line in lines.all if line.number in trained]
+    timed = {number: own for number, found in trained.items() if (own := [one for one in found if one.timed])}
+    speeds = [f"{line.label}: {'; '.join(one.speed_text for one in timed[line.number])}" for line in lines.all if line.number in timed]
+    drawn = [
+        _losses(lines, trained, ". ".join(words)),
+        *(
+            _evaluation(lines, info, f"metric-{info.name}" if info.name in _OTHER_PICTURES else info.name, "best")
+            for info in metrics_of_all(lines)
+        ),
+        _evaluation(lines, LOSS, "test-loss", "last"),
+        _speed(lines, timed, ". ".join(speeds)),
+        *_learning_rates(lines, trained),
+    ]
+    return [replace(picture, note=f"{picture.note} {lines.note}".strip()) for picture in drawn]
+
+
+_OTHER_PICTURES = frozenset({"decision", "learning-rate", "loss", "resources", "speed"})
+
+
+def _trained(run: Run, line: Line) -> _Trained | None:
+    series = run.step_series(learning_rates=True)
+    if not len(series) or series.learning_rate is None:
+        return None
+    in_time = series.in_time()
+    speed = pace(series, pauses(run.evals, run.events))
+    losses = (series.step + 1).astype(np.float64), series.loss.astype(np.float64)
+    return _Trained(
+        (losses, (series.time_seconds[in_time], losses[1][in_time])),
+        ((speed.steps, speed.steps_per_second), (speed.seconds, speed.examples_per_second)),
+        (losses[0], series.learning_rate),
+        *_described(run, series),
+        any(run is each for each in line.timed),
+    )
+
+
+def _described(run: Run, series: StepSeries) -> tuple[str, str]:
+    finite = series.loss[np.isfinite(series.loss)]
+    bad = len(series) - len(finite)
+    span = f"in {len(series):,} updates and {duration_text(float(series.time_seconds.max()))}"
+    ends = "was never finite"
+    if len(finite):
+        known = run.summary["final_train_loss"] if run.has_summary else None
+        last = float(finite[-FINAL_LOSS_UPDATES:].mean()) if known is None else known
+        ends = f"from {number_text(float(finite[0]))} to {number_text(last)}"
+    loss = f"{ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
+    if not run.has_summary:
+        return loss, "no figures, for the run has not ended well"
+    steps, examples = (rate_text(run.summary[name]) for name in ("steps_per_second", "examples_per_second"))
+    return loss, f"{steps.removesuffix('/s')} steps and {examples.removesuffix('/s')} examples per second"
+
+
+def course(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Sequence[XY]], Spread | None]) -> Drawn:
+    """Return a line's curve, or each of its curves if `together` cannot combine them."""
+    found, name = together(curves) if len(curves) > 1 else None, line.named(len(curves))
+    if found is None:
+        return [curve(name, line.stroke, x, y, line.number, kind) for x, y in curves], []
+    pale = band(line.stroke, found.x, found.low, found.high, line.number)
+    beyond = [curve(name, line.stroke, *rest, line.number, "faint") for rest in found.beyond]
+    return [*beyond, curve(name, line.stroke, found.x, found.mean, line.number, kind)], [] if pale is None else [pale]
+
+
+def _panels(
+    lines: Lines, title: str, height: str, drawn: tuple[Mapping[int, Drawn], Mapping[int, Drawn]], *, from_zero: bool = False
+) -> tuple[Panel, ...]:
+    found = []
+    for part in lines.parts:
+        members = [line.number for line in lines.all if line.part == part]
+        for over, x_title, source, counts in (("steps", _STEPS, drawn[0], True), ("time", _SECONDS, drawn[1], False)):
+            if part and counts:
+                continue
+            own = [source[number] for number in members if number in source]
+            curves = _faint_first(one for curves, _ in own for one in curves)
+            bands = tuple(one for _, bands in own for one in bands)
+            found.append(Panel(part or f"{title} over {over}", x_title, height, curves, bands=bands, counts=counts, from_zero=from_zero))
+    return tuple(panel for panel in found if panel.curves)
+
+
+def _faint_first(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+    return tuple(sorted(curves, key=lambda drawn: drawn.kind != "faint"))
+
+
+def _losses(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) -> Picture:
+    alone = len(lines.all) == 1 and not lines.repeated
+    drawn: tuple[dict[int, Drawn], dict[int, Drawn]] = ({}, {})
+    for line in lines.all:
+        for axis, found in enumerate(drawn):
+            if curves := [one.loss[axis] for one in trained.get(line.number, ()) if axis == 0 or one.timed]:
+                found[line.number] = _loss_curves(line, curves, raw=alone)
+    panels = _panels(lines, "Training loss", "mean loss of a batch", drawn)
+    note = _SMOOTHED + (_RAW if alone else "") + (f"{_ACROSS_MODES}: across modes, compare over seconds." if _both_modes(lines) else "")
+    if any(one.kind == "crosses" for panel in panels for one in panel.curves):
+        note += " Crosses and gaps: a loss that is NaN or infinite, at the height of the last one that was finite."
+    return Picture("loss", "Training loss", note, words, panels)
+
+
+def _loss_curves(line: Line, curves: Sequence[XY], *, raw: bool) -> Drawn:
+    averaged = [(x, smoothed(loss, smoothing_weight(len(loss)))) for x, loss in curves]
+    found, bands = course(line, averaged, "line", on_a_grid)
+    if raw:
+        found.insert(0, curve(line.label, line.stroke, *curves[0], line.number, "faint"))
+    for x, loss in curves:
+        bad = np.flatnonzero(~np.isfinite(loss))
+        if len(bad):
+            picked = bad[:: -(-len(bad) // _MOST_CROSSES)]
+            found.append(Curve(line.named(len(curves)), line.stroke, x[picked], _height_before(loss, picked), line.number, "crosses"))
+    return found, bands
+
+
+def _height_before(loss: Floats, picked: Integers) -> Floats:
+    latest = np.maximum.accumulate(np.where(np.isfinite(loss), np.arange(len(loss)), -1))[picked]
+    return np.where(latest >= 0, loss[np.maximum(latest, 0)], 0.0)
+
+
+def _speed(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) -> Picture:
+    drawn: list[dict[int, Drawn]] = [{}, {}]
+    tops = []
+    for axis, found in enumerate(drawn):
+        for line in lines.all:
+            curves = [one.speed[axis] for one in trained.get(line.number, ())]
+            if curves:
+                found[line.number] = _speed_curves(line, curves)
+        tops.append(_top([one.y for curves, _ in found.values() for one in curves if one.kind != "faint"]))
+    steps = _panels(lines, "Steps per second", "steps per second", (drawn[0], {}), from_zero=True)
+    examples = _panels(lines, "Examples per second", "examples per second", ({}, drawn[1]), from_zero=True)
+    panels = [replace(panel, top=top) for group, top in ((steps, tops[0]), (examples, tops[1])) for panel in group]
+    note = _SPEED + (f"{_ACROSS_MODES}: across modes, compare examples per second." if _both_modes(lines) else "")
+    return Picture("speed", "Speed", note, words, tuple(panels))
+
+
+def _speed_curves(line: Line, curves: Sequence[XY]) -> Drawn:
+    width = [2 * (len(y) // (2 * _MEDIAN_SHARE)) + 1 for _, y in curves]
+    found, bands = course(line, [(x, running_median(y, wide)) for (x, y), wide in zip(curves, width, strict=True)], "line", on_a_grid)
+    together = on_a_grid(curves) if len(curves) > 1 else None
+    if together is not None:
+        pale = band(line.stroke, together.x, together.low, together.high, line.number)
+        return found, [] if pale is None else [pale]
+    return [*(curve(line.named(len(curves)), line.stroke, x, y, line.number, "faint") for x, y in curves), *found], bands
+
+
+def _learning_rates(lines: Lines, trained: Mapping[int, Sequence[_Trained]]) -> list[Picture]:
+    rates = {number: [one.rates for one in found] for number, found in trained.items()}
+    every = np.concatenate([values[np.isfinite(values)] for found in rates.values() for _, values in found])
+    if not len(every) or every.min() == every.max():
+        return []
+    drawn, words = {}, []
+    for line in (line for line in lines.all if line.number in rates):
+        first, *others = found = rates[line.number]
+        known = first[1][np.isfinite(first[1])]
+        if not len(known):
+            continue
+        alike = all(np.array_equal(each, own, equal_nan=True) for one in others for each, own in zip(one, first, strict=True))
+        drawn[line.number] = course(
+            replace(line, label=line.named(len(found)), repeated=False), [first] if alike else found, "line", on_a_grid
+        )
+        begin, end, most = (number_text(float(rate)) for rate in (known[0], known[-1], known.max()))
+        words.append(f"{line.label}: from {begin} to {end}, at most {most}")
+    panels = []
+    for part in lines.parts:
+        own = [drawn[line.number] for line in lines.all if line.part == part and line.number in drawn]
+        curves, bands = _faint_first(one for curves, _ in own for one in curves), tuple(one for _, bands in own for one in bands)
+        panels.append(Panel(part or "Learning rate over updates", _STEPS, "learning rate", curves, bands=bands, counts=True))
+    return [Picture("learning-rate", "Learning rate", _RATES, "; ".join(words), tuple(panel for panel in panels if panel.curves))]
+
+
+def _both_modes(lines: Lines) -> bool:
+    return len({run.summary["mode"] for line in lines.all for run in line.runs if run.has_summary}) > 1
+
+
+def _top(heights: Sequence[Floats]) -> float | None:
+    """Return the upper limit of a speed axis, so that a spike does not flatten the rest."""
+    known = np.concatenate([one[np.isfinite(one)] for one in heights]) if heights else np.zeros(0)
+    top = 1.1 * float(np.percentile(known, _MOST_OF_THE_POINTS)) if len(known) else 0.0
+    return top or None
+
+
+def metrics_of_all(lines: Lines) -> list[MetricInfo]:
+    """Return the metrics of any of the runs, each name once, as the first run has it."""
+    found: dict[str, MetricInfo] = {}
+    for info in (info for line in lines.all for run in line.runs for info in run.metrics if info != LOSS):
+        found.setdefault(info.name, info)
+    return list(found.values())
+
+
+def evaluations(run: Run, info: MetricInfo) -> tuple[Floats, Floats, Floats] | None:
+    """Return steps, seconds and values [evaluations] of a metric on the test split, if any."""
+    if not run.tests or info.name not in {known.name for known in run.metrics}:
+        return None
+    values = np.array([record.figure(info.name) for record in run.tests], np.float64)
+    steps = np.array([record.step for record in run.tests], np.float64)
+    return steps, np.array([record.time_seconds for record in run.tests], np.float64), values
+
+
+def _evaluation(lines: Lines, info: MetricInfo, name: str, told: str) -> Picture:
+    title = f"Test {info.label}"
+    drawn: tuple[dict[int, Drawn], dict[int, Drawn]] = ({}, {})
+    words = []
+    for line in lines.all:
+        known = [found for run in line.runs if (found := evaluations(run, info)) is not None]
+        if not known:
+            continue
+        for own, runs, axis in ((drawn[0], line.runs, 0), (drawn[1], line.timed, 1)):
+            if values := [found for run in runs if (found := evaluations(run, info)) is not None]:
+                own[line.number] = course(line, [(one[axis], one[2]) for one in values], "points", one_by_one)
+        ends = [info.best(one[2].tolist()) if told == "best" and np.isfinite(one[2]).any() else float(one[2][-1]) for one in known]
+        last = [f"{figure_text(info.name, end)} (last at {duration_text(float(one[1][-1]))})" for end, one in zip(ends, known, strict=True)]
+        words.append(f"{line.label}: {told} {'; '.join(last)}")
+    panels = _panels(lines, title, title[:1].lower() + title[1:], drawn)
+    level = goal(lines, info.name)
+    note = measured_on(info, lines.runs)
+    return Picture(name, title, note, ". ".join(words), tuple(replace(panel, level=level) for panel in panels))
+
+
+def goal(lines: Lines, metric: str) -> tuple[float, str] | None:
+    """Return the goal that all runs share for a metric, with its name, if any."""
+    goals = {run.job.get("until") for line in lines.all for run in line.runs}
+    text = goals.pop() if len(goals) == 1 else None
+    target = Target.parse(text) if text else None
+    return None if target is None or target.metric != metric else (target.value, f"goal {target.value:g}")

@@ -1,0 +1,354 @@
+"""The current state of a run, from the files that it writes."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+
+from ...core.bounded_json import MOST_LINE_BYTES, UnreadableError, open_regular, parse_json
+from ...metrics import MetricInfo
+from ...metrics.base import read_metrics
+from ...records.node_usage import rate_between
+from ...records.store.jsonl import DamagedRunError, R, decode, no_record
+from ...records.store.run_directory import RunReader
+from ...records.store.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
+from ...records.text import NodeSamples
+from ..analysis.duration import Block, Estimate, Measured, blocks_of, estimate, plan_of, steps_per_epoch
+from ..runs.series import checkpoint_pauses, end_translations, pauses
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Tail(Generic[R]):
+    """Follows a run's file of JSON lines, which may not exist yet, by whole lines."""
+
+    # `most_bytes` limits the initial content (None: all). `anew`: the file was replaced at the last `read`, as on resume.
+
+    def __init__(self, path: Path, kind: type[R], most_bytes: int | None = None) -> None:
+        self.anew = False
+        self._path = path
+        self._kind: type[R] = kind
+        self._most_bytes = most_bytes
+        self._descriptor: int | None = None
+        self._offset = 0
+        self._inside_line = False
+        self._line: int | None = None
+
+    def read(self) -> list[R]:
+        """Return the new records. Raises DamagedRunError for a whole line that is no record."""
+        self.anew = self._descriptor is not None and self._replaced(self._descriptor)
+        if self.anew:
+            self.close()
+        if self._descriptor is None:
+            self._descriptor = self._open()
+        records: list[R] = []
+        while self._descriptor is not None and (lines := self._lines(self._descriptor)) is not None:
+            records += [self._record(line) for line in lines]
+        return records
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _replaced(self, descriptor: int) -> bool:
+        """Return whether the path is another file; the open one keeps its inode from reuse."""
+        held = os.fstat(descriptor)
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (held.st_ino, held.st_dev) != (there.st_ino, there.st_dev) or there.st_size < self._offset
+
+    def _open(self) -> int | None:
+        try:
+            with open_regular(self._path) as file:
+                descriptor = os.dup(file.fileno())
+        except FileNotFoundError:
+            return None
+        except UnreadableError as error:
+            raise DamagedRunError(f"{self._path}: {error}.") from error
+        size = os.fstat(descriptor).st_size
+        skipped = 0 if self._most_bytes is None else max(0, size - self._most_bytes)
+        self._inside_line = skipped > 0
+        self._line = None if skipped else 0
+        self._offset = max(0, skipped - 1)  # the byte before shows whether a line begins here
+        return descriptor
+
+    def _lines(self, descriptor: int) -> list[bytes] | None:
+        length = _CHUNK_BYTES
+        while True:
+            data = os.pread(descriptor, length, self._offset)
+            end = data.rfind(b"\n") + 1
+            if end:
+                break
+            if len(data) < length:
+                return None
+            if length > MOST_LINE_BYTES:
+                raise DamagedRunError(
+                    f"{self._path}: a line from byte {self._offset} on is longer than {MOST_LINE_BYTES >> 20} MiB, the most that is read."
+                )
+            length *= 2  # a longer line
+        self._offset += end
+        lines = data[: end - 1].split(b"\n")
+        if self._inside_line:
+            self._inside_line = False
+            lines = lines[1:]
+        return lines
+
+    def _record(self, line: bytes) -> R:
+        self._line = None if self._line is None else self._line + 1
+        try:
+            record: R = decode(self._kind, parse_json(line))
+        except ValueError as error:
+            where = "a line near its end" if self._line is None else f"line {self._line}"
+            raise DamagedRunError(f"{self._path}, {where}: {no_record(self._kind, error)}.") from error
+        return record
+
+
+ENDED = ("succeeded", "failed", "interrupted", "died")  # final states
+SPEED_SECONDS = 10.0  # on the run clock, over which speeds are measured
+LOSSES = 20  # updates of the mean loss, as for ``final_train_loss``
+PAUSES = 100  # evaluations and checkpoints kept, for the estimate of later ones
+UNWRITTEN_SECONDS = 5.0  # that a new run may be without a status
+FIRST_BYTES = 1 << 20  # of earlier updates and samples: enough for the speed, and little of a long run
+_SILENT = ("epoch_ended",)  # shown by the figures anyway
+News = EventRecord | EvalRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Updates and examples per second."""
+
+    steps_per_second: float
+    examples_per_second: float
+
+
+class _Training:
+    def __init__(self) -> None:
+        self.step = 0
+        self.epoch = 0
+        self.time_seconds: float | None = None
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+        self._recent: deque[StepRecord] = deque()
+
+    def add(self, record: StepRecord) -> None:
+        self.step = max(self.step, record.step + record.count)  # async groups arrive in any order
+        self.epoch = max(self.epoch, record.epoch)
+        self.time_seconds = record.time_seconds
+        self._losses.extend(record.losses[-LOSSES:])
+        if record.profiled_seconds is not None:
+            self._recent.clear()
+            return
+        self._recent.append(record)
+        while len(self._recent) > 2 and record.time_seconds - self._recent[1].time_seconds >= SPEED_SECONDS:
+            self._recent.popleft()
+
+    @property
+    def loss(self) -> float | None:
+        return sum(self._losses) / len(self._losses) if self._losses else None
+
+    def blocks(self, stops: Sequence[tuple[float, float]]) -> list[Block]:
+        if not self._recent:
+            return []
+        first, *others = self._recent
+        if not others or others[-1].time_seconds <= first.time_seconds:
+            last = self._recent[-1]
+            return [Block(last.count, last.seconds)] if last.seconds > 0 else []
+        ends = np.array([record.time_seconds - first.time_seconds for record in others])
+        since = [(start - first.time_seconds, end - first.time_seconds) for start, end in stops if end > first.time_seconds]
+        return blocks_of(ends, np.array([record.count for record in others]), since)
+
+    @property
+    def examples_per_step(self) -> float | None:
+        steps = sum(record.count for record in self._recent)
+        return sum(record.examples for record in self._recent) / steps if steps else None
+
+    def speed(self) -> Speed | None:
+        if not self._recent:
+            return None
+        first, *others = self._recent
+        seconds = self._recent[-1].time_seconds - first.time_seconds
+        if not others or seconds <= 0:
+            others, seconds = [self._recent[-1]], self._recent[-1].seconds
+        if seconds <= 0:
+            return None
+        return Speed(sum(record.count for record in others) / seconds, sum(record.examples for record in others) / seconds)
+
+
+class WatchedRun:
+    """Follows one run directory incrementally, where `catalog.run.Run` reads once."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self.reader = reader
+        self.job: Mapping[str, Any] | None = None
+        self.total_steps: int | None = None
+        self.state = "starting"
+        self.cause: str | None = None
+        self._status_of: str | None = None
+        self._shown: set[tuple[str, float]] = set()
+        self._since = self._heard = time.monotonic()
+        self._polled = False
+        self._begin()
+
+    def _begin(self) -> None:
+        path = self.reader.path
+        self.training = _Training()
+        self.evaluation: EvalRecord | None = None
+        self._evaluated: deque[EvalRecord] = deque(maxlen=PAUSES)
+        self._saved: deque[EventRecord] = deque(maxlen=PAUSES)
+        self._translated: deque[EventRecord] = deque(maxlen=PAUSES)
+        self.nodes = NodeSamples()
+        self._ended_seconds = math.inf
+        self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
+        self._steps = Tail(path / "steps.jsonl", StepRecord, FIRST_BYTES)
+        self._evals = Tail(path / "evals.jsonl", EvalRecord)
+        self._events = Tail(path / "events.jsonl", EventRecord)
+        self._system = Tail(path / "system.jsonl", SystemRecord, FIRST_BYTES)
+        self._tails = (self._events, self._steps, self._evals, self._system)
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        for tail in self._tails:
+            tail.close()
+
+    @property
+    def metrics(self) -> Sequence[MetricInfo]:
+        """The metrics of its evaluations; none if still unknown."""
+        return () if self.job is None else read_metrics(self.job)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state is final."""
+        return self.state in ENDED
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing has been written, as far as it was watched."""
+        return time.monotonic() - self._heard
+
+    def poll(self) -> list[News]:
+        """Read news; return evaluations and events since the first call. Raises DamagedRunError."""
+        self._read_status()  # before the records, so that those of an ended run are complete
+        records = self._read()
+        if any(tail.anew for tail in self._tails):
+            self.close()
+            self._begin()
+            records = self._read()
+        for record in records:
+            self._take(record)
+        if records:
+            self._heard = time.monotonic()
+        found = [record for record in records if isinstance(record, EventRecord | EvalRecord)]
+        news = [record for record in found if _key(record) not in self._shown]
+        self._shown.update(map(_key, found))
+        first, self._polled = not self._polled, True
+        kept = [] if first else [record for record in news if not (isinstance(record, EventRecord) and record.event in _SILENT)]
+        return sorted(kept, key=lambda record: record.time_seconds)
+
+    def _read_status(self) -> None:
+        path = self.reader.path / "status.json"
+        if not os.path.lexists(path) and time.monotonic() - self._since < UNWRITTEN_SECONDS:
+            return
+        status = self.reader.status()
+        self.state, self.cause = self.reader.state(), status["cause"]
+        if status["changed_at"] != self._status_of and (self.reader.path / "job.json").is_file():
+            self._status_of = status["changed_at"]
+            self.job = self.reader.job()
+            self.total_steps = self.job.get("total_steps")
+
+    def _read(self) -> list[StepRecord | EvalRecord | EventRecord | SystemRecord]:
+        return [*self._events.read(), *self._steps.read(), *self._evals.read(), *self._system.read()]
+
+    def _take(self, record: StepRecord | EvalRecord | EventRecord | SystemRecord) -> None:
+        match record:
+            case StepRecord():
+                self.training.add(record)
+            case EvalRecord():
+                self.evaluation = record
+                self._evaluated.append(record)
+            case EventRecord(event="checkpoint_saved"):
+                self._saved.append(record)
+            case EventRecord(event="translated"):
+                self._translated.append(record)
+            case EventRecord(event="run_ended"):
+                self._ended_seconds = record.time_seconds
+            case SystemRecord() if record.time_seconds <= self._ended_seconds:  # excludes the calibration after training
+                self.nodes.add(record)
+                before = self._samples.get(record.node)
+                self._samples[record.node] = (before[1] if before else None, record)
+
+    @property
+    def node_count(self) -> int:
+        """The current number of nodes; before a resume it may have been higher."""
+        return self.job["nodes"] if self.job else 0
+
+    @property
+    def progress(self) -> float | None:
+        """Updates done as a share of all, 0 to 1; None if the total is unknown."""
+        return min(1.0, self.training.step / self.total_steps) if self.total_steps else None
+
+    @property
+    def time_left(self) -> Estimate | None:
+        """The estimate of ``trainer explain``, from recent updates, without an earlier target."""
+        if self.ended or self.job is None or self.total_steps is None:
+            return None
+        plan = plan_of(self.job, self.total_steps, steps_per_epoch(self.job, self.training.examples_per_step))
+        blocks = self.training.blocks(pauses(self._evaluated, self._saved))
+        stalls = [end - start for start, end in checkpoint_pauses(self._saved)]
+        evaluations = [record.seconds for record in self._evaluated]
+        translations = [end - start for start, end in end_translations(self._translated)]
+        return estimate(plan, Measured(self.training.step, blocks, evaluations, stalls, translations))
+
+    def snapshot(self, news: list[News]) -> dict[str, Any]:
+        """Return the state as JSON (null: unknown); `news` is under ``events`` and ``evaluations``."""
+        training, speed, left = self.training, self.training.speed(), self.time_left
+        return {
+            "run": self.reader.name,
+            "state": self.state,
+            "cause": self.cause,
+            "time_seconds": training.time_seconds,
+            "step": training.step,
+            "total_steps": self.total_steps,
+            "progress": self.progress,
+            "epoch": training.epoch,
+            "loss": training.loss,
+            "steps_per_second": speed.steps_per_second if speed else None,
+            "examples_per_second": speed.examples_per_second if speed else None,
+            "time_left_seconds": left.seconds if left else None,
+            "time_left_low_seconds": left.low_seconds if left else None,
+            "time_left_high_seconds": left.high_seconds if left else None,
+            "time_left_translate_seconds": left.translate_seconds if left else None,
+            "silent_seconds": self.silent_seconds,
+            "evaluation": _plain(self.evaluation) if self.evaluation else None,
+            "nodes": [_node(*self._samples[node]) for node in sorted(self._samples) if node < self.node_count],
+            "evaluations": [_plain(record) for record in news if isinstance(record, EvalRecord)],
+            "events": [_plain(record) for record in news if isinstance(record, EventRecord)],
+        }
+
+
+def _key(record: News) -> tuple[str, float]:
+    return (record.event if isinstance(record, EventRecord) else f"evaluated {record.split}", record.time_seconds)
+
+
+def _plain(record: News) -> dict[str, Any]:
+    plain = {name: getattr(record, name) for name in record.__slots__}
+    return plain if isinstance(record, EventRecord) else {**plain, **plain.pop("metrics")}
+
+
+def _node(before: SystemRecord | None, record: SystemRecord) -> dict[str, Any]:
+    names = ("node", "time_seconds", "cpu_cores_used", "cores_available", "memory_rss_bytes")
+    rates = ("network_sent_bytes", "network_received_bytes")
+    return {
+        **{name: getattr(record, name) for name in names},
+        **{f"{name}_per_second": rate_between(before, record, name) for name in rates},
+    }

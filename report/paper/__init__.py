@@ -1,1 +1,0 @@
-"""What of some runs goes into a paper?"""

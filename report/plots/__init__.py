@@ -1,1 +1,0 @@
-"""How are records drawn as charts?"""

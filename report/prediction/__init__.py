@@ -1,1 +1,0 @@
-"""How would a job scale to other nodes and links?"""

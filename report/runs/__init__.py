@@ -1,0 +1,1 @@
+"""Which runs exist, and the series of a run."""

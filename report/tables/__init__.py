@@ -1,1 +1,0 @@
-"""How are runs laid out in rows and columns of text?"""

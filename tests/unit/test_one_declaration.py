@@ -1,0 +1,132 @@
+"""A setting and a schedule are declared in one place, and appear in everything that is made from the declarations."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import settings_document
+
+from crosstrain.core.job import Job
+from crosstrain.core.schedules import SCHEDULES
+from crosstrain.core.settings.job_fields import DECLARED, TAKES_EFFECT
+
+ADDED_SETTING = """
+    label_smoothing: Fraction = setting(
+        Topic.OPTIMISER,
+        0.0,
+        "Share of the label that is spread over all classes.",
+        requires=Requirement("optimizer", ("adam",)),
+        compare=trajectory("label smoothing"),
+        foreign="smooth by {}",
+        mllog="opt_label_smoothing",
+    )
+"""
+ADDED_SCHEDULE = """
+    "inverse": Schedule(
+        lambda job, updates: job.schedule_gamma / updates.numbers,
+        lambda job, base, total_steps: f"inverse decay from {base}",
+        ("schedule_gamma",),
+    ),
+"""
+LOOK = """
+import json, sys
+import numpy as np
+from crosstrain.core.job import Job
+from crosstrain.core.update_rules import explained_schedule, learning_rates
+from crosstrain.core.settings.sources import resolve
+from crosstrain.core.settings.sweeps import as_arguments
+from crosstrain.launch.driver.resumption import foreign_settings
+from crosstrain.records.loggers.base import settings
+from crosstrain.records.loggers.mllog import _declared
+from crosstrain.report.compare.factors import CHOSEN
+import settings_document
+
+job = resolve({"optimizer": "adam", "backend": "torch"}, {"TRAINER_LABEL_SMOOTHING": "0.25"}, sys.argv[1]).job
+idle = resolve({"backend": "torch"}, {"TRAINER_LABEL_SMOOTHING": "0.25"}).idle
+inverse = Job(schedule="inverse", schedule_gamma=0.5, lr=2.0)
+print(json.dumps({
+    "environment": job.label_smoothing,
+    "file": job.schedule,
+    "idle": idle,
+    "arguments": as_arguments({"label_smoothing": 0.25}),
+    "comparison": [factor.label for factor in CHOSEN if factor.key == "label_smoothing"],
+    "foreign": list(foreign_settings({"label_smoothing": 0.25})),
+    "mlflow": settings(job)["label_smoothing"],
+    "hparams": settings(job, "operation")["label_smoothing"],
+    "mllog": _declared(job)["opt_label_smoothing"],
+    "rates": learning_rates(inverse, 0, 3, 1, 3).tolist(),
+    "words": explained_schedule(inverse, 3),
+    "gamma idle": "schedule_gamma" in resolve({"backend": "torch", "schedule": "inverse", "schedule_gamma": "0.5"}, {}).idle,
+    "document": settings_document.document(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory, repository):
+    """A copy of the project with one setting and one schedule more: its folder."""
+    folder = tmp_path_factory.mktemp("extended")
+    package = folder / "crosstrain"
+    package.mkdir()
+    packages = {entry.parent.name for entry in repository.glob("*/py.typed")} | {"configs"}
+    for name in packages:
+        shutil.copytree(repository / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    insert(package / "core" / "job.py", "    ema_decay:", ADDED_SETTING)
+    insert(package / "core" / "schedules.py", '    "cosine": Schedule(', ADDED_SCHEDULE)
+    return folder
+
+
+def insert(path: Path, before: str, lines: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    path.write_text(text.replace(before, f"{lines.strip(chr(10))}\n{before}"), encoding="utf-8")
+
+
+def run_in(folder, repository, *arguments):
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(repository / "tests")])}
+    return subprocess.run([sys.executable, "-P", *arguments], capture_output=True, text=True, check=True, env=variables).stdout
+
+
+def test_twenty_lines_add_a_setting_and_a_schedule_everywhere(extended, repository, tmp_path):
+    assert len((ADDED_SETTING.strip() + "\n" + ADDED_SCHEDULE.strip()).splitlines()) <= 20
+    config = tmp_path / "job.toml"
+    config.write_text('schedule = "inverse"\n')
+    found = json.loads(run_in(extended, repository, "-c", LOOK, str(config)))
+    assert found.pop("idle")["label_smoothing"].endswith("it belongs to --optimizer adam.")
+    document = found.pop("document")
+    assert "| `--label-smoothing` | `0` |" in document
+    assert "constant, step, inverse, cosine, noam" in document
+    assert found == {
+        "environment": 0.25,
+        "file": "inverse",
+        "arguments": ["--label-smoothing", "0.25"],
+        "comparison": ["label smoothing"],
+        "foreign": ["label_smoothing"],
+        "mlflow": 0.25,
+        "hparams": 0.25,
+        "mllog": 0.25,
+        "rates": [1.0, 0.5, 1 / 3],
+        "words": "inverse decay from 2",
+        "gamma idle": False,
+    }
+    text = run_in(extended, repository, "-m", "crosstrain.cli.main", "run", "--help")
+    assert "--label-smoothing" in text
+    assert "constant|step|inverse|cosine|noam" in "".join(text.split())
+
+
+def test_every_setting_is_declared_and_refers_to_others_that_exist():
+    assert list(DECLARED) == list(Job.model_fields)
+    assert {needed.field for needed in TAKES_EFFECT.values()} <= set(Job.model_fields)
+    for schedule in SCHEDULES.values():
+        assert set(schedule.settings) <= set(Job.model_fields)
+
+
+def test_the_document_of_settings_is_up_to_date(repository):
+    assert repository / "docs" / "settings.md" == settings_document.DOCUMENT
+    assert settings_document.DOCUMENT.read_text(encoding="utf-8") == settings_document.document(), "run: python tests/settings_document.py"

@@ -1,0 +1,45 @@
+"""Results of TensorFlow's workers that are awaited side by side, as RemoteValue gives them: computed again, or failed for good."""
+
+import pytest
+
+from crosstrain.backends.tf.asynchronous.result_queue import ResultQueue
+
+
+class Result:
+    """What is fetched, in order: values, errors to raise; the last one again and again, as the same object."""
+
+    def __init__(self, *answers):
+        self._answers = list(answers)
+
+    def fetch(self):
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def lost():
+    return ConnectionError("the worker has died before its result was copied")
+
+
+@pytest.fixture
+def results():
+    return ResultQueue(2)
+
+
+@pytest.mark.parametrize("losses", [0, 1, 3])
+def test_a_result_whose_worker_died_before_it_was_copied_is_awaited_anew(results, losses):
+    results.put("ticket", Result(*(lost() for _ in range(losses)), 7))
+    assert results.next() == ("ticket", 7)
+    assert results.outstanding == 0
+
+
+@pytest.mark.parametrize("losses", [0, 2])
+def test_a_computation_that_failed_for_good_is_raised(results, losses):
+    error = ValueError("an update was cut in the middle")
+    results.put("ticket", Result(*(lost() for _ in range(losses)), error))
+    results.put("other", Result(1))
+    assert results.next() == ("other", 1)
+    with pytest.raises(ValueError, match="cut in the middle"):
+        results.next()
+    assert results.outstanding == 0
