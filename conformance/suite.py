@@ -30,6 +30,7 @@ from ..checkpoint import find_checkpoint
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.plugins import forward_backends
+from ..core.settings.job_fields import flag_name
 from ..core.update_rules import EMA
 from ..data.store.stored_dataset import open_dataset
 from ..launch.node.fork_server_client import ForkServerConnection, ForkServerProcess
@@ -189,7 +190,7 @@ class BackendConformance:
                 runs -= 1
                 refused = trainer("run", "--backend", self.backend, "--out", str(tmp_path), *options_of(asked))
                 assert refused.returncode == 2, refused.stderr
-                assert refused.stderr.startswith(f"error: --{field}: "), refused.stderr
+                assert refused.stderr.startswith(f"error: {flag_name(field)}: "), refused.stderr
                 assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.cluster

@@ -223,8 +223,8 @@ class Job(BaseModel):
     schedule: Annotated[str, BeforeValidator(_known_schedule), WithJsonSchema({"enum": list(SCHEDULES), "type": "string"})] = setting(
         Topic.OPTIMISER,
         "constant",
-        "Learning-rate schedule: step and cosine are per epoch; noam is per update, "
-        "lr * coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
+        "Learning-rate schedule: step multiplies the rate by gamma every few epochs; cosine lowers it to 0 at the planned last update; "
+        "noam is lr * coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
         compare=trajectory("schedule"),
         mllog="opt_learning_rate_decay_schedule",
     )

@@ -21,8 +21,8 @@ Options override `TRAINER_*` variables, these a `--config` file. The page is gen
 |---|---|
 | option | `--batch-size` is also the variable `TRAINER_BATCH_SIZE` and the TOML key `batch_size` |
 | needs | the option without which the setting has no effect |
-| compared | the figures that a difference confounds, and why ([comparing.md](comparing.md)) |
-| logged | the key in MLPerf's log, and exceptions from MLflow and HParams |
+| compared | the figures that a difference confounds, and why; empty if its effects are compared instead ([comparing.md](comparing.md)) |
+| logged | the key in MLPerf's log (weight decay and a clipping norm have one too), and exceptions from MLflow and HParams |
 | risk | what an untrusted run directory could do through the setting without `--trust-run` |
 """
 

@@ -39,7 +39,7 @@ class Quality:
     worse: frozenset[int] = frozenset()  # significantly
     unknown: frozenset[int] = frozenset()  # of unknown significance
     undecided: bool = False  # configurations train differently without a known difference in quality: none is recommended
-    kind: str = METRICS  # of the metric (`factors.GROUPS`)
+    kind: str = METRICS  # of the metric (`core.setting.GROUPS`)
 
     def ranks(self, place: int) -> bool:
         """Return whether a configuration is ranked by speed: not diverged, and in quality not worse."""

@@ -38,7 +38,7 @@ Show = Callable[[Any], str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure in a table: key in a flat row, label, format, and kind (`factors.GROUPS`)."""
+    """A figure in a table: key in a flat row, label, format, and kind (`core.setting.GROUPS`)."""
 
     key: str
     label: str

@@ -21,7 +21,7 @@ class Difference:
     key: str
     label: str
     values: tuple[str | None, ...]  # one per run, None if unrecorded or not applicable
-    confounds: tuple[str, ...]  # `factors.GROUPS`, in order
+    confounds: tuple[str, ...]  # `core.setting.GROUPS`, in order
     why: str
 
 

@@ -147,7 +147,7 @@ class Comparison:
     runs: tuple[Run, ...]
     entries: tuple[Row, ...]
     comparability: Comparability
-    marks: tuple[frozenset[str], ...]  # by entry, kinds of figures (`factors.GROUPS`) that do not compare with the first entry's
+    marks: tuple[frozenset[str], ...]  # by entry, kinds of figures (`core.setting.GROUPS`) that do not compare with the first entry's
     settings: tuple[Mapping[str, str], ...]  # by entry, its run's name, or with ``--by`` the distinguishing settings, label → value
     copies: tuple[tuple[str, ...], ...] = ()  # names of runs that are copies of one measurement
     scaling: tuple[ScalingSeries, ...] | None = None  # None unless grouped by nodes

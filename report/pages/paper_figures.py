@@ -209,7 +209,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PaperColumn:
-    """A column: LaTeX header with unit, cells, whether they are words, and `factors.GROUPS`."""
+    """A column: LaTeX header with unit, cells, whether they are words, and `core.setting.GROUPS`."""
 
     header: str
     cells: tuple[Cell, ...]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import os
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.backends.capabilities import Capabilities, refuse_unsupported
+from crosstrain.backends.capabilities import COMPLETE, Capabilities, refuse_unsupported
 from crosstrain.backends.loading import declared_capabilities
+from crosstrain.conformance.cases import OPTIONAL_CAPABILITIES
+from crosstrain.conformance.suite import BackendConformance
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find
 
-TESTS = Path(__file__).parent.parent
+TOYS = [str(Path(__file__).parent.parent / folder) for folder in ("toy", "least_toy")]
 
 MODES, PRECISIONS, DEVICES = ("sync", "async"), ("fp32", "bf16", "fp16"), ("auto", "cpu", "gpu")
 AUGMENTS, PROFILES, EXCHANGES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100), ("native", "direct")
@@ -101,8 +106,8 @@ def test_exactly_what_is_not_declared_is_refused(fields, can):
 
 @pytest.mark.parametrize("backend", ["tf", "torch", "least-toy"])
 def test_every_job_on_every_backend(backend, monkeypatch):
-    for folder in ("toy", "least_toy"):
-        monkeypatch.syspath_prepend(str(TESTS / folder))
+    for folder in TOYS:
+        monkeypatch.syspath_prepend(folder)
     can = declared_capabilities(find("backend", backend))
     for fields in EVERY_JOB:
         check(fields, can)
@@ -112,3 +117,25 @@ def test_every_job_on_every_backend(backend, monkeypatch):
 
 def test_the_default_is_the_least():
     refuse_unsupported(Job(), "some", Capabilities())
+
+
+def test_every_capability_is_complete_checked_by_the_suite_and_documented(repository):
+    least = Capabilities()
+    optional = {field.name for field in dataclasses.fields(Capabilities)} - {"packages", "install", "gpu_install", "host_network_warning"}
+    optional -= {"survives", "export_formats"}  # a built-in backend survives no lost task, and lists formats of its own
+    assert {name for name in optional if getattr(COMPLETE, name) == getattr(least, name)} == set()
+    assert set(OPTIONAL_CAPABILITIES) == set(FIELDS)
+    for field in OPTIONAL_CAPABILITIES:
+        with pytest.raises(UsageError, match=rf"^{field}: "):
+            refuse_unsupported(Job.model_validate({"backend": "some", **OPTIONAL_CAPABILITIES[field]}), "some", least)
+    guide = (repository / "docs/adding-a-backend.md").read_text(encoding="utf-8").partition("### What a job may ask for")[2]
+    assert set(OPTIONAL_CAPABILITIES) - {"mode"} <= set(re.findall(r"^\| `(\w+)`", guide.partition("\n### ")[0], re.MULTILINE))
+
+
+def test_suite_expects_the_refusals_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("CROSSTRAIN_CONFORMANCE", "full")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*TOYS, os.environ.get("PYTHONPATH", "")]))
+    for folder in TOYS:
+        monkeypatch.syspath_prepend(folder)
+    suite = type("LeastToy", (BackendConformance,), {"backend": "least-toy"})()
+    suite.test_what_it_does_not_declare_is_refused(tmp_path)

@@ -16,8 +16,8 @@ from crosstrain.report.compare.factors import RULES
 
 SPEED, STEPS, TIME, LOSS, METRICS, TRANSLATIONS, AT_THE_END, TARGET, RESOURCES = GROUPS
 WORK = {SPEED, STEPS, TIME, TARGET, RESOURCES}
-FIGURES = {LOSS, METRICS, TRANSLATIONS, AT_THE_END}
-LEARNT = FIGURES | {TARGET}
+LEARNT = {LOSS, METRICS, TRANSLATIONS, AT_THE_END}
+LEARNING = LEARNT | {TARGET}
 
 PACKAGES = NODE["packages"]
 STEP = {"schedule": "step", "epochs": 10}
@@ -38,36 +38,36 @@ EXHAUSTED = {"patience": {"evaluations": 3, "exhausted": True}}
 
 DIFFERENCES = [
     ("model", {}, {"model": "cnn"}, set(GROUPS)),
-    ("data", {}, {"data": "mnist"}, LEARNT),
-    ("digest", {}, {"dataset": {"digest": "cd34"}}, LEARNT),
+    ("data", {}, {"data": "mnist"}, LEARNING),
+    ("digest", {}, {"dataset": {"digest": "cd34"}}, LEARNING),
     ("shape", {}, {"dataset": {"input_shape": [3, 8, 8]}}, WORK),
     ("train_size", {}, {"dataset": {"sizes": {"train": 100, "test": 360}}}, {RESOURCES}),
-    ("test_size", {}, {"summary": {"eval": {"examples": 100, "loss": 0.5, "accuracy": 0.9}}}, LEARNT),
-    ("seed", {}, {"seed": 1}, LEARNT),
+    ("test_size", {}, {"summary": {"eval": {"examples": 100, "loss": 0.5, "accuracy": 0.9}}}, LEARNING),
+    ("seed", {}, {"seed": 1}, LEARNING),
     ("optimizer", {}, {"optimizer": "adam"}, set(GROUPS)),
-    ("lr", {}, {"lr": 0.1}, LEARNT),
-    ("momentum", {}, {"momentum": 0.9}, LEARNT),
-    ("nesterov", {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, LEARNT),
-    ("weight_decay", {}, {"weight_decay": 0.1}, LEARNT),
-    ("beta1", {"optimizer": "adam"}, {"optimizer": "adam", "beta1": 0.8}, LEARNT),
-    ("beta2", {"optimizer": "adamw"}, {"optimizer": "adamw", "beta2": 0.8}, LEARNT),
-    ("epsilon", {"optimizer": "adam"}, {"optimizer": "adam", "epsilon": 1e-6}, LEARNT),
-    ("schedule", {}, {"schedule": "cosine"}, LEARNT),
-    ("schedule_step_epochs", STEP, {**STEP, "schedule_step_epochs": 2.0}, LEARNT),
-    ("schedule_gamma", STEP, {**STEP, "schedule_gamma": 0.5}, LEARNT),
-    ("batch_tokens", {"batch_tokens": 500, **OF_TEN}, {"batch_tokens": 900, **OF_TEN}, LEARNT),
-    ("schedule_coefficient", NOAM, {**NOAM, "schedule_coefficient": 2.0}, LEARNT),
-    ("warmup_steps", {}, {"warmup_steps": 10}, LEARNT),
-    ("scale_lr", {}, {"scale_lr": "linear"}, LEARNT),
-    ("base_batch_size", {"scale_lr": "sqrt"}, {"scale_lr": "sqrt", "base_batch_size": 16}, LEARNT),
-    ("clip_norm", {}, {"clip_norm": 1.0}, LEARNT),
+    ("lr", {}, {"lr": 0.1}, LEARNING),
+    ("momentum", {}, {"momentum": 0.9}, LEARNING),
+    ("nesterov", {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, LEARNING),
+    ("weight_decay", {}, {"weight_decay": 0.1}, LEARNING),
+    ("beta1", {"optimizer": "adam"}, {"optimizer": "adam", "beta1": 0.8}, LEARNING),
+    ("beta2", {"optimizer": "adamw"}, {"optimizer": "adamw", "beta2": 0.8}, LEARNING),
+    ("epsilon", {"optimizer": "adam"}, {"optimizer": "adam", "epsilon": 1e-6}, LEARNING),
+    ("schedule", {}, {"schedule": "cosine"}, LEARNING),
+    ("schedule_step_epochs", STEP, {**STEP, "schedule_step_epochs": 2.0}, LEARNING),
+    ("schedule_gamma", STEP, {**STEP, "schedule_gamma": 0.5}, LEARNING),
+    ("batch_tokens", {"batch_tokens": 500, **OF_TEN}, {"batch_tokens": 900, **OF_TEN}, LEARNING),
+    ("schedule_coefficient", NOAM, {**NOAM, "schedule_coefficient": 2.0}, LEARNING),
+    ("warmup_steps", {}, {"warmup_steps": 10}, LEARNING),
+    ("scale_lr", {}, {"scale_lr": "linear"}, LEARNING),
+    ("base_batch_size", {"scale_lr": "sqrt"}, {"scale_lr": "sqrt", "base_batch_size": 16}, LEARNING),
+    ("clip_norm", {}, {"clip_norm": 1.0}, LEARNING),
     ("ema_decay", {}, {"ema_decay": 0.99}, set(GROUPS)),
     ("augment", {}, {"augment": "flip"}, set(GROUPS)),
     ("precision", {}, {"summary": {"precision_used": "bf16 (emulated)"}}, set(GROUPS)),
-    ("budget", {}, {"epochs": 2}, FIGURES | {TIME}),
-    ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8", "summary": {"target_reached": True}}, LEARNT | {TIME}),
+    ("budget", {}, {"epochs": 2}, LEARNT | {TIME}),
+    ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8", "summary": {"target_reached": True}}, LEARNING | {TIME}),
     ("until", {"until": "accuracy>=0.9", **MISSED}, {"until": "accuracy>=0.8", **MISSED}, {TARGET}),
-    ("patience", {}, {"patience": 3, "summary": EXHAUSTED}, LEARNT | {TIME}),
+    ("patience", {}, {"patience": 3, "summary": EXHAUSTED}, LEARNING | {TIME}),
     ("patience", {"patience": 9}, {"patience": 3}, set()),
     ("eval_every", {}, {"eval_every": "10steps"}, {TIME, TARGET}),
     ("checkpoints", {}, {"checkpoint_every": "1epoch"}, {TIME, TARGET, RESOURCES}),
@@ -279,7 +279,7 @@ PROFILED = {"profiled_updates": 5, "profile_seconds": 2.5}
 FAULTY = [
     ("state", {"summary": {"state": "interrupted"}}, set(GROUPS)),
     ("diverged", {"summary": {"non_finite_from_step": 3}}, set(GROUPS)),
-    ("synthetic", {"summary": {"synthetic": True}}, LEARNT),
+    ("synthetic", {"summary": {"synthetic": True}}, LEARNING),
     ("resumed", {"summary": {"resumed": 1}, "described": segments(epochs=1)}, {TIME, RESOURCES}),
     ("resumed", {"summary": {"resumed": 1}, "described": segments(calibrate=1, keep=1, stall_timeout=1)}, {TIME, RESOURCES}),
     ("changed", {"summary": {"resumed": 1}, "described": segments(batch_size=1, epochs=1)}, set(GROUPS)),
@@ -289,7 +289,7 @@ FAULTY = [
     ("profiled throughout", {"profile": 500, "summary": {**PROFILED, "examples_per_second": None}}, WORK),
     ("profiled throughout", {"profile": 5}, WORK),  # by a release that did not count what was profiled
     ("starved", {"summary": {"per_node": [starved_node(0.4)]}}, WORK),
-    ("learnt under contention", {"mode": "async", "summary": {"per_node": [starved_node(0.7)]}}, WORK | LEARNT),
+    ("learnt under contention", {"mode": "async", "summary": {"per_node": [starved_node(0.7)]}}, WORK | LEARNING),
 ]
 
 
