@@ -14,13 +14,13 @@ from ...data.base import Dataset, Split
 from ...data.sampler import Batches, Sampler
 from ...exchange.parameter_server.shards import Vector
 from ...models.base import ModelSpec
-from ..base import CalibrationOrder, State, calibration_batches
-from ..compiling import TIMED_SECONDS, to_be_chosen
+from ..base import State, calibration_batches
+from ..compiling import to_be_chosen
 from ..decoding_functions import Translating
 from ..parameter_server.worker import Computed
-from ..timing import Calibrator, Exchange
+from ..timing import Calibrator, Exchange, time_of_step
 from ..vectors import FIRST_SCALE
-from .calibration import make_calibrator, make_tracer
+from .calibration import StepProfiler, make_calibrator
 from .compiler import choose
 from .data import ColumnTensors, resident_splits
 from .model import Context, MicroBatch, Model, micro_batches_of
@@ -42,7 +42,7 @@ class TorchComputation:
         self._model = Model.on(job, model, task.rank, self._on_device)
         self.loss_scale: float | None = FIRST_SCALE if job.precision == "fp16" else None
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
-        self._tracer = make_tracer(task, job, device)
+        self._tracer = StepProfiler(task, job, device)
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
         self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
         keep_steps_memory()
@@ -52,10 +52,7 @@ class TorchComputation:
         self._warm_up(sampler.examples_at_once(job.micro_batch))
 
     def _time_of_step(self, sampler: Sampler) -> float:
-        calibrator = self.calibrator(calibration_batches(sampler), None)
-        calibrator.run(CalibrationOrder("compute", 1))
-        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
-        return seconds / count
+        return time_of_step(self.calibrator(calibration_batches(sampler), None).run)
 
     def _warm_up(self, count: int) -> None:
         data = self._splits["train"]
@@ -100,7 +97,7 @@ class TorchComputation:
 
     def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
         """Compute updates; see `Computation.gradients`."""
-        if self._tracer is None:
+        if not self._tracer.left:
             yield from self._each_gradient(batches, first_step)
             return
         found = self._each_gradient(batches, first_step)

@@ -33,7 +33,7 @@ from ...compiling import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_cho
 from ...decoding_functions import Translating
 from ...vectors import ChiefLossScale, StateMemory
 from ...vectors import cut as cut_flat
-from ..calibration import LIMITS, limits_of, make_tracer
+from ..calibration import LIMITS, StepProfiler, limits_of
 from ..compiler import compiled, refusals_told
 from ..data import layout_for, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, build_model
@@ -99,7 +99,7 @@ class AsyncSession:
         self._window = OUTSTANDING_PER_WORKER * job.workers
         self._tickets: ResultQueue[Ticket] = ResultQueue(self._window)
         self._outstanding: set[int] = set()
-        self._tracer = make_tracer(job.profile, first=True)
+        self._tracer = StepProfiler(job.profile, here=True)
         self.scheduled = 0
         self._begin()
 
@@ -154,8 +154,7 @@ class AsyncSession:
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Hand out the plan until its last ticket is queued; yield finished tickets of this and earlier plans."""
-        if self._tracer is not None:
-            self._tracer.begin()
+        self._tracer.begin()
         tickets = TICKETS_PER_WORKER * self._job.workers
         for begin, count in cut(plan, min(self._job.steps_per_call or STEPS_PER_TICKET, SPAN), tickets):
             while self._tickets.outstanding >= self._window or self._too_far(plan.first_step + begin + count):
@@ -176,7 +175,7 @@ class AsyncSession:
         result, loss_scale = read_outcome(ticket, outcome)
         if self._loss_scale is not None:
             self._loss_scale.learn(ticket.loss_scale, loss_scale, ticket.count)
-        if self._tracer is not None and not self._tracer.ended:
+        if self._tracer.left:
             self._tracer.done(result.count)
             return replace(result, profiled=True)
         return result
