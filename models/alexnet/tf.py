@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..base import ForwardContext
 from ..layers.formulas import convolutions as storage_layouts  # no dense layers: reordering their large weights would stall training
 from ..layers.tf import Layers
-from .spec import network
+from . import network
 
 __all__ = ["forward", "storage_layouts"]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..base import ForwardContext, ModelSpec
 from ..layers.formulas import StorageLayout, after_flatten, convolutions
 from ..layers.tf import Layers
-from .spec import network
+from . import network
 
 
 def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:

@@ -8,7 +8,7 @@ import torch
 
 from ..base import ForwardContext
 from ..layers.torch import Layers
-from .spec import network
+from . import network
 
 
 def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, context: ForwardContext[torch.Tensor]) -> torch.Tensor:

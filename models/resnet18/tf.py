@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..base import ForwardContext
 from ..layers.formulas import convolutions as storage_layouts
 from ..layers.tf import Layers
-from .spec import network
+from . import network
 
 __all__ = ["forward", "storage_layouts"]
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 from ...data.columns import LENGTHS
 from ..base import ForwardContext
 from ..layers.tf import SequenceLayers
-from .spec import SOURCE, TARGET, Cache, Memory, empty_cache, network
-from .spec import decode_step as network_step
-from .spec import encode as network_memory
+from . import SOURCE, TARGET, Cache, Memory, empty_cache, network
+from . import decode_step as network_step
+from . import encode as network_memory
 
 __all__ = ["decode_step", "empty_cache", "encode", "example_sums", "forward", "translation_loss"]
 Tensors = Mapping[str, tf.Tensor]

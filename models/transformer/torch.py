@@ -11,9 +11,9 @@ from torch.autograd.function import once_differentiable
 from ...data.columns import LENGTHS
 from ..base import ForwardContext
 from ..layers.torch import SequenceLayers
-from .spec import SOURCE, TARGET, Cache, Memory, empty_cache, network
-from .spec import decode_step as network_step
-from .spec import encode as network_memory
+from . import SOURCE, TARGET, Cache, Memory, empty_cache, network
+from . import decode_step as network_step
+from . import encode as network_memory
 
 __all__ = ["decode_step", "empty_cache", "encode", "example_sums", "forward", "translation_loss"]
 Tensors = Mapping[str, torch.Tensor]
