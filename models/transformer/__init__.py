@@ -10,7 +10,7 @@ Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; logits_btv [batch, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ from ...data.base import DataInfo
 from ...data.columns import LENGTHS
 from ...data.text import BEGIN
 from ...metrics import Metric
-from ..base import ModelSpec
+from ..base import ForwardContext, ModelSpec
 from ..build import Rate
 from ..decoding import TranslationQuality
 from ..layers import LayerSpecs
@@ -316,3 +316,25 @@ def decode_step(
     """
     logits_b1v, cache = _Pass(layers, settings).decoded(tokens_b[:, None], memory, position, cache)
     return logits_b1v[:, 0], cache
+
+
+Tensors = Mapping[str, Any]
+
+
+def forward_functions(
+    layers: Callable[..., SequenceNetworkLayers],
+) -> tuple[Callable[..., Any], Callable[..., Memory], Callable[..., tuple[Any, Cache]]]:
+    """Return a forward module's `forward`, `encode` and `decode_step`, over a framework's layers."""
+
+    def forward(parameters: Tensors, inputs: Tensors, context: ForwardContext[Any]) -> Any:
+        return network(layers(parameters, context), inputs, context.settings)
+
+    def encode_sources(parameters: Tensors, inputs: Tensors, context: ForwardContext[Any]) -> Memory:
+        return encode(layers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)
+
+    def next_logits(
+        parameters: Tensors, tokens_b: Any, position: Any, memory: Memory, cache: Cache, context: ForwardContext[Any]
+    ) -> tuple[Any, Cache]:
+        return decode_step(layers(parameters, context), tokens_b, position, memory, cache, context.settings)
+
+    return forward, encode_sources, next_logits
