@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from ...core.cluster import Cluster, Task
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
-from ...core.update_rules import EMA
-from ...models.base import Array, ModelSpec, ParameterSpec
+from ...models.base import Array, ModelSpec
 from ..base import State
 from ..capabilities import Device
-from ..vectors import check_shapes
+from ..vectors import each_value
 
 Result = TypeVar("Result")
 KERAS_CHOICE = "TF_USE_LEGACY_KERAS"
@@ -203,19 +202,9 @@ def _pieces(target: NDArray[np.float32], source: NDArray[np.float32]) -> Iterato
         yield target[first : first + step], source[first : first + step]
 
 
-def slot_values(state: State, slot: str, parameter: ParameterSpec) -> Array:
-    """Return a parameter's slot in a state; if absent, its value before the first update."""
-    if slot in state.slots:
-        return state.slots[slot][parameter.name]
-    return state.parameters[parameter.name] if slot == EMA else np.zeros(parameter.shape, np.float32)
-
-
-def check_fits(spec: ModelSpec, slots: Sequence[str], state: State) -> None:
-    """Raise ValueError, naming the value, if a state does not fit the model or optimiser. Slots may be absent."""
+def checked_values(spec: ModelSpec, slots: Sequence[str], state: State) -> list[Array | None]:
+    """Return `vectors.each_value`. Raises ValueError, naming the value, if a state does not fit the model or optimiser."""
     strangers = sorted(set(state.slots) - set(slots))
     if strangers:
         raise ValueError(f"the given state has slots {', '.join(strangers)}; this optimiser has {', '.join(slots) or 'none'}")
-    check_shapes(spec, spec.parameters, state.parameters, "parameter")
-    for slot, values in state.slots.items():
-        check_shapes(spec, spec.parameters, values, slot)
-    check_shapes(spec, spec.buffers, state.buffers, "buffer")
+    return list(each_value(spec, slots, state))

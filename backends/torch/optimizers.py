@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
+from .. import vectors
 from ..capabilities import unused_precision
-from ..vectors import FIRST_SCALE, next_scale, refuse_exhausted
+from ..vectors import next_scale, refuse_exhausted
 
 Tensors = Sequence[torch.Tensor]
 
@@ -218,20 +219,8 @@ def unscaled(gradients: Sequence[torch.Tensor], scale: float) -> bool:
     return bool(torch.stack(largest).isfinite().all())
 
 
-class LossScale:
-    """Dynamic loss scaling; see `backends.vectors`."""
-
-    def __init__(self) -> None:
-        self.scale, self.clean_steps = FIRST_SCALE, 0
-
-    @property
-    def scalars(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
-        return {"loss_scale": self.scale, "clean_steps": float(self.clean_steps)}
-
-    def restore(self, scalars: Mapping[str, float]) -> None:
-        """Restore what a checkpoint kept, or the initial values."""
-        self.scale, self.clean_steps = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0))
+class LossScale(vectors.LossScale):
+    """Dynamic loss scaling."""
 
     def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
         """Divide the gradients in place and adapt the scale; return whether all are finite. Raises RunFailedError at its end."""

@@ -38,7 +38,7 @@ from ..compiler import compiled, refusals_told
 from ..data import layout_for, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, build_model
 from ..optimizers import build_optimizer
-from ..runtime import check_fits, set_tf_config, translated_errors, within
+from ..runtime import checked_values, set_tf_config, translated_errors, within
 from .calibration import WorkerComponents
 from .result_queue import ResultQueue
 from .shards import make_shard
@@ -237,7 +237,7 @@ class AsyncSession:
         if state is None:
             raise RuntimeError("the chief is the only leading task, so it has to be given the state")
         self._require_quiescence("load")
-        check_fits(self._spec, self._slots, state)
+        checked_values(self._spec, self._slots, state)
         values = self._flat([*self._spec.parameters, *self._spec.buffers], {**state.parameters, **state.buffers})
         slots = {slot: self._flat(self._spec.parameters, of) for slot, of in state.slots.items()}
         for shard in self._shards:

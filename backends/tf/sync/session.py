@@ -36,7 +36,7 @@ from ..data import Resident, layout_for, resident
 from ..decoding import TfStepper
 from ..model import ForwardContexts, TfModel, build_model, micro_batches_on, summed
 from ..optimizers import precision_used
-from ..runtime import check_fits, kind_of
+from ..runtime import kind_of
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
 from .direct import join, open_trial
@@ -156,8 +156,6 @@ class SyncSession(RankSession[StateMemory]):
 
     def load(self, state: State | None) -> None:
         """Replace the state by rank 0's on every rank. Raises ValueError if it does not fit the model or optimiser."""
-        if state is not None:
-            check_fits(self._spec, self._replica.optimizer.slots, state)
         self._replica.install(state, self._ranks.spread)
         self._updates = self._spread_count(None if state is None else state.updates)
         self._averaged = True
