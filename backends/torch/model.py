@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.plugins import forward_plugin, load
-from ...data.columns import LENGTHS, TOKENS
 from ...data.sampler import Batches
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
-from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ...models.objectives import CROSS_ENTROPY
 from ..base import TensorFunctions
 from ..decoding_functions import DecodingFunctions
 from ..vectors import evaluation_batch, examples_at_once
@@ -166,15 +165,11 @@ class Model:
         if quality is None or functions is None:
             raise RuntimeError(f"{self.spec.name!r} does not translate")
 
-        def bound(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                with torch.autocast(self._device.type, self._low, enabled=self._low is not None):
-                    return function(self.named, *arguments, self.passes.evaluation)
+        def call(function: Callable[..., Any], *arguments: Any) -> Any:
+            with torch.autocast(self._device.type, self._low, enabled=self._low is not None):
+                return function(self.named, *arguments, self.passes.evaluation)
 
-            return call
-
-        own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
-        return TorchStepper(own, quality.source, self.spec.logits_per_position, self._device)
+        return TorchStepper(functions.called(call), quality.source, self.spec.logits_per_position, self._device)
 
     def loss_of(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of losses with these parameters: this is compiled, and touches only its arguments."""
@@ -190,11 +185,9 @@ class Model:
 
     def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
         """Return a whole, non-empty batch's mean loss; `share` is 1 / (weight of its examples)."""
-        if self.compiled is not None and self.compiled.takes(y):
-            return self.compiled(self.named, x, y, context) * share
-        if self._own_losses is None:
+        if self._own_losses is None and (self.compiled is None or not self.compiled.takes(y)):
             return torch.nn.functional.cross_entropy(self.forward(x, context), y)
-        return self._own_losses(self.forward(x, context), y, context).sum() * share
+        return self.summed_loss(x, y, context) * share
 
     def summed_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of losses; 0, with zero gradients, for an empty slice."""
@@ -216,13 +209,11 @@ class Model:
 
     def sums(self, data: ResidentSplit, start: int, stop: int) -> list[float]:
         """Return the objective's sums, in its order, over the examples start … stop − 1."""
-        found = [0.0] * len(self.spec.objective.sums)
+        found = np.zeros(len(self.spec.objective.sums))
         for outputs, x, y in self._evaluated(data, start, stop):
             batch = self._batch_sums(outputs, x, y)
-            found = [
-                so_far + float(batch[name].sum(dtype=torch.float64)) for so_far, name in zip(found, self.spec.objective.sums, strict=True)
-            ]
-        return found
+            found += [float(batch[name].sum(dtype=torch.float64)) for name in self.spec.objective.sums]
+        return found.tolist()
 
     def _batch_sums(self, outputs: torch.Tensor, x: ColumnTensors, y: ColumnTensors) -> dict[str, torch.Tensor]:
         context = self.passes.evaluation
@@ -230,10 +221,7 @@ class Model:
             losses_b = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
         else:
             losses_b = self._own_losses(outputs, y, context)
-        found = {LOSS_SUM: losses_b, COUNTED: torch.ones_like(losses_b)}
-        for given in (x, y):
-            if isinstance(given, dict):
-                found |= {name.removesuffix(LENGTHS) + TOKENS: value for name, value in given.items() if name.endswith(LENGTHS)}
+        found = self.spec.objective.common_parts(losses_b, torch.ones_like(losses_b), x, y)
         if self._own_losses is None and "correct" in self.spec.objective.sums:
             found["correct"] = outputs.argmax(1) == y
         if self._example_sums is not None:
