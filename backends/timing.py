@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, Protocol
 
+from ..core.cluster import Task
 from ..data.sampler import Batches
-from ..exchange.mesh import Mesh
+from ..exchange.mesh import Mesh, Vector, open_beside
 from .base import CalibrationOrder, CalibrationResult
 from .compiling import TIMED_SECONDS
 
 Step = Callable[[], object]
+CarryOut = Callable[[CalibrationOrder], tuple[int, float]]
 
 
 def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple[int, float]:
@@ -31,7 +33,7 @@ def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple
     return done, elapsed
 
 
-def time_of_step(run: Callable[[CalibrationOrder], tuple[int, float]]) -> float:
+def time_of_step(run: CarryOut) -> float:
     """Return the seconds of a step's computation, repeated by `run`, after a first one."""
     run(CalibrationOrder("compute", 1))
     count, seconds = run(CalibrationOrder("compute", 1, TIMED_SECONDS))
@@ -117,7 +119,20 @@ class DirectTrial:
     rank: int
     refused: str | None
     mesh: Mesh | None = None
-    carry_out: Callable[[CalibrationOrder], tuple[int, float]] | None = None
+    carry_out: CarryOut | None = None
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        on_cpu: bool,
+        add_up: Callable[[Vector], Vector],
+        silence_seconds: float,
+        make: Callable[[Mesh], CarryOut],
+    ) -> DirectTrial:
+        """Open a second mesh on all ranks by their `add_up`; not on GPUs, as the exchange sums in the host's memory."""
+        mesh, refused = open_beside(task, add_up, silence_seconds) if on_cpu else (None, "it is for CPUs")
+        return cls(task.rank, refused) if mesh is None else cls(task.rank, None, mesh, make(mesh))
 
     def run(self, order: CalibrationOrder) -> CalibrationResult:
         """Repeat a component; see `Session.calibrate`."""

@@ -30,7 +30,7 @@ from .compiler import choose
 from .data import ColumnTensors, resident_splits
 from .decoding import TorchStepper
 from .direct import TRIED, DirectGradients, DirectRanks, join, open_trial
-from .gradients import GradientSource, OneRank
+from .gradients import OneRank
 from .model import Context, MicroBatch, Model, micro_batches_of
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
 from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
@@ -39,7 +39,7 @@ from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
 class Updater:
     """Applies the gradients of a source by a rule."""
 
-    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None, source: GradientSource) -> None:
+    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None, source: OneRank) -> None:
         self._rule, self._loss_scale, self._source = rule, loss_scale, source
         self._clip_norm = job.clip_norm
 
@@ -280,7 +280,7 @@ class SyncSession(RankSession[StateMemory]):
             self._trial = open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
         return self._trial.run(order)
 
-    def _make_calibrator(self, source: GradientSource, exchange: Exchange | None) -> Calibrator:
+    def _make_calibrator(self, source: OneRank, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
         updater = Updater(self._job, self._rule, self._loss_scale, source)
 
