@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from ..core.cluster import Task, split_evenly
@@ -12,7 +13,7 @@ from ..core.job import Job
 from ..data.base import Dataset, Split
 from ..models.base import Array, ModelSpec
 from ..models.decoding import Stepper
-from .base import EvalResult, State, StepResult, make_sampler
+from .base import DIRECT_COMPONENTS, CalibrationOrder, CalibrationResult, EvalResult, State, StepResult, make_sampler
 from .decoding_functions import Translating
 from .timing import DirectTrial
 from .vectors import StateMemory
@@ -21,13 +22,16 @@ Memory = TypeVar("Memory", bound=StateMemory)
 
 
 class RankSession(ABC, Generic[Memory]):
-    """The part of a `Session`; a subclass trains, loads and calibrates, and sets `_averaged` while the ranks' buffers are equal."""
+    """The part of a `Session`; a subclass trains and loads.
+
+    It sets `_averaged` while the ranks' buffers are equal, and `_healthy` while it does not wait for other ranks, of which one may be lost.
+    """
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset) -> None:
         self._task, self._job, self._spec, self._data = task, job, spec, data
         self._rank, self._world, self._sizes = task.rank, task.cluster.workers, dict(data.info.sizes)
         self._sampler = make_sampler(job, data, spec.objective.weight)
-        self._averaged = self._open = True
+        self._averaged = self._open = self._healthy = True
         self._memory: Memory | None = None
         self._translating: Translating | None = None
         self._trial: DirectTrial | None = None
@@ -67,6 +71,14 @@ class RankSession(ABC, Generic[Memory]):
         """Copy the state."""
 
     @abstractmethod
+    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
+        """Repeat a component but those of the direct exchange."""
+
+    @abstractmethod
+    def _open_trial(self) -> DirectTrial:
+        """Try the direct exchange."""
+
+    @abstractmethod
     def _leave(self) -> None:
         """Leave together with the other ranks, at once if this one failed."""
 
@@ -102,6 +114,22 @@ class RankSession(ABC, Generic[Memory]):
             return State({}, updates=self._updates_done)
         self._copy_to(memory)
         return memory.state(self._updates_done, self._scalars)
+
+    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
+        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        with self._meeting():
+            if order.component not in DIRECT_COMPONENTS:
+                return [self._calibrated(order)]
+            if self._trial is None:
+                self._trial = self._open_trial()
+            return [self._trial.run(order)]
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Exchange something with the other ranks within the block; if that fails, `close` does not wait for them."""
+        self._healthy = False
+        yield
+        self._healthy = True
 
     def close(self) -> None:
         """Leave together with the other ranks; a second call does nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,6 @@ from ...exchange.parameter_server.shards import MakeRule, UpdateRule, Vector
 from ...models.base import Array, ModelSpec
 from ...models.decoding import Stepper
 from ..base import (
-    DIRECT_COMPONENTS,
     Availability,
     CalibrationOrder,
     CalibrationResult,
@@ -41,7 +40,7 @@ from ..capabilities import Capabilities
 from ..parameter_server.session import AsyncSession
 from ..parameter_server.worker import Worker
 from ..rank_session import RankSession
-from ..timing import Calibrator
+from ..timing import Calibrator, DirectTrial
 from ..vectors import FlatValues, StateMemory, VectorRule, clip, reset_slots
 from .model import ArrayComputation, ArrayModel, Batch, Passes
 
@@ -101,7 +100,7 @@ class ArraySession(RankSession[StateMemory]):
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, model: ArrayModel, make_rule: MakeRule, ranks: Ranks) -> None:
         super().__init__(task, job, spec, data)
-        self._ranks, self._healthy = ranks, True
+        self._ranks = ranks
         self._passes = Passes(job, spec, data, model)
         self._values, self._averaged_weights = FlatValues(spec), FlatValues(spec)
         self._values.set_initial(spec, job.seed)
@@ -152,7 +151,8 @@ class ArraySession(RankSession[StateMemory]):
 
     def _sums(self, split: Split) -> list[float]:
         sums = np.array(self._passes.sums(self._to_evaluate(), split, *self._share(split)))
-        self._add_up(sums)
+        with self._meeting():
+            self._ranks.add_up(sums)
         found: list[float] = sums.tolist()
         return found
 
@@ -164,14 +164,9 @@ class ArraySession(RankSession[StateMemory]):
         np.copyto(self._averaged_weights.tail, self._values.tail)
         return self._averaged_weights
 
-    def _add_up(self, vector: NDArray[Any]) -> None:
-        """Sum over ranks; if that fails, `close` does not wait for the others."""
-        self._healthy = False
-        self._ranks.add_up(vector)
-        self._healthy = True
-
     def _average(self) -> None:
-        self._add_up(self._values.tail)
+        with self._meeting():
+            self._ranks.add_up(self._values.tail)
         self._values.tail /= self._world
 
     def _logits(self, split: Split, start: int, stop: int) -> Array:
@@ -205,24 +200,20 @@ class ArraySession(RankSession[StateMemory]):
             updates[0] = state.updates
             for own, kept in zip(self._vectors(), [*memory.vectors, memory.buffers], strict=True):
                 np.copyto(own, kept)
-        self._healthy = False
-        for vector in self._vectors():
-            spread(self._ranks, self._rank, vector)
-        spread(self._ranks, self._rank, updates)
-        self._healthy = self._averaged = True
+        with self._meeting():
+            for vector in (*self._vectors(), updates):
+                spread(self._ranks, self._rank, vector)
+        self._averaged = True
         self._rule.updates = int(updates[0])
 
-    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
-        if order.component in DIRECT_COMPONENTS:
-            return [CalibrationResult(self._rank, 0, 0.0, refused="the backend is not made to try it")]
+    def _open_trial(self) -> DirectTrial:
+        return DirectTrial(self._rank, "the backend is not made to try it")
+
+    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
         if self._calibrator is None:
             batches = calibration_batches(self._sampler, self._rank)
             self._calibrator = Calibrator(batches, self._passes.gather, self._alone, self if self._job.wrapped else None)
-        self._healthy = False
-        count, seconds = self._calibrator.run(order)
-        self._healthy = True
-        return [CalibrationResult(self._rank, count, seconds)]
+        return CalibrationResult(self._rank, *self._calibrator.run(order))
 
     def _alone(self, found: list[Batch], batch: Batches) -> None:
         self._passes.gradient(found, float(batch.weights[0]), self._values, self._gradient)

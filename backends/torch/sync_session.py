@@ -24,12 +24,12 @@ from ...models.base import Array, ModelSpec
 from ..base import CalibrationOrder, CalibrationResult, Plan, State, StepResult, calibration_batches
 from ..compiling import to_be_chosen
 from ..rank_session import RankSession
-from ..timing import Calibrator, Exchange, time_of_step
+from ..timing import Calibrator, DirectTrial, Exchange, time_of_step
 from .calibration import StepProfiler, make_calibrator, reducer_figures
 from .compiler import choose
 from .data import ColumnTensors, resident_splits
 from .decoding import TorchStepper
-from .direct import TRIED, DirectGradients, DirectRanks, join, open_trial
+from .direct import DirectGradients, DirectRanks, join, open_trial
 from .gradients import OneRank
 from .model import Context, MicroBatch, Model, micro_batches_of
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
@@ -80,7 +80,7 @@ class SyncSession(RankSession[StateMemory]):
         self._loss_scale = LossScale() if job.precision == "fp16" else None
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         self._calibrator: Calibrator | None = None
-        self._tracer, self._healthy = StepProfiler(task, job, device), True
+        self._tracer = StepProfiler(task, job, device)
         exchange = join(task, job, self._model, self._loss_scale, device)
         self._ranks, self._source, self._exchange, self._distributed = exchange
         self._updater = Updater(job, self._rule, self._loss_scale, self._source)
@@ -185,15 +185,10 @@ class SyncSession(RankSession[StateMemory]):
         result: Array = stacked.cpu().numpy().astype(np.float32)
         return result
 
-    def _add_up(self, tensor: torch.Tensor) -> None:
-        """Sum over ranks; if that fails, `close` does not wait for the others."""
-        self._healthy = False
-        self._ranks.add_up(tensor)
-        self._healthy = True
-
     def _sums(self, split: Split) -> list[float]:
         sums = torch.tensor(self._evaluated.sums(self._splits[split], *self._share(split)), dtype=torch.float64, device=self._device)
-        self._add_up(sums)
+        with self._meeting():
+            self._ranks.add_up(sums)
         found: list[float] = sums.tolist()
         return found
 
@@ -202,7 +197,8 @@ class SyncSession(RankSession[StateMemory]):
 
     def _average(self) -> None:
         flat = torch.cat([buffer.flatten() for buffer in self._model.buffers])
-        self._add_up(flat)
+        with self._meeting():
+            self._ranks.add_up(flat)
         flat /= self._world
         for buffer, mean in zip(self._model.buffers, flat.split([buffer.numel() for buffer in self._model.buffers]), strict=True):
             buffer.copy_(mean.view(buffer.shape))
@@ -245,24 +241,15 @@ class SyncSession(RankSession[StateMemory]):
             self._loss_scale.restore(state.scalars)
 
     def _spread(self) -> None:
-        self._healthy = False
-        for tensor in self._tensors():
-            self._ranks.spread(tensor)
         scale = [0.0, 0.0] if self._loss_scale is None else list(self._loss_scale.scalars.values())
         numbers = torch.tensor([float(self._rule.updates), *scale], dtype=torch.float64, device=self._device)
-        self._ranks.spread(numbers)
+        with self._meeting():
+            for tensor in (*self._tensors(), numbers):
+                self._ranks.spread(tensor)
         updates, loss_scale, clean_steps = numbers.tolist()
-        self._healthy = True
         self._rule.updates = int(updates)
         if self._loss_scale is not None:
             self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
-
-    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
-        self._healthy = False
-        found = self._tried(order) if order.component in TRIED else self._calibrated(order)
-        self._healthy = True
-        return [found]
 
     def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
         native = reducer_figures(self._distributed) if self._calibrator is None else {}
@@ -271,14 +258,12 @@ class SyncSession(RankSession[StateMemory]):
             self._calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=exchange is not None), exchange)
         return CalibrationResult(self._rank, *self._calibrator.run(order), native)
 
-    def _tried(self, order: CalibrationOrder) -> CalibrationResult:
+    def _open_trial(self) -> DirectTrial:
         def make(ranks: DirectRanks) -> Calibrator:
             direct = DirectGradients(self._model, self._loss_scale, ranks)
             return self._make_calibrator(direct, direct.exchange_alone())
 
-        if self._trial is None:
-            self._trial = open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
-        return self._trial.run(order)
+        return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
 
     def _make_calibrator(self, source: OneRank, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)

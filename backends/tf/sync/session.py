@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,6 @@ from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import (
-    DIRECT_COMPONENTS,
     CalibrationOrder,
     CalibrationResult,
     Plan,
@@ -28,7 +27,7 @@ from ...base import (
 from ...compiling import settle, timed, to_be_chosen
 from ...loading import keep_freed_memory
 from ...rank_session import RankSession
-from ...timing import time_of_step
+from ...timing import DirectTrial, time_of_step
 from ...vectors import StateMemory, evaluation_batch
 from ..calibration import StepProfiler
 from ..compiler import refusals_told
@@ -160,16 +159,13 @@ class SyncSession(RankSession[StateMemory]):
         self._updates = self._spread_count(None if state is None else state.updates)
         self._averaged = True
 
-    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
-        if order.component in DIRECT_COMPONENTS:
-            if self._trial is None:
-                timeout = self._job.node_timeout
-                self._trial = open_trial(self._task, self._ranks, self._device, timeout, self._sequential, self._make_calibrator)
-            return [self._trial.run(order)]
+    def _open_trial(self) -> DirectTrial:
+        return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, self._sequential, self._make_calibrator)
+
+    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
         if self._calibrator is None:
             self._calibrator = self._make_calibrator(self._ranks)
-        return [CalibrationResult(self._task.rank, *self._calibrator.run(order))]
+        return CalibrationResult(self._rank, *self._calibrator.run(order))
 
     def _make_calibrator(self, ranks: Collectives) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
