@@ -157,12 +157,10 @@ class AsyncSession:
         self._tracer.begin()
         tickets = TICKETS_PER_WORKER * self._job.workers
         for begin, count in cut(plan, min(self._job.steps_per_call or STEPS_PER_TICKET, SPAN), tickets):
-            while self._tickets.outstanding >= self._window or self._too_far(plan.first_step + begin + count):
+            stop = plan.first_step + begin + count
+            while self._tickets.outstanding >= self._window or (self._outstanding and stop - min(self._outstanding) > SPAN):
                 yield self._finished()
             self._schedule(plan, begin, count)
-
-    def _too_far(self, stop: int) -> bool:
-        return bool(self._outstanding) and stop - min(self._outstanding) > SPAN
 
     def drain(self) -> Iterator[StepResult]:
         """Wait for all outstanding tickets and yield them."""

@@ -183,10 +183,8 @@ class Steps:
         plain = self._job.accumulate == self._micro_batches == 1 and self._replica.loss_scale is None
         if not plain or self._changing or self._passes.dropout:
             return None
-        return CompiledLoop.of(self._compiled_step, self._ranks.compiled, self._size, self._scalars_of_a_step, self.most_per_call)
-
-    def _compiled_step(self, indices: tf.Tensor, share: tf.Tensor, *scalars: tf.Tensor) -> tf.Tensor:
-        return self._step(indices, None, None, share, *scalars)
+        step = lambda indices, share, *scalars: self._step(indices, None, None, share, *scalars)  # noqa: E731
+        return CompiledLoop.of(step, self._ranks.compiled, self._size, self._scalars_of_a_step, self.most_per_call)
 
     @property
     def _scalars_of_a_step(self) -> int:
