@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -263,6 +263,21 @@ def micro_batches_of(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Ba
     cut, _ = batch.in_micro_batches(most)
     for number, (begin, end) in enumerate(pairwise((cut.offsets - cut.offsets[0]).tolist())):
         yield part_of(x, begin, end), part_of(y, begin, end), model.passes.training(0, cut, number, number)
+
+
+def updates_in_micro_batches(
+    model: Model, data: ResidentSplit, batches: Batches, most: int, first_step: int
+) -> Iterator[tuple[Iterator[MicroBatch], int]]:
+    """Yield each batch's micro-batches, to be taken before the next batch's, and their number; batch i is update `first_step` + i."""
+    cut, counts = batches.in_micro_batches(most)
+    examples = enumerate(batch for block in data.blocks(cut) for batch in block)
+
+    def of_update(step: int, count: int) -> Iterator[MicroBatch]:
+        for number, (position, (x, y)) in enumerate(islice(examples, count)):
+            yield x, y, model.passes.training(step, cut, position, number)
+
+    for step, count in enumerate(counts.tolist(), first_step):
+        yield of_update(step, count), count
 
 
 def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:

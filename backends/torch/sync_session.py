@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from .data import ColumnTensors, resident_splits
 from .decoding import TorchStepper
 from .direct import DirectGradients, DirectRanks, join, open_trial
 from .gradients import OneRank
-from .model import Context, MicroBatch, Model, micro_batches_of
+from .model import Context, MicroBatch, Model, micro_batches_of, updates_in_micro_batches
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
 from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
 
@@ -149,7 +148,8 @@ class SyncSession(RankSession[StateMemory]):
         scales = (self._source.factor / own.weights).tolist()
         rates = plan.learning_rates[first : first + count].tolist()
         if self._job.accumulate > 1:
-            losses = self._accumulate(own, scales, rates, plan.first_step + first)
+            updates = updates_in_micro_batches(self._model, data, own, self._job.accumulate, plan.first_step + first)
+            losses = [self._updater.accumulate(*update, scale, rate) for update, scale, rate in zip(updates, scales, rates, strict=True)]
         else:
             losses = []
             update, context, step = self._updater.update, self._model.passes.training, plan.first_step + first
@@ -162,19 +162,6 @@ class SyncSession(RankSession[StateMemory]):
         self._steps_per_group = max(1, min(4 * count, int(count * GROUP_SECONDS / seconds)))
         wait = data.wait_seconds if self._device.type == "cpu" else None
         return StepResult(plan.first_step + first, reduced, int(own.examples.sum()), seconds, data_wait_seconds=wait)
-
-    def _accumulate(self, own: Batches, scales: list[float], rates: list[float], first_step: int) -> list[torch.Tensor]:
-        cut, counts = own.in_micro_batches(self._job.accumulate)
-        examples, passes = enumerate(batch for block in self._splits["train"].blocks(cut) for batch in block), self._model.passes
-
-        def of_update(step: int, count: int) -> Iterator[MicroBatch]:
-            for number, (position, (x, y)) in enumerate(islice(examples, count)):
-                yield x, y, passes.training(step, cut, position, number)
-
-        return [
-            self._updater.accumulate(of_update(first_step + position, count), count, scales[position], rates[position])
-            for position, count in enumerate(counts.tolist())
-        ]
 
     def _reduce(self, losses: list[torch.Tensor]) -> Array:
         stacked = torch.stack(losses)
