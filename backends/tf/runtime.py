@@ -8,9 +8,8 @@ import glob
 import itertools
 import json
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from ...core.job import Job
 from ...models.base import Array, ModelSpec
 from ..base import State
 from ..capabilities import Device
+from ..compiling import call_in_thread
 from ..vectors import each_value
 
 Result = TypeVar("Result")
@@ -121,23 +121,10 @@ def set_tf_config(task: Task) -> None:
 
 def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
     """Return `call()`; RunFailedError after `seconds`, in which the process has to end: the call continues in a thread."""
-    outcome: list[Result] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name=f"tf-{what}", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not outcome:
+    future = call_in_thread(call, f"tf-{what}")
+    if wait([future], seconds).not_done:
         raise RunFailedError(f"start_timeout: {what} took more than {seconds:g} s; does every task run, and do the nodes reach each other?")
-    return outcome[0]
+    return future.result()
 
 
 @contextmanager
