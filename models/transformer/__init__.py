@@ -58,22 +58,10 @@ class Settings:
         return any((self.dropout_embedding, self.dropout_residual, self.dropout_relu, self.dropout_attention))
 
 
-@dataclass(frozen=True, slots=True)
-class _Dimensions:
-    """Dimensions of a size; `dropout` applies everywhere except in attention."""
-
-    width: int
-    layers: int
-    heads: int
-    inner: int
-    dropout: float
-    dropout_attention: float
-
-
-SIZES: dict[Size, _Dimensions] = {
-    "tiny": _Dimensions(128, 3, 4, 512, 0.1, 0.1),
-    "base": _Dimensions(512, 6, 8, 2048, 0.1, 0.1),
-    "big": _Dimensions(1024, 6, 16, 4096, 0.3, 0.1),
+SIZES: dict[Size, Settings] = {
+    "tiny": Settings(128, 3, 4, 512, "pre", 0.1, 0.1, 0.1, 0.1, smoothing=0.1),
+    "base": Settings(512, 6, 8, 2048, "pre", 0.1, 0.1, 0.1, 0.1, smoothing=0.1),
+    "big": Settings(1024, 6, 16, 4096, "pre", 0.3, 0.3, 0.3, 0.1, smoothing=0.1),
 }
 """`base` and `big` are Vaswani's, with the dropout of OpenSeq2Seq's configurations."""
 
@@ -112,32 +100,18 @@ def build(  # noqa: PLR0913 - the options that a user may give the model
     smoothing: Rate = 0.1,
 ) -> ModelSpec:
     """Fit the network to the data; `dropout`: default of all rates, None for the size's. Raises UsageError."""
-    own = SIZES[size]
-    given = {
-        "dropout": dropout,
+    by_place = {
         "dropout_embedding": dropout_embedding,
         "dropout_residual": dropout_residual,
         "dropout_relu": dropout_relu,
         "dropout_attention": dropout_attention,
-        "smoothing": smoothing,
     }
-    for name, rate in given.items():
-        if rate is not None and not 0.0 <= rate < 1.0:
+    rates = {name: rate for name, rate in {"dropout": dropout, **by_place, "smoothing": smoothing}.items() if rate is not None}
+    for name, rate in rates.items():
+        if not 0.0 <= rate < 1.0:
             raise UsageError.of(f"model: {name} of 'transformer'", f"{rate:g}", "a number from 0 up to, but not including, 1")
-    everywhere = own.dropout if dropout is None else dropout
-    attention = own.dropout_attention if dropout is None else dropout
-    settings = Settings(
-        width=own.width,
-        layers=own.layers,
-        heads=own.heads,
-        inner=own.inner,
-        norm=norm,
-        dropout_embedding=everywhere if dropout_embedding is None else dropout_embedding,
-        dropout_residual=everywhere if dropout_residual is None else dropout_residual,
-        dropout_relu=everywhere if dropout_relu is None else dropout_relu,
-        dropout_attention=attention if dropout_attention is None else dropout_attention,
-        smoothing=smoothing,
-    )
+    changed: dict[str, Any] = {} if dropout is None else dict.fromkeys(by_place, rates.pop("dropout"))
+    settings = replace(SIZES[size], norm=norm, **{**changed, **rates})
     pieces = _vocabulary(data)
     layers = _layers(settings, pieces)
     return ModelSpec(
