@@ -200,8 +200,9 @@ class ArraySession(RankSession[StateMemory]):
             updates[0] = state.updates
             for own, kept in zip(self._vectors(), [*memory.vectors, memory.buffers], strict=True):
                 np.copyto(own, kept)
+        vectors: list[NDArray[Any]] = [*self._vectors(), updates]
         with self._meeting():
-            for vector in (*self._vectors(), updates):
+            for vector in vectors:
                 spread(self._ranks, self._rank, vector)
         self._averaged = True
         self._rule.updates = int(updates[0])

@@ -67,8 +67,8 @@ class TorchComputation:
         return None if self._loss_scale is None else self._loss_scale.scale
 
     @loss_scale.setter
-    def loss_scale(self, scale: float) -> None:
-        if self._loss_scale is not None:
+    def loss_scale(self, scale: float | None) -> None:
+        if self._loss_scale is not None and scale is not None:
             self._loss_scale.scale = scale
 
     def _compute(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> Computed:
