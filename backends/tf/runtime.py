@@ -21,7 +21,7 @@ from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 from ...models.base import Array, ModelSpec
 from ..base import State
-from ..capabilities import Device
+from ..capabilities import Device, check_precision
 from ..compiling import call_in_thread
 from ..vectors import each_value
 
@@ -66,9 +66,7 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
         tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(False)
     if task.placed.role == "worker":
-        from .optimizers import check_precision
-
-        check_precision(job, device)
+        check_precision(job, gpu=device.startswith("GPU"))
     return device
 
 

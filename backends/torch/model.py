@@ -20,11 +20,12 @@ from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ...models.objectives import CROSS_ENTROPY
 from ..base import TensorFunctions
+from ..capabilities import check_precision
 from ..decoding_functions import DecodingFunctions
 from ..vectors import evaluation_batch, examples_at_once
 from .data import ColumnTensors, ResidentSplit, part_of
 from .decoding import TorchStepper
-from .optimizers import low_format, overwrites_gradients, watched
+from .optimizers import LOW_FORMATS, overwrites_gradients, watched
 from .runtime import cut
 
 TENSORS = TensorFunctions(
@@ -120,7 +121,8 @@ class Model:
         self.leaves, self.buffers = list(leaves), list(buffers)
         self.values = [leaf.detach() for leaf in self.leaves]
         self._device = self.leaves[0].device
-        self._low = low_format(job.precision, self._device)
+        check_precision(job, gpu=self._device.type == "cuda")
+        self._low = LOW_FORMATS[job.precision]
         self._overwritten = overwrites_gradients(job)
         self.passes = ForwardContexts(
             job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 from .. import vectors
@@ -162,15 +161,7 @@ class Averaging(Wrapping):
 # Formats of convolutions and matrix products (autocast's list), and fp16's loss scaling; all else stays float32.
 
 TENSOR_FLOAT_CAPABILITY = (8, 0)  # the first GPUs with TF32
-
-
-def low_format(precision: str, device: torch.device) -> torch.dtype | None:
-    """Return the format of convolutions and products, None for float32. Raises UsageError for fp16 without a GPU."""
-    if precision == "fp32":
-        return None
-    if precision == "fp16" and device.type != "cuda":
-        raise UsageError("precision: got 'fp16', which needs a GPU, and this run computes on the CPU; allowed here: fp32, bf16. Use bf16.")
-    return torch.bfloat16 if precision == "bf16" else torch.float16
+LOW_FORMATS: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision_used(precision: str, device: torch.device) -> str:
