@@ -96,6 +96,12 @@ def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> No
             raise gpu_error()
 
 
+def check_precision(job: Job, *, gpu: bool) -> None:
+    """Raise UsageError for fp16 without a GPU."""
+    if job.precision == "fp16" and not gpu:
+        raise UsageError("precision: got 'fp16', which needs a GPU, and this run computes on the CPU; allowed here: fp32, bf16. Use bf16.")
+
+
 def unused_precision(precision: str, model: str, backend: str) -> UsageError:
     """Return the error about a model whose forward function computes nothing in `precision`, which is below fp32."""
     return UsageError(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..data.base import Dataset
 from ..models.base import ModelSpec
 
+Result = TypeVar("Result")
 DECISION_SECONDS = 5.0  # limit for compiling
 TIMED_SECONDS = 0.3  # per kind of step; at least one step
 GAIN = 0.95  # a smaller gain may be chance
@@ -68,6 +71,20 @@ def settle(timing: Timing, tasks: int) -> bool:
     return _deciding[0](timing, tasks) if _deciding else pays([timing])
 
 
+def call_in_thread(call: Callable[[], Result], name: str) -> Future[Result]:
+    """Start a call in a daemon thread, which does not keep the process alive; return its future."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is taken
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
 def timed(
     plain: Callable[[], float],
     compile_step: Callable[[], object],
@@ -77,30 +94,15 @@ def timed(
 ) -> Timing:
     """Time both kinds of step; `compile_step` runs in its own thread, may outlast `give_up`, and its error is the reason."""
     plain_seconds = plain()
-    failures: list[Exception] = []
-
-    def run() -> None:
-        try:
-            compile_step()
-        except Exception as error:  # noqa: BLE001 — whatever a compiler raises is the reason
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name="compile", daemon=True)
-    thread.start()
-    thread.join(limit_seconds)
-    if thread.is_alive():
+    compiling = call_in_thread(compile_step, "compile")
+    if wait([compiling], limit_seconds).not_done:
         give_up()
         return Timing(plain_seconds, None, f"it was not compiled within {limit_seconds:g} s")
-    if failures:
-        return Timing(plain_seconds, None, _reason(failures[0]))
     try:
+        compiling.result()
         return Timing(plain_seconds, compiled())
-    except Exception as error:  # noqa: BLE001 — as above: the run only asked whether compiling pays
-        return Timing(plain_seconds, None, _reason(error))
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:MOST_REASON_CHARACTERS]
+    except Exception as error:  # noqa: BLE001 — whatever a compiler raises is the reason: the run only asked whether compiling pays
+        return Timing(plain_seconds, None, f"{type(error).__name__}: {error}"[:MOST_REASON_CHARACTERS])
 
 
 def compiled_sizes(size: int, *parts: int) -> frozenset[int]:

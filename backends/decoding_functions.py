@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,10 @@ class DecodingFunctions:
     encode: Callable[..., Any]
     empty_cache: Callable[..., Any]
     decode_step: Callable[..., tuple[Any, Any]]
+
+    def called(self, call: Callable[..., Any]) -> DecodingFunctions:
+        """Return the functions as `call` calls them, with a function and its arguments but parameters and context."""
+        return DecodingFunctions(partial(call, self.encode), self.empty_cache, partial(call, self.decode_step))
 
     @classmethod
     def of(cls, module: Any) -> DecodingFunctions:

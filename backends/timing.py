@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, Protocol
 
+from ..core.cluster import Task
 from ..data.sampler import Batches
-from ..exchange.mesh import Mesh
+from ..exchange.mesh import Mesh, Vector, open_beside
 from .base import CalibrationOrder, CalibrationResult
+from .compiling import TIMED_SECONDS
 
 Step = Callable[[], object]
+CarryOut = Callable[[CalibrationOrder], tuple[int, float]]
 
 
 def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple[int, float]:
@@ -26,6 +31,13 @@ def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple
         left = order.seconds - elapsed
         wanted = 0 if left <= 0 else max(1, min(done, int(left * done / elapsed)))
     return done, elapsed
+
+
+def time_of_step(run: CarryOut) -> float:
+    """Return the seconds of a step's computation, repeated by `run`, after a first one."""
+    run(CalibrationOrder("compute", 1))
+    count, seconds = run(CalibrationOrder("compute", 1, TIMED_SECONDS))
+    return seconds / count
 
 
 class Exchange(Protocol):
@@ -107,7 +119,20 @@ class DirectTrial:
     rank: int
     refused: str | None
     mesh: Mesh | None = None
-    carry_out: Callable[[CalibrationOrder], tuple[int, float]] | None = None
+    carry_out: CarryOut | None = None
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        on_cpu: bool,
+        add_up: Callable[[Vector], Vector],
+        silence_seconds: float,
+        make: Callable[[Mesh], CarryOut],
+    ) -> DirectTrial:
+        """Open a second mesh on all ranks by their `add_up`; not on GPUs, as the exchange sums in the host's memory."""
+        mesh, refused = open_beside(task, add_up, silence_seconds) if on_cpu else (None, "it is for CPUs")
+        return cls(task.rank, refused) if mesh is None else cls(task.rank, None, mesh, make(mesh))
 
     def run(self, order: CalibrationOrder) -> CalibrationResult:
         """Repeat a component; see `Session.calibrate`."""
@@ -119,3 +144,38 @@ class DirectTrial:
         """Close the mesh; a second call does nothing."""
         if self.mesh is not None:
             self.mesh.close()
+
+
+FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
+
+
+class StepTracer(ABC):
+    """Traces from the first `begin` until `left`, the updates to trace, is 0; elsewhere than `here`, the tracing task, it only counts."""
+
+    def __init__(self, updates: int, *, here: bool) -> None:
+        self.left = updates
+        self._folder = os.environ.get(FOLDER_VARIABLE) if here else None
+        self._running = False
+
+    def begin(self) -> None:
+        """Start the trace before its first update; does nothing later."""
+        if self.left and not self._running:
+            self._running = True
+            if self._folder:
+                self._start(self._folder)
+
+    def done(self, updates: int = 1) -> None:
+        """Count updates after the first `begin`; write the trace after the last."""
+        self.left = max(0, self.left - updates) if self._running else self.left
+        if self._running and not self.left:
+            self._running = False
+            if self._folder:
+                self._write()
+
+    @abstractmethod
+    def _start(self, folder: str) -> None:
+        """Start the trace, to be written into a folder."""
+
+    @abstractmethod
+    def _write(self) -> None:
+        """End and write the trace."""

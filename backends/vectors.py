@@ -45,16 +45,11 @@ def each_value(spec: ModelSpec, slots: Sequence[str], state: State) -> Iterator[
 
 
 def _values(spec: ModelSpec, wanted: Sequence[ParameterSpec], values: Mapping[str, Array], what: str) -> Iterator[Array]:
-    check_shapes(spec, wanted, values, what)
-    return (np.asarray(values[parameter.name], dtype=np.float32) for parameter in wanted)
-
-
-def check_shapes(spec: ModelSpec, wanted: Sequence[ParameterSpec], values: Mapping[str, Array], what: str) -> None:
-    """Raise ValueError, naming it, where a value is missing or has another shape than the model's."""
     for parameter in wanted:
         shape = values[parameter.name].shape if parameter.name in values else "nothing"
         if shape != parameter.shape:
             raise ValueError(f"{what} {parameter.name!r} of model {spec.name!r} has shape {parameter.shape}; the given state has {shape}")
+    return (np.asarray(values[parameter.name], dtype=np.float32) for parameter in wanted)
 
 
 class StateMemory:
@@ -298,8 +293,8 @@ def refuse_exhausted(scale: float) -> None:
         )
 
 
-class ChiefLossScale:
-    """The loss scale of async workers, on the chief, which sends it and learns from their updates. Thread-safe."""
+class LossScale:
+    """The loss scale, and the updates in a row without an overflow. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -309,20 +304,24 @@ class ChiefLossScale:
     def scalars(self) -> dict[str, float]:
         """What a checkpoint keeps."""
         with self._lock:
-            return {"loss_scale": self.scale, "clean_steps": float(self._clean)}
+            return {"loss_scale": self.scale, "clean_steps": float(self.clean_steps)}
 
     def restore(self, scalars: Mapping[str, float]) -> None:
         """Restore what a checkpoint kept, or the initial values."""
         with self._lock:
-            self.scale, self._clean = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0.0))
+            self.scale, self.clean_steps = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0.0))
+
+
+class ChiefLossScale(LossScale):
+    """That of async workers, on the chief, which sends it and learns from their updates."""
 
     def learn(self, given: float, ended: float, updates: int) -> None:
         """Learn from a worker's `updates`: a lower scale holds for all. Raises RunFailedError if it is exhausted."""
         with self._lock:
             if ended < given:
-                self.scale, self._clean = min(self.scale, ended), 0
+                self.scale, self.clean_steps = min(self.scale, ended), 0
                 refuse_exhausted(self.scale)
                 return
-            self._clean += updates
-            if self._clean >= CLEAN_STEPS:
-                self.scale, self._clean = min(self.scale * 2.0, MOST_SCALE), 0
+            self.clean_steps += updates
+            if self.clean_steps >= CLEAN_STEPS:
+                self.scale, self.clean_steps = min(self.scale * 2.0, MOST_SCALE), 0

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
+from ..core.drafts import lock
 from ..core.errors import UsageError
 from ..metrics import MetricInfo
 from .files import MANIFEST
 from .meta import META, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
-from .writer import lock, published_name, remove
+from .writer import published_name, remove
 
 CHECKPOINTS = "checkpoints"  # folder within the run directory
 _NAME = re.compile(r"step-\d{9,}")

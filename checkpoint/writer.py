@@ -20,6 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Literal
 
+from ..core.drafts import lock
 from ..data.store.writer import sync_folder
 from .files import MANIFEST, FileDigest, digest_of, header, new_hasher, write_manifest
 from .meta import META, Meta, write_meta
@@ -53,17 +54,6 @@ def discard(hidden: Path) -> None:
         shutil.rmtree(hidden)
     except OSError as error:
         log.warning("%s could not be removed (%s); the next checkpoint's writer tries it again", hidden, error.strerror or error)
-
-
-def lock(folder: Path) -> int | None:
-    """Lock a folder for this process; return the descriptor of the lock, or None if it is locked."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def remove_leftovers(parent: Path) -> None:
@@ -107,11 +97,8 @@ class CheckpointWriter:
         remove_leftovers(parent)
         draft = self._draft = Path(tempfile.mkdtemp(prefix=f".{checkpoint_name(meta.step)}.draft-", dir=parent))
         self._lock = lock(draft)
-        try:
+        with self._unfinished():
             self._begin_files(draft)
-        except BaseException:
-            self.abort()
-            raise
 
     def _begin_files(self, draft: Path) -> None:
         for name in dict.fromkeys([PARAMETERS, *(entry.file for entry in self._entries)]):
@@ -122,22 +109,19 @@ class CheckpointWriter:
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
         """Write the next bytes of the arrays. Raises ValueError for more than the entries hold."""
         rest = memoryview(chunk).cast("B")
-        try:
+        with self._unfinished():
             while rest:
                 entry = self._next_entry()
                 part = rest[: entry.bytes - self._filled]
                 self._files[entry.file].write(part)
                 self._filled += len(part)
                 rest = rest[len(part) :]
-        except BaseException:
-            self.abort()
-            raise
 
     def _next_entry(self) -> ArrayEntry:
         while self._position < len(self._entries) and self._filled == self._entries[self._position].bytes:
             self._position += 1
             self._filled = 0
-        if self._draft is None or self._position == len(self._entries):
+        if self._position == len(self._entries):
             raise ValueError("more bytes than the arrays of the checkpoint hold")
         return self._entries[self._position]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..backends.base import HasTensors, TensorFunctions
 from ..backends.decoding_functions import DecodingFunctions
@@ -23,7 +22,7 @@ from ..backends.loading import load_backend
 from ..core.plugins import forward_plugin, load
 from ..core.process import python
 from ..data.base import DataInfo, Dataset
-from ..data.columns import LENGTHS
+from ..data.columns import LENGTHS, Column
 from ..data.store.stored_dataset import open_dataset
 from ..data.text import BEGIN
 from ..models.base import Array, ForwardContext, ModelSpec
@@ -61,33 +60,28 @@ class _Passes:
     context: ForwardContext[Any]
     count: int
 
-    def lengths(self, name: str) -> NDArray[np.int64]:
-        """Return the lengths of a column, [examples]."""
-        column = self.data.column("test", name)
-        return np.array([len(column.example(number)) for number in range(self.count)])
+    def examples(self, name: str) -> Column:
+        """Return the first examples of a column."""
+        return self.data.column("test", name).take(np.arange(self.count))
 
     def given(self, names: Sequence[str], padding: int) -> Any:
         """Return columns as forward inputs, with `padding` positions after the longest example."""
         found: dict[str, Any] = {}
         for name in names:
-            column, spec = self.data.column("test", name), self.data.info.column(name)
-            examples = [column.example(number) for number in range(self.count)]
-            if not spec.varies:
-                found[name] = self.tensors.tensor(np.stack(examples))
+            examples = self.examples(name)
+            if examples.offsets is None:
+                found[name] = self.tensors.tensor(examples.values)
                 continue
-            lengths = self.lengths(name)
-            values = np.zeros((self.count, lengths.max() + padding, *spec.fixed_shape), spec.dtype)
-            for row, example in zip(values, examples, strict=True):
-                row[: len(example)] = example
-            found |= {name: self.tensors.tensor(values), f"{name}{LENGTHS}": self.tensors.tensor(lengths)}
+            values = examples.padded()
+            values = np.pad(values, [(0, 0), (0, padding), *[(0, 0)] * (values.ndim - 2)])
+            found |= {name: self.tensors.tensor(values), f"{name}{LENGTHS}": self.tensors.tensor(examples.lengths)}
         return found
 
     def own_positions(self, result: Array) -> Array:
         """Drop positions after an example's end, for results by target position."""
         if not self.data.info.column(self.spec.target).varies:
             return result
-        lengths = self.lengths(self.spec.target)
-        kept: Array = result[np.arange(result.shape[1]) < lengths[:, None]]
+        kept: Array = result[np.arange(result.shape[1]) < self.examples(self.spec.target).lengths[:, None]]
         return kept
 
     def forward(self, padding: int) -> Array:

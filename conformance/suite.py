@@ -15,7 +15,7 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,7 +59,14 @@ ASYNC_ACCURACY_TOLERANCE = 0.02
 REJOIN_STEPS = 20_000
 LOW_PRECISION_TOLERANCE = 0.05  # bf16 has 8 bits: products are off by up to 2⁻⁸, which adds up in part
 DROPOUT_LOSS_TOLERANCE = 1e-4  # of two steps; other masks change the loss by more
-CLIP_NORM, EMA_DECAY = 0.5, 0.98  # many gradients are clipped, and the average differs from the weights
+# Optimizer and global batch, options, and those of the reference, by declared capability. Many gradients are clipped; of micro-batches the
+# last is smaller.
+FEATURES: Mapping[str, tuple[str, int, Mapping[str, Any], Mapping[str, Any]]] = {
+    "augmentation": ("sgd", 30, {"augment": "crop"}, {"augment": "crop"}),
+    "accumulation": ("adamw", 22, {"accumulate": 3}, {}),
+    "clipping": ("sgd", 30, {"clip_norm": 0.5}, {"clip_norm": 0.5}),
+    "weight_averaging": ("adam", 30, {"ema_decay": 0.98}, {"ema_decay": 0.98}),
+}
 WARM_SECONDS, WARM_SHARE = 0.1, 0.05  # first step's limit: seconds or fraction of initialisation, the longer one
 
 
@@ -119,12 +126,10 @@ class BackendConformance:
         for name, value in single.weights.items():
             np.testing.assert_array_equal(fused.weights[name], value)
 
-    def test_the_tasks_that_it_survives_are_tasks_of_its_own_and_do_not_lead(self) -> None:
-        """The placement has every declared role, none on a leading task."""
-        self.check_roles(self.capabilities.survives, self.capabilities.modes)
-
-    def check_roles(self, roles: Collection[str], modes: Collection[str]) -> None:
-        """The placement of jobs in these modes has all roles, none on a leading task."""
+    @pytest.mark.parametrize(("declared", "among"), [("survives", {"sync", "async"}), ("rejoins", {"async"})])
+    def test_the_tasks_that_may_be_lost_are_tasks_of_its_own_and_do_not_lead(self, declared: str, among: Collection[str]) -> None:
+        """The placement of jobs in these modes has every declared role, none on a leading task."""
+        roles, modes = getattr(self.capabilities, declared), self.capabilities.modes & {*among}
         jobs = [Job.model_validate({"backend": self.backend, "mode": mode, "nodes": 2}) for mode in sorted(modes)]
         placed = [task for job in jobs for task in load_backend(self.backend).placement(job)]
         assert {*roles} <= {task.role for task in placed}
@@ -147,10 +152,6 @@ class BackendConformance:
         finally:
             server.close()
         assert parent != os.getpid(), "the process to fork from has ended: does `preload` start a thread?"
-
-    def test_the_tasks_that_rejoin_are_async_tasks_of_its_own_and_do_not_lead(self) -> None:
-        """The async placement has every declared role, none on a leading task."""
-        self.check_roles(self.capabilities.rejoins, self.capabilities.modes & {"async"})
 
     @pytest.mark.cluster
     @pytest.mark.faults
@@ -227,48 +228,22 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [1, 2])
-    def test_augmentation_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """The images of each batch are augmented as its sampler determines."""
-        self.require(augmentation=self.capabilities.augmentation)
-        run = self.train(tmp_path, nodes=workers, global_batch_size=30, steps=STEPS, augment="crop", **OPTIMIZERS["sgd"])
-        expected = reference("sgd", 30, augment="crop")
-        assert relative_difference(run.losses, expected.losses) <= PLAIN_SGD_LOSS_TOLERANCE
-        assert relative_difference(run.losses, reference("sgd", 30).losses) > LOSS_TOLERANCE
-        self.check_counts(run)
-
-    @pytest.mark.cluster
-    @pytest.mark.slow
-    @pytest.mark.parametrize("workers", [1, 2])
-    def test_updates_in_micro_batches_equal_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """An update in parts, the last of them smaller, equals the whole batch's."""
-        self.require(accumulation=self.capabilities.accumulation)
-        run = self.train(tmp_path, nodes=workers, global_batch_size=22, accumulate=3, steps=STEPS, **OPTIMIZERS["adamw"])
-        self.check_equal(run, reference("adamw", 22))
-
-    @pytest.mark.cluster
-    @pytest.mark.slow
-    @pytest.mark.parametrize("workers", [1, 2])
-    def test_a_limited_norm_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """The norm is of the update's gradient over all parameters and workers."""
-        self.require(clipping=self.capabilities.clipping)
-        run = self.train(tmp_path, nodes=workers, global_batch_size=30, clip_norm=CLIP_NORM, steps=STEPS, **OPTIMIZERS["sgd"])
-        expected = reference("sgd", 30, clip_norm=CLIP_NORM)
-        self.check_equal(run, expected, PLAIN_SGD_LOSS_TOLERANCE)
-        assert relative_difference(reference("sgd", 30).losses, expected.losses) > LOSS_TOLERANCE
-
-    @pytest.mark.cluster
-    @pytest.mark.slow
-    @pytest.mark.parametrize("workers", [1, 2])
-    def test_the_average_of_the_weights_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
-        """The average is in the checkpoint with the trained weights, and is evaluated."""
-        self.require(weight_averaging=self.capabilities.weight_averaging)
-        options = {"global_batch_size": 30, "steps": STEPS, "ema_decay": EMA_DECAY, **OPTIMIZERS["adam"]}
-        run = self.train(tmp_path, nodes=workers, eval_every="end", **options)
-        expected = reference("adam", 30, ema_decay=EMA_DECAY)
-        self.check_equal(run, expected)
-        assert norm_wise_difference(find_checkpoint(run.path)[0].slot(EMA), expected.average) <= WEIGHT_TOLERANCE
-        assert norm_wise_difference(expected.weights, expected.average) > WEIGHT_TOLERANCE
-        assert run.evals[-1].loss == pytest.approx(evaluation_loss(expected.average, open_dataset("digits")), rel=LOSS_TOLERANCE)
+    @pytest.mark.parametrize("feature", FEATURES)
+    def test_a_feature_equals_the_reference(self, feature: str, workers: int, tmp_path: Path) -> None:
+        """A declared feature changes losses or weights as in the reference, or (micro-batches) not at all."""
+        self.require(**{feature: getattr(self.capabilities, feature)})
+        optimizer, batch, options, expected = FEATURES[feature]
+        run = self.train(
+            tmp_path, nodes=workers, global_batch_size=batch, steps=STEPS, eval_every="end", **options, **OPTIMIZERS[optimizer]
+        )
+        trained, plain = reference(optimizer, batch, **expected), reference(optimizer, batch)
+        self.check_equal(run, trained, PLAIN_SGD_LOSS_TOLERANCE if optimizer == "sgd" else LOSS_TOLERANCE)
+        if "ema_decay" in expected:
+            assert norm_wise_difference(find_checkpoint(run.path)[0].slot(EMA), trained.average) <= WEIGHT_TOLERANCE
+            assert norm_wise_difference(trained.weights, trained.average) > WEIGHT_TOLERANCE
+            assert run.evals[-1].loss == pytest.approx(evaluation_loss(trained.average, open_dataset("digits")), rel=LOSS_TOLERANCE)
+        elif expected:
+            assert relative_difference(plain.losses, trained.losses) > LOSS_TOLERANCE
 
     @pytest.mark.cluster
     @pytest.mark.slow

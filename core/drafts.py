@@ -1,7 +1,8 @@
-"""Atomic replacement of files."""
+"""Atomic replacement of files, and locks of folders."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,3 +21,14 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # already moved, or on a read-only file system
             draft.unlink()
+
+
+def lock(folder: Path) -> int | None:
+    """Lock a folder for this process; return the descriptor of the lock, or None if it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

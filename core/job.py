@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from .cluster import parse_procs_per_node, workers_by_node
@@ -63,6 +74,24 @@ def _typed_number(value: object) -> object:
 TYPED = BeforeValidator(_typed_number)  # after a number's bounds, which help and messages show
 
 
+def _read_by(read: Callable[[str], object]) -> AfterValidator:
+    """Check a text by a function that raises ValueError."""
+
+    def check(text: str | None) -> str | None:
+        if text is not None:
+            read(text)
+        return text
+
+    return AfterValidator(check)
+
+
+def _read_cadence(text: str) -> None:
+    try:
+        Cadence.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{error}. To save no checkpoint, give --no-save-final without --checkpoint-every") from None
+
+
 def _known_schedule(value: object) -> object:
     if value not in SCHEDULES:
         raise PydanticCustomError("literal_error", "no schedule of this name")
@@ -73,6 +102,14 @@ def _schedule_with(name: str) -> Requirement:
     return Requirement("schedule", schedules_with(name))
 
 
+_common = partial(setting, Topic.COMMON)
+_data = partial(setting, Topic.DATA)
+_optimiser = partial(setting, Topic.OPTIMISER)
+_evaluation = partial(setting, Topic.EVALUATION)
+_cluster = partial(setting, Topic.CLUSTER)
+_checkpoints = partial(setting, Topic.CHECKPOINTS)
+_speed = partial(setting, Topic.SPEED)
+_records = partial(setting, Topic.RECORDS)
 SGD, ADAM = Requirement("optimizer", ("sgd",)), Requirement("optimizer", ("adam", "adamw"))
 SCALED_LR = Requirement("scale_lr", ("linear", "sqrt"))
 RESTARTED = Requirement("max_restarts", above_zero=True, shown="3")
@@ -101,344 +138,280 @@ class Job(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False, protected_namespaces=())
 
-    backend: str = setting(Topic.COMMON, "auto", "Framework: a name from `trainer backends`; auto uses the first installed one.")
-    mode: Literal["sync", "async"] = setting(
-        Topic.COMMON, "sync", "sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server)."
+    backend: str = _common("auto", "Framework: a name from `trainer backends`; auto uses the first installed one.")
+    mode: Literal["sync", "async"] = _common(
+        "sync", "sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server)."
     )
-    distributed: Literal["auto", "always"] = setting(
-        Topic.SPEED, "auto", "always uses the framework's distributed wrapper on a single worker too, to measure its overhead."
+    distributed: Literal["auto", "always"] = _speed(
+        "auto", "always uses the framework's distributed wrapper on a single worker too, to measure its overhead."
     )
-    exchange: Literal["native", "direct"] = setting(
-        Topic.SPEED,
+    exchange: Literal["native", "direct"] = _speed(
         "native",
         "Sync: all-reduce of the gradients. native: the framework's collectives; direct: built-in TCP all-reduce, with lower latency "
         "for small models, on CPUs, with at most 64 workers.",
         requires=Requirement("mode", ("sync",)),
     )
-    compile: Literal["off", "on", "auto"] = setting(
-        Topic.SPEED,
-        "off",
-        "Compile each worker's step with XLA (tf) or torch.compile: on, or auto, which times both during the start, for at most 5 s.",
+    compile: Literal["off", "on", "auto"] = _speed(
+        "off", "Compile each worker's step with XLA (tf) or torch.compile: on, or auto, which times both during the start, for at most 5 s."
     )
-    model: str = setting(
-        Topic.COMMON,
+    model: str = _common(
         "logreg",
         "A name from `trainer models`, or the dotted path of a Python module: my_package.my_model. Arguments may follow: "
         "NAME[:SIZE][?key=value&key=value].",
         foreign="run the code of the module {}",
     )
-    data: str = setting(
-        Topic.COMMON,
-        "digits",
-        "A name from `trainer data list`; some take arguments, such as synthetic-images:64.",
-        foreign="read what {} names",
+    data: str = _common(
+        "digits", "A name from `trainer data list`; some take arguments, such as synthetic-images:64.", foreign="read what {} names"
     )
-    data_dir: Path | None = setting(
-        Topic.DATA, None, "Folder with the dataset's original files.", role="operation", foreign="read the folder {}"
-    )
-    vocabulary: Annotated[int, Field(ge=2, le=65_535), TYPED] | None = setting(
-        Topic.DATA, None, "Text: vocabulary size; it becomes part of the dataset's name."
+    data_dir: Path | None = _data(None, "Folder with the dataset's original files.", role="operation", foreign="read the folder {}")
+    vocabulary: Annotated[int, Field(ge=2, le=65_535), TYPED] | None = _data(
+        None, "Text: vocabulary size; it becomes part of the dataset's name."
     )
 
-    nodes: UpToMostNodes = setting(Topic.COMMON, 1, "Number of nodes (virtual nodes on this machine with the local launcher).")
-    procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = setting(
-        Topic.CLUSTER, 1, "Workers per node: one number, or one for each node, such as 1,2."
+    nodes: UpToMostNodes = _common(1, "Number of nodes (virtual nodes on this machine with the local launcher).")
+    procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = _cluster(
+        1, "Workers per node: one number, or one for each node, such as 1,2."
     )
-    ps: UpToMostNodes = setting(Topic.CLUSTER, 1, "Async: number of parameter servers; the first is on node 0.")
+    ps: UpToMostNodes = _cluster(1, "Async: number of parameter servers; the first is on node 0.")
 
-    batch_size: Positive | None = setting(
-        Topic.COMMON,
+    batch_size: Positive | None = _common(
         None,
         "Examples per worker and micro-batch. A sync update uses batch size * accumulate * workers examples, an async update "
         f"batch size * accumulate (default {DEFAULT_BATCH_SIZE}).",
     )
-    global_batch_size: Positive | None = setting(
-        Topic.OPTIMISER, None, "Examples per update of all workers, instead of --batch-size; need not divide evenly."
+    global_batch_size: Positive | None = _optimiser(
+        None, "Examples per update of all workers, instead of --batch-size; need not divide evenly."
     )
-    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED), TYPED] = setting(
-        Topic.OPTIMISER,
+    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED), TYPED] = _optimiser(
         1,
         "Gradient accumulation: micro-batches per worker and update. The update of a large batch with the memory of a small one.",
         compare=ComparisonRule("micro-batches", WORK, "a worker computes its batch in another number of parts"),
         mllog="gradient_accumulation_steps",
     )
-    batch_tokens: Positive | None = setting(
-        Topic.OPTIMISER,
+    batch_tokens: Positive | None = _optimiser(
         None,
         "Text: tokens per worker and micro-batch, padding included, in batches of similar sentence length, instead of --batch-size.",
         compare=trajectory("tokens of a batch"),
     )
-    epochs: Positive | None = setting(Topic.COMMON, None, f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
-    steps: Positive | None = setting(Topic.EVALUATION, None, "Stop after this many updates, instead of --epochs.")
-    examples: Positive | None = setting(
-        Topic.EVALUATION,
-        None,
-        "Stop after the update that completes this many examples, instead of --epochs: the same budget in both modes.",
+    epochs: Positive | None = _common(None, f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
+    steps: Positive | None = _evaluation(None, "Stop after this many updates, instead of --epochs.")
+    examples: Positive | None = _evaluation(
+        None, "Stop after the update that completes this many examples, instead of --epochs: the same budget in both modes."
     )
-    until: str | None = setting(Topic.EVALUATION, None, "Stop when an evaluation reaches this target, such as 'accuracy>=0.9'.")
+    until: Annotated[str | None, _read_by(Target.parse)] = _evaluation(  # the model's objective knows the metrics
+        None, "Stop when an evaluation reaches this target, such as 'accuracy>=0.9'."
+    )
 
-    optimizer: Literal["sgd", "adam", "adamw"] = setting(
-        Topic.OPTIMISER,
+    optimizer: Literal["sgd", "adam", "adamw"] = _optimiser(
         "sgd",
         "Update rule; the formulas are torch's on every backend.",
         compare=ComparisonRule("optimizer", ALL, "another update rule has another cost and trajectory"),
         mllog="opt_name",
     )
-    lr: AboveZero = setting(
-        Topic.COMMON,
-        0.05,
-        "Learning rate before --scale-lr and the schedule.",
-        compare=trajectory("learning rate"),
-        mllog="opt_base_learning_rate",
+    lr: AboveZero = _common(
+        0.05, "Learning rate before --scale-lr and the schedule.", compare=trajectory("learning rate"), mllog="opt_base_learning_rate"
     )
-    momentum: Fraction = setting(Topic.OPTIMISER, 0.0, "SGD: momentum.", compare=trajectory("momentum", SGD), mllog="sgd_opt_momentum")
-    nesterov: bool = setting(Topic.OPTIMISER, False, "SGD: Nesterov momentum.", compare=trajectory("Nesterov momentum", SGD))
-    weight_decay: Finite = setting(
-        Topic.OPTIMISER, 0.0, "Weight decay: added to the gradient (sgd, adam), decoupled (adamw).", compare=trajectory("weight decay")
+    momentum: Fraction = _optimiser(0.0, "SGD: momentum.", compare=trajectory("momentum", SGD), mllog="sgd_opt_momentum")
+    nesterov: bool = _optimiser(False, "SGD: Nesterov momentum.", compare=trajectory("Nesterov momentum", SGD))
+    weight_decay: Finite = _optimiser(
+        0.0, "Weight decay: added to the gradient (sgd, adam), decoupled (adamw).", compare=trajectory("weight decay")
     )
-    beta1: Fraction = setting(
-        Topic.OPTIMISER,
-        0.9,
-        "Adam, AdamW: decay of the first moment.",
-        requires=ADAM,
-        compare=trajectory("beta1"),
-        mllog="opt_{optimizer}_beta_1",
+    beta1: Fraction = _optimiser(
+        0.9, "Adam, AdamW: decay of the first moment.", requires=ADAM, compare=trajectory("beta1"), mllog="opt_{optimizer}_beta_1"
     )
-    beta2: Fraction = setting(
-        Topic.OPTIMISER,
-        0.999,
-        "Adam, AdamW: decay of the second moment.",
-        requires=ADAM,
-        compare=trajectory("beta2"),
-        mllog="opt_{optimizer}_beta_2",
+    beta2: Fraction = _optimiser(
+        0.999, "Adam, AdamW: decay of the second moment.", requires=ADAM, compare=trajectory("beta2"), mllog="opt_{optimizer}_beta_2"
     )
-    epsilon: AboveZero = setting(
-        Topic.OPTIMISER,
+    epsilon: AboveZero = _optimiser(
         1e-8,
         "Adam, AdamW: added to the root of the second moment.",
         requires=ADAM,
         compare=trajectory("epsilon"),
         mllog="opt_{optimizer}_epsilon",
     )
-    schedule: Annotated[str, BeforeValidator(_known_schedule), WithJsonSchema({"enum": list(SCHEDULES), "type": "string"})] = setting(
-        Topic.OPTIMISER,
+    schedule: Annotated[str, BeforeValidator(_known_schedule), WithJsonSchema({"enum": list(SCHEDULES), "type": "string"})] = _optimiser(
         "constant",
         "Learning-rate schedule: step multiplies the rate by gamma every few epochs; cosine lowers it to 0 at the planned last update; "
         "noam is lr * coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
         compare=trajectory("schedule"),
         mllog="opt_learning_rate_decay_schedule",
     )
-    schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = setting(
-        Topic.OPTIMISER,
+    schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = _optimiser(
         1.0,
         "Schedule step: epochs between two decays.",
         requires=_schedule_with("schedule_step_epochs"),
         compare=trajectory("epochs between decays"),
     )
-    schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = setting(
-        Topic.OPTIMISER,
+    schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = _optimiser(
         0.1,
         "Schedule step: factor of each decay.",
         requires=_schedule_with("schedule_gamma"),
         compare=trajectory("decay"),
         mllog="opt_learning_rate_decay_factor",
     )
-    schedule_coefficient: AboveZero = setting(
-        Topic.OPTIMISER,
+    schedule_coefficient: AboveZero = _optimiser(
         1.0,
         "Schedule noam: factor of the learning rate.",
         requires=_schedule_with("schedule_coefficient"),
         compare=trajectory("factor of the schedule"),
     )
-    warmup_steps: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
-        Topic.OPTIMISER,
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST), TYPED] = _optimiser(
         0,
         "Linear warm-up from 0 over this many updates, before any schedule; part of noam's formula.",
         compare=trajectory("warm-up"),
         mllog="opt_learning_rate_warmup_steps",
     )
-    scale_lr: Literal["none", "linear", "sqrt"] = setting(
-        Topic.OPTIMISER,
-        "none",
-        "Scale the learning rate with global batch / --base-batch-size.",
-        compare=trajectory("learning-rate scaling"),
+    scale_lr: Literal["none", "linear", "sqrt"] = _optimiser(
+        "none", "Scale the learning rate with global batch / --base-batch-size.", compare=trajectory("learning-rate scaling")
     )
-    base_batch_size: Positive = setting(
-        Topic.OPTIMISER,
+    base_batch_size: Positive = _optimiser(
         DEFAULT_BATCH_SIZE,
         "The global batch for which --lr was chosen; used by --scale-lr.",
         requires=SCALED_LR,
         compare=trajectory("batch of the learning rate"),
     )
 
-    clip_norm: Finite = setting(
-        Topic.OPTIMISER,
-        0.0,
-        "Clip the global gradient norm to this value. 0 disables clipping.",
-        compare=trajectory("gradient clipping norm"),
+    clip_norm: Finite = _optimiser(
+        0.0, "Clip the global gradient norm to this value. 0 disables clipping.", compare=trajectory("gradient clipping norm")
     )
-    ema_decay: Fraction = setting(
-        Topic.OPTIMISER,
+    ema_decay: Fraction = _optimiser(
         0.0,
         "Decay per update of an exponential moving average of the weights, used for evaluations. 0 disables it.",
         compare=ComparisonRule("moving average of the weights", ALL, "evaluations use the average, which takes time and memory"),
     )
 
-    augment: Literal["none", "crop", "flip", "crop+flip"] = setting(
-        Topic.DATA,
+    augment: Literal["none", "crop", "flip", "crop+flip"] = _data(
         "none",
         "Random augmentation of training images, the same on every backend: shifts by up to an eighth, mirroring, or both.",
         compare=ComparisonRule("augmentation", ALL, "augmentation takes time and changes the training images"),
     )
-    precision: Literal["fp32", "bf16", "fp16"] = setting(
-        Topic.SPEED, "fp32", "Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
+    precision: Literal["fp32", "bf16", "fp16"] = _speed(
+        "fp32", "Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
     )
-    device: Literal["auto", "cpu", "gpu"] = setting(Topic.SPEED, "auto", "Device; auto uses a GPU if the framework finds one.")
-    threads: UpToMostNodes | None = setting(
-        Topic.SPEED,
+    device: Literal["auto", "cpu", "gpu"] = _speed("auto", "Device; auto uses a GPU if the framework finds one.")
+    threads: UpToMostNodes | None = _speed(
         None,
         "Compute threads of each task, a worker or parameter-server process (default: cores of the node divided by its tasks, at least 1; "
         "1 for very small steps).",
     )
-    steps_per_call: Positive | None = setting(
-        Topic.SPEED,
+    steps_per_call: Positive | None = _speed(
         None,
         "Maximum number of steps per framework call (default: the backend's choice); 1 disables fusing.",
         compare=ComparisonRule("steps per call", WORK, "fused steps cost less", none="the backend's choice"),
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = setting(
-        Topic.DATA, 0, "Seeds initial weights, data order and dropout.", mllog="seed"
-    )
-    deterministic: bool = setting(
-        Topic.SPEED,
+    seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = _data(0, "Seeds initial weights, data order and dropout.", mllog="seed")
+    deterministic: bool = _speed(
         False,
         "Use bitwise reproducible kernels (sync only).",
         compare=ComparisonRule("deterministic kernels", WORK, "reproducible kernels are slower"),
     )
 
-    eval_every: str = setting(
-        Topic.EVALUATION,
+    eval_every: Annotated[str, _read_by(Cadence.parse)] = _evaluation(
         "1epoch",
         "How often to evaluate on the test split: 1epoch, 500steps, 30s, or end. There is no validation split, so --until, --patience "
         "and --keep-best use the test split too.",
         compare=ComparisonRule("evaluations", PAUSES, "they take time, and targets are only checked there"),
     )
-    eval_sentences: Positive = setting(
-        Topic.EVALUATION,
+    eval_sentences: Positive = _evaluation(
         500,
         "Translation: maximum number of sentences per evaluation, decoded greedily.",
         compare=ComparisonRule("sentences an evaluation translates", PAUSES, "translating takes time"),
     )
-    beam: Annotated[int, Field(ge=1, le=64), TYPED] = setting(
-        Topic.EVALUATION,
+    beam: Annotated[int, Field(ge=1, le=64), TYPED] = _evaluation(
         4,
         "Translation: beam size at the end of the run; 1 is greedy.",
         compare=ComparisonRule("beam", frozenset({TIME}), "the final translation takes time"),
     )
-    length_penalty: Annotated[float, Field(ge=0, le=10), TYPED] = setting(
-        Topic.EVALUATION,
+    length_penalty: Annotated[float, Field(ge=0, le=10), TYPED] = _evaluation(
         0.6,
         "Translation: log-probabilities are divided by ((5 + length) / 6) to this power.",
         compare=ComparisonRule("length penalty", NOTHING, "it only affects the final translations"),
     )
-    checkpoint_every: str | None = setting(
-        Topic.CHECKPOINTS,
+    checkpoint_every: Annotated[str | None, _read_by(_read_cadence)] = _checkpoints(
         None,
         "How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end; with --max-restarts about every "
         "10 s, less often if saving would pause training for more than 0.5 % of the time).",
     )
-    keep: Positive = setting(
-        Topic.CHECKPOINTS, 5, "Number of newest checkpoints to keep.", compare=no_effect("checkpoints kept"), role="operation"
-    )
-    keep_best: str | None = setting(
-        Topic.CHECKPOINTS,
+    keep: Positive = _checkpoints(5, "Number of newest checkpoints to keep.", compare=no_effect("checkpoints kept"), role="operation")
+    keep_best: str | None = _checkpoints(
         None,
         "Also keep the checkpoints of the best evaluations by this metric: loss, or a metric such as accuracy.",
         compare=no_effect("best checkpoint kept by", "none"),
         role="operation",
     )
-    keep_best_count: Positive = setting(
-        Topic.CHECKPOINTS,
+    keep_best_count: Positive = _checkpoints(
         1,
         "With --keep-best: number of best checkpoints to keep, in addition to the newest.",
         requires=Requirement("keep_best"),
         compare=no_effect("best checkpoints kept"),
     )
-    patience: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
-        Topic.EVALUATION,
+    patience: Annotated[int, Field(ge=0, le=MOST), TYPED] = _evaluation(
         0,
         "Early stopping: evaluations without improvement of the --keep-best metric, or of the first metric. 0 disables it.",
         requires=Requirement("eval_every", unlike="end", shown="1epoch"),
     )
-    profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = setting(
-        Topic.RECORDS,
+    profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = _records(
         0,
         "Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer. Excluded from all speeds.",
         compare=ComparisonRule("profiled steps", NOTHING, "speeds exclude them, and the run is marked"),
     )
-    calibrate: bool = setting(
-        Topic.RECORDS,
+    calibrate: bool = _records(
         True,
         "After training, time the parts of a step separately (some seconds), to show where the time goes.",
         compare=no_effect("calibration"),
     )
-    mllog: bool = setting(
-        Topic.RECORDS, False, "Also write MLPerf's event log (:::MLLOG), as mllog.txt.", compare=no_effect("MLPerf's log"), role="operation"
+    mllog: bool = _records(
+        False, "Also write MLPerf's event log (:::MLLOG), as mllog.txt.", compare=no_effect("MLPerf's log"), role="operation"
     )
 
-    launcher: str = setting(
-        Topic.CLUSTER,
+    launcher: str = _cluster(
         "auto",
         "How to start the nodes: local (virtual nodes), ssh (on --hosts), slurm (in an allocation), ray (in a cluster) or a launcher "
         "plugin; auto picks the first available of these four, and also detects torchrun, TF_CONFIG, the pods of a Job and --rendezvous.",
         compare=no_effect("launcher"),
         role="operation",
     )
-    network: Literal["auto", "isolated", "host"] = setting(
-        Topic.CLUSTER, "auto", "isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
+    network: Literal["auto", "isolated", "host"] = _cluster(
+        "auto", "isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
     )
-    bandwidth: str | None = setting(Topic.CLUSTER, None, "Limit each virtual node's link in both directions, such as 100mbit.")
-    cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096), TYPED], ...] | None = setting(
-        Topic.CLUSTER,
+    bandwidth: Annotated[str | None, _read_by(parse_bandwidth)] = _cluster(
+        None, "Limit each virtual node's link in both directions, such as 100mbit."
+    )
+    cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096), TYPED], ...] | None = _cluster(
         None,
         "Limit each node's CPU cores: one number, or one for each node, such as 2,1,1.",
         compare=ComparisonRule("limit of cores", WORK, "the number of cores differs", none="none"),
     )
-    start_timeout: Patience = setting(
-        Topic.CLUSTER, 120.0, "Seconds for the cluster to form and warm up.", compare=stops_run("time limit of the start"), role="operation"
+    start_timeout: Patience = _cluster(
+        120.0, "Seconds for the cluster to form and warm up.", compare=stops_run("time limit of the start"), role="operation"
     )
-    stall_timeout: Patience = setting(
-        Topic.CLUSTER,
+    stall_timeout: Patience = _cluster(
         120.0,
         "Declare a run stalled after this many seconds without progress.",
         compare=stops_run("time limit of a stall"),
         role="operation",
     )
-    node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400), TYPED] = setting(
-        Topic.CLUSTER,
+    node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400), TYPED] = _cluster(
         10.0,
         "Declare a node lost after this many seconds without a heartbeat (sent every second).",
         compare=stops_run("time limit of a silent node"),
         role="operation",
     )
-    max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS), TYPED] = setting(
-        Topic.CHECKPOINTS,
+    max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS), TYPED] = _checkpoints(
         0,
         "Maximum automatic restarts from the newest checkpoint after a task or node failure, or a stall; "
         "0: the first failure ends the run.",
         compare=stops_run("maximum restarts"),
         role="operation",
     )
-    restart_window: Patience | None = setting(
-        Topic.CHECKPOINTS,
+    restart_window: Patience | None = _checkpoints(
         None,
         "With --max-restarts: count only the restarts of the last so many seconds (default: of the whole run).",
         requires=RESTARTED,
         compare=stops_run("time within which restarts count", "the run"),
         role="operation",
     )
-    min_nodes: UpToMostNodes | None = setting(
-        Topic.CHECKPOINTS,
+    min_nodes: UpToMostNodes | None = _checkpoints(
         None,
         "With --max-restarts: if lost nodes are not replaced, continue with at least this many, with the same examples per "
         "update, and with all nodes when they return (default: all nodes).",
@@ -446,8 +419,7 @@ class Job(BaseModel):
         compare=stops_run("minimum nodes", "all"),
         role="operation",
     )
-    spare_processes: bool = setting(
-        Topic.CHECKPOINTS,
+    spare_processes: bool = _checkpoints(
         False,
         "With --max-restarts: keep warm standby processes on each node, so that a restart does not wait for the framework's import; "
         "they need memory, and cores while they load.",
@@ -455,43 +427,32 @@ class Job(BaseModel):
         compare=ComparisonRule("spare processes", frozenset({RESOURCES}), "they take memory, and cores to load"),
         role="operation",
     )
-    on_nan: Literal["fail", "continue"] = setting(
-        Topic.EVALUATION,
+    on_nan: Literal["fail", "continue"] = _evaluation(
         "fail",
         "If the loss becomes NaN or infinite: fail the run, or log a warning and continue.",
         compare=stops_run("action on a non-finite loss"),
         role="operation",
     )
 
-    sample_interval: Annotated[float, Field(ge=0.05, le=86_400), TYPED] = setting(
-        Topic.RECORDS,
+    sample_interval: Annotated[float, Field(ge=0.05, le=86_400), TYPED] = _records(
         0.5,
         "Seconds between two resource samples of a node.",
         requires=Requirement("monitor", (True,)),
         compare=ComparisonRule("sampling interval", frozenset({RESOURCES}), "more samples find higher peaks"),
     )
-    monitor: bool = setting(Topic.RECORDS, True, "Sample the nodes' resources during training.", compare=no_effect("samples of resources"))
-    out: Path = setting(Topic.RECORDS, Path("runs"), "Folder for run directories.", role="destination")
-    name: str | None = setting(
-        Topic.COMMON, None, "Name of the run directory, instead of one from date, job and a suffix.", role="destination"
-    )
-    save_final: bool = setting(Topic.CHECKPOINTS, True, "Save a checkpoint after the last step.", role="operation")
-    tensorboard: bool = setting(
-        Topic.RECORDS, True, "Also write TensorBoard event files.", compare=no_effect("TensorBoard's files"), role="operation"
-    )
-    mlflow: str | None = setting(
-        Topic.RECORDS,
+    monitor: bool = _records(True, "Sample the nodes' resources during training.", compare=no_effect("samples of resources"))
+    out: Path = _records(Path("runs"), "Folder for run directories.", role="destination")
+    name: str | None = _common(None, "Name of the run directory, instead of one from date, job and a suffix.", role="destination")
+    save_final: bool = _checkpoints(True, "Save a checkpoint after the last step.", role="operation")
+    tensorboard: bool = _records(True, "Also write TensorBoard event files.", compare=no_effect("TensorBoard's files"), role="operation")
+    mlflow: str | None = _records(
         None,
         "Also log the run to MLflow at this tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db.",
         role="destination",
         foreign="send its records to {}",
     )
-    mlflow_experiment: Annotated[str, Field(min_length=1, max_length=500)] = setting(
-        Topic.RECORDS,
-        "crosstrain",
-        "The MLflow experiment of the run; created if missing.",
-        requires=Requirement("mlflow"),
-        role="destination",
+    mlflow_experiment: Annotated[str, Field(min_length=1, max_length=500)] = _records(
+        "crosstrain", "The MLflow experiment of the run; created if missing.", requires=Requirement("mlflow"), role="destination"
     )
 
     @field_validator("*", mode="before")
@@ -508,42 +469,11 @@ class Job(BaseModel):
             raise ValueError("a path, such as . for this folder")  # pathlib reads '' as this folder
         return value
 
-    @field_validator("bandwidth")
-    @classmethod
-    def _bandwidth(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_bandwidth(value)
-        return value
-
-    @field_validator("eval_every")
-    @classmethod
-    def _cadence(cls, value: str) -> str:
-        Cadence.parse(value)
-        return value
-
-    @field_validator("checkpoint_every")
-    @classmethod
-    def _checkpoint_cadence(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                Cadence.parse(value)
-            except ValueError as error:
-                raise ValueError(f"{error}. To save no checkpoint, give --no-save-final without --checkpoint-every") from None
-        return value
-
     @field_validator("epochs", "steps", "examples", mode="before")
     @classmethod
     def _absolute(cls, value: object) -> object:
         if isinstance(value, str) and value.strip().startswith("+"):
             raise ValueError("a whole number of at least 1; one with + adds to what a run has done, and needs --resume")
-        return value
-
-    @field_validator("until")
-    @classmethod
-    def _target(cls, value: str | None) -> str | None:
-        if value is None:
-            return value
-        Target.parse(value)  # the model's objective knows the metrics
         return value
 
     @field_validator("name")
@@ -668,7 +598,7 @@ class Job(BaseModel):
 
 def _problems(job: Job) -> Iterator[str]:
     """Yield what is wrong with a job whose fields are valid one by one. Later checks rely on the earlier ones having passed."""
-    return chain(_workers(job), _batches(job), _update_rule(job), _cluster(job), _micro_batches(job))
+    return chain(_workers(job), _batches(job), _update_rule(job), _nodes(job), _micro_batches(job))
 
 
 def _workers(job: Job) -> Iterator[str]:
@@ -699,7 +629,7 @@ def _update_rule(job: Job) -> Iterator[str]:
         yield f"schedule: {job.schedule} rises over --warmup-steps updates and falls after them; give at least 1, such as 4000"
 
 
-def _cluster(job: Job) -> Iterator[str]:
+def _nodes(job: Job) -> Iterator[str]:
     if job.mode == "sync" and job.ps != 1:
         yield "ps: parameter servers exist in mode async only"
     if job.deterministic and job.mode == "async":

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from .process import catches_signal
+
 __path__: list[str] = []  # former submodules are found by `core/plugins.py`
 TICK_SECONDS = 0.25  # how often listeners check for arrivals
 MOST_TICK_SECONDS = 2 * TICK_SECONDS  # longest counted tick, so that a paused process does not report silence
@@ -138,14 +140,7 @@ def working_thread(written: str) -> WorkingThread | None:
 
 def answers_signal(pid: int) -> bool:
     """Return whether a process catches `DUMP_SIGNAL`, which would otherwise end it."""
-    if DUMP_SIGNAL is None:
-        return False
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1)
+    return DUMP_SIGNAL is not None and catches_signal(pid, DUMP_SIGNAL)
 
 
 REMEDY = (

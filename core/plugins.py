@@ -59,10 +59,14 @@ MOVED = {  # documented modules before 0.3 and their successors, as plugins may 
     "launch.launchers.request": "launch.launchers.registry",
     "launch.node.identity": "launch.node.scratch",
     "metrics.language": "metrics.base",
+    "models.alexnet.spec": "models.alexnet",
     "models.arguments": "models.build",
+    "models.cnn.spec": "models.cnn",
     "models.decoding.quality": "models.decoding",
     "models.layers.tf.sequence": "models.layers.tf",
     "models.layers.torch.sequence": "models.layers.torch",
+    "models.resnet18.spec": "models.resnet18",
+    "models.transformer.spec": "models.transformer",
     "report.series.arrays": "report.runs.series_arrays",
 }
 

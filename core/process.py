@@ -134,11 +134,20 @@ def process_state(pid: int) -> str | None:
 
 def ignores_signal(pid: int, number: int) -> bool:
     """Return whether a process ignores a signal; False if it does not exist, or outside Linux."""
+    return _in_mask(pid, "SigIgn:", number)
+
+
+def catches_signal(pid: int, number: int) -> bool:
+    """Return whether a process catches a signal; False if it does not exist, or outside Linux."""
+    return _in_mask(pid, "SigCgt:", number)
+
+
+def _in_mask(pid: int, field: str, number: int) -> bool:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    mask = next((line.split()[1] for line in lines if line.startswith("SigIgn:")), "0")
+    mask = next((line.split()[1] for line in lines if line.startswith(field)), "0")
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 

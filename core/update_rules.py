@@ -7,8 +7,8 @@ TensorFlow's ExponentialMovingAverage. It begins as the initial weights, whose p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,9 @@ def weights_to_evaluate(trained: Weights, slots: Mapping[str, Weights]) -> Weigh
     return slots.get(EMA, trained)
 
 
-def averaging_rates(decay: float, updates: NDArray[np.integer] | NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return 1 − dₜ, the new weights' part in their moving average, for updates t from 1."""
-    return 1.0 - np.minimum(decay, (1.0 + updates) / (10.0 + updates))
+def averaging_rates(decay: float, updates: Any, minimum: Callable[[Any, float], Any] = np.minimum) -> Any:
+    """Return 1 − dₜ, the new weights' part in their moving average, for updates t from 1; `minimum` is that of their framework."""
+    return 1.0 - minimum((1.0 + updates) / (10.0 + updates), decay)
 
 
 def refuse_without_width(job: Job, width: int | None) -> None:

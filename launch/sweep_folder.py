@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from ..core.bounded_json import JsonObject, UnreadableError, first_problem, open_regular, read_json
 from ..core.console import one_line
+from ..core.drafts import lock
 from ..core.errors import UsageError
 from ..core.job import Job, without_password
 from ..core.settings.sources import shipped
@@ -226,14 +226,11 @@ def _taken(path: Path) -> UsageError:
 def _locked(path: Path) -> int:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = lock(path)
     except OSError as error:
         raise UsageError(f"out: {str(path)!r} cannot hold a sweep ({error.strerror}). Give another folder with --out.") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UsageError(f"sweep: {str(path)!r} is at work already, in another process") from None
+    if descriptor is None:
+        raise UsageError(f"sweep: {str(path)!r} is at work already, in another process")
     return descriptor
 
 

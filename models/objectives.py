@@ -26,10 +26,12 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..core.errors import RunFailedError, TrainerError, UsageError
 from ..core.suggestions import nearest
 from ..core.units import Target
+from ..data.columns import LENGTHS, TOKENS
 from ..metrics import LOSS, Better, Metric, MetricInfo
 from ..metrics.base import ACCURACY, MOST_METRICS, MOST_SUMS, SENTENCES
 from .decoding import TranslationQuality, checked_sums
@@ -125,6 +127,12 @@ class Objective:
 
     def _bounds(self, info: MetricInfo) -> tuple[float, float] | None:
         return next((metric.bounds for metric in self.every_metric if metric.name == info.name), None)
+
+    def common_parts(self, losses_b: Any, ones_b: Any, *columns: Any) -> dict[str, Any]:
+        """Return the parts of `sums` that every model has, from its losses, [batch] ones, and what it is given of its columns."""
+        lengths = {name: value for given in columns if isinstance(given, dict) for name, value in given.items() if name.endswith(LENGTHS)}
+        tokens = {name.removesuffix(LENGTHS) + TOKENS: value for name, value in lengths.items()}
+        return {LOSS_SUM: losses_b, COUNTED: ones_b, **tokens}
 
     def check_parts(self, ranks: Mapping[str, int | None]) -> None:
         """Raise UsageError unless each sum has parts of shape [batch]. `ranks`: dimensions by sum, None if it is no tensor."""

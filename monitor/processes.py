@@ -48,16 +48,6 @@ def read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
-def list_pids() -> set[int]:
-    """Return the ids of all visible processes."""
-    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
-
-
-def last_created_pid() -> int:
-    """Return the newest process or thread id, which is unchanged without forks."""
-    return int(read_file("/proc/loadavg").split()[-1])
-
-
 def read_stat(pid: int) -> ProcessStat | None:
     """Return a process's state, None if missing. Raises OSError."""
     try:
@@ -251,11 +241,11 @@ class Forest:
 
     def discover(self) -> None:
         """Add new processes to their trees."""
-        newest = last_created_pid()
+        newest = int(read_file("/proc/loadavg").split()[-1])  # process or thread id, unchanged without forks
         if newest == self._last_created:
             return
         self._last_created = newest
-        present = list_pids()
+        present = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         owners = {pid: tree for tree in self.trees.values() for pid in tree.members}
         strangers = {pid: stat for pid in present - self._seen - owners.keys() if (stat := read_stat(pid)) is not None}
         for pid in strangers:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.cluster import Task, TaskSpec, split_evenly
+from ...core.cluster import Task, TaskSpec
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.liveness import startup_phase
@@ -21,12 +21,11 @@ from ...exchange.mesh import Mesh
 from ...exchange.parameter_server.server import ShardServer
 from ...exchange.parameter_server.shards import MakeRule, UpdateRule, Vector
 from ...models.base import Array, ModelSpec
+from ...models.decoding import Stepper
 from ..base import (
-    DIRECT_COMPONENTS,
     Availability,
     CalibrationOrder,
     CalibrationResult,
-    EvalResult,
     Plan,
     Server,
     Session,
@@ -38,10 +37,10 @@ from ..base import (
     ranks_placement,
 )
 from ..capabilities import Capabilities
-from ..decoding_functions import Translating
 from ..parameter_server.session import AsyncSession
 from ..parameter_server.worker import Worker
-from ..timing import Calibrator
+from ..rank_session import RankSession
+from ..timing import Calibrator, DirectTrial
 from ..vectors import FlatValues, StateMemory, VectorRule, clip, reset_slots
 from .model import ArrayComputation, ArrayModel, Batch, Passes
 
@@ -96,13 +95,12 @@ def spread(ranks: Ranks, rank: int, vector: NDArray[Any]) -> None:
 # Losses are divided by the global batch's weight, so gradients and losses are only summed; a rank with an empty slice adds zeros.
 
 
-class ArraySession:
+class ArraySession(RankSession[StateMemory]):
     """A rank of a sync run, from a model's gradients, an update rule and a sum over ranks; a `Session`."""
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, model: ArrayModel, make_rule: MakeRule, ranks: Ranks) -> None:
-        self._job, self._spec, self._ranks = job, spec, ranks
-        self._rank, self._world, self._sizes = task.rank, task.cluster.workers, dict(data.info.sizes)
-        self._sampler = make_sampler(job, data, spec.objective.weight)
+        super().__init__(task, job, spec, data)
+        self._ranks = ranks
         self._passes = Passes(job, spec, data, model)
         self._values, self._averaged_weights = FlatValues(spec), FlatValues(spec)
         self._values.set_initial(spec, job.seed)
@@ -110,8 +108,6 @@ class ArraySession:
         room = np.zeros(spec.size + max(1, spec.buffers_size), np.float32)
         self._gradient = FlatValues(spec, room[: spec.size + spec.buffers_size])
         self._message = room[: spec.size + 1]  # the gradient, then the loss in place of the first buffer value
-        self._memory = StateMemory(spec, self._slots) if self._rank == 0 else None
-        self._averaged, self._open, self._healthy = True, True, True
         self._calibrator: Calibrator | None = None
         self.precision_used, self.device_used = job.precision, model.device_used
         startup_phase("warming up")
@@ -126,9 +122,7 @@ class ArraySession:
         self._values.set_initial(self._spec, self._job.seed)
         reset_slots(self._rule.slots, self._values.trained)
         self._rule.updates = 0
-
-    def _share(self, split: Split) -> tuple[int, int]:
-        return split_evenly(self._sizes[split], self._world)[self._rank]
+        self._state_memory()
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Apply the plan; see `Session.train`."""
@@ -155,20 +149,14 @@ class ArraySession:
         seconds = time.perf_counter() - began
         return StepResult(first_step, losses, int(own.examples.sum()), seconds, data_wait_seconds=self._passes.gather_seconds)
 
-    def drain(self) -> Iterator[StepResult]:
-        """Nothing is ever outstanding."""
-        return iter(())
-
-    def evaluate(self, split: Split) -> EvalResult:
-        """Evaluate the rank's share of the split and sum over ranks; see `Session.evaluate`."""
-        began = time.perf_counter()
+    def _sums(self, split: Split) -> list[float]:
         sums = np.array(self._passes.sums(self._to_evaluate(), split, *self._share(split)))
-        self._add_up(sums)
-        seconds = time.perf_counter() - began
-        return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._rule.updates)
+        with self._meeting():
+            self._ranks.add_up(sums)
+        found: list[float] = sums.tolist()
+        return found
 
     def _to_evaluate(self) -> FlatValues:
-        self._average_buffers()
         weights = weights_to_evaluate(self._values.trained, self._rule.slots)
         if weights is self._values.trained:
             return self._values
@@ -176,37 +164,28 @@ class ArraySession:
         np.copyto(self._averaged_weights.tail, self._values.tail)
         return self._averaged_weights
 
-    def _add_up(self, vector: NDArray[Any]) -> None:
-        """Sum over ranks; if that fails, `close` does not wait for the others."""
-        self._healthy = False
-        self._ranks.add_up(vector)
-        self._healthy = True
+    def _average(self) -> None:
+        with self._meeting():
+            self._ranks.add_up(self._values.tail)
+        self._values.tail /= self._world
 
-    def _average_buffers(self) -> None:
-        """Replace buffers by their mean over the ranks; a second call before further updates changes nothing."""
-        if not self._averaged and self._world > 1 and len(self._values.tail):
-            self._add_up(self._values.tail)
-            self._values.tail /= self._world
-        self._averaged = True
-
-    def predict(self, split: Split, start: int, stop: int) -> Array:
-        """Return logits; see `Session.predict`. Raises RuntimeError with several ranks."""
-        if self._world > 1:
-            raise RuntimeError(f"predict: needs a single worker, and this run has {self._world}")
+    def _logits(self, split: Split, start: int, stop: int) -> Array:
         return self._passes.logits(self._to_evaluate(), split, start, stop)
 
-    def translating(self) -> Translating:
+    def _stepper(self) -> Stepper:
         """Raise RuntimeError: `ArrayBackend` opens no model that translates."""
         raise RuntimeError(f"this backend does not translate with {self._spec.name!r}")
 
-    def state(self) -> State:
-        """Return a copy of the state; complete on the first rank, without values on the others."""
-        self._average_buffers()
-        if self._memory is None:
-            return State({}, updates=self._rule.updates)
-        for kept, own in zip([*self._memory.vectors, self._memory.buffers], self._vectors(), strict=True):
+    def _make_memory(self) -> StateMemory:
+        return StateMemory(self._spec, self._slots)
+
+    def _copy_to(self, memory: StateMemory) -> None:
+        for kept, own in zip([*memory.vectors, memory.buffers], self._vectors(), strict=True):
             np.copyto(kept, own)
-        return self._memory.state(self._rule.updates)
+
+    @property
+    def _updates_done(self) -> int:
+        return self._rule.updates
 
     def _vectors(self) -> list[Array]:
         return [self._values.trained, *(self._rule.slots[name] for name in self._slots), self._values.tail]
@@ -214,31 +193,28 @@ class ArraySession:
     def load(self, state: State | None) -> None:
         """Take over the first rank's state. Raises ValueError where it does not fit the model."""
         updates = np.zeros(1)
-        if self._memory is not None:
+        if (memory := self._state_memory()) is not None:
             if state is None:
                 raise ValueError("load: the first rank was given no state")
-            self._memory.fill(state)
+            memory.fill(state)
             updates[0] = state.updates
-            for own, kept in zip(self._vectors(), [*self._memory.vectors, self._memory.buffers], strict=True):
+            for own, kept in zip(self._vectors(), [*memory.vectors, memory.buffers], strict=True):
                 np.copyto(own, kept)
-        self._healthy = False
-        for vector in self._vectors():
-            spread(self._ranks, self._rank, vector)
-        spread(self._ranks, self._rank, updates)
-        self._healthy = self._averaged = True
+        vectors: list[NDArray[Any]] = [*self._vectors(), updates]
+        with self._meeting():
+            for vector in vectors:
+                spread(self._ranks, self._rank, vector)
+        self._averaged = True
         self._rule.updates = int(updates[0])
 
-    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
-        if order.component in DIRECT_COMPONENTS:
-            return [CalibrationResult(self._rank, 0, 0.0, refused="the backend is not made to try it")]
+    def _open_trial(self) -> DirectTrial:
+        return DirectTrial(self._rank, "the backend is not made to try it")
+
+    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
         if self._calibrator is None:
             batches = calibration_batches(self._sampler, self._rank)
             self._calibrator = Calibrator(batches, self._passes.gather, self._alone, self if self._job.wrapped else None)
-        self._healthy = False
-        count, seconds = self._calibrator.run(order)
-        self._healthy = True
-        return [CalibrationResult(self._rank, count, seconds)]
+        return CalibrationResult(self._rank, *self._calibrator.run(order))
 
     def _alone(self, found: list[Batch], batch: Batches) -> None:
         self._passes.gradient(found, float(batch.weights[0]), self._values, self._gradient)
@@ -253,11 +229,8 @@ class ArraySession:
         """Calibration: exchange a few bytes instead."""
         barrier(self._ranks)
 
-    def close(self) -> None:
-        """Leave together with the other ranks, at once if this one failed; a second call does nothing."""
-        if self._open:
-            self._open = False
-            self._ranks.close(healthy=self._healthy)
+    def _leave(self) -> None:
+        self._ranks.close(healthy=self._healthy)
 
 
 class ArrayBackend(ABC):

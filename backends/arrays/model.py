@@ -14,10 +14,9 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.liveness import startup_phase
 from ...data.base import IMAGE, LABEL, Dataset, Split
-from ...data.columns import LENGTHS, TOKENS
 from ...data.sampler import Batches, Sampler
 from ...models.base import Array, ModelSpec
-from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ...models.objectives import CROSS_ENTROPY
 from ..capabilities import Device
 from ..parameter_server.tickets import cut_evaluation
 from ..parameter_server.worker import Computed
@@ -150,10 +149,7 @@ class Passes:
         return total.tolist()
 
     def _example_sums(self, outputs: Outputs, batch: Batch) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {LOSS_SUM: np.asarray(outputs.losses), COUNTED: np.ones(len(batch))}
-        for given in (batch.inputs, batch.target):
-            if isinstance(given, dict):
-                found |= {name.removesuffix(LENGTHS) + TOKENS: value for name, value in given.items() if name.endswith(LENGTHS)}
+        found = self._spec.objective.common_parts(np.asarray(outputs.losses), np.ones(len(batch)), batch.inputs, batch.target)
         if "correct" in self._spec.objective.sums and "correct" not in outputs.sums:
             found["correct"] = np.asarray(outputs.logits).argmax(1) == batch.target
         found |= {name: np.asarray(value) for name, value in outputs.sums.items()}

@@ -154,9 +154,9 @@ class AsyncSession:
                 worker.link.send(Kind.PARAMETERS, worker.outgoing, version=self._shard.read(worker.values), examples=joined)
                 return False
             case Kind.SUMS:
-                self._tickets.finish_eval(worker.number, self._received_sums(worker.link.receive_trailer(frame)))
+                self._tickets.finish(worker.number, self._received_sums(worker.link.receive_trailer(frame)))
             case Kind.CALIBRATED if calibrating:
-                self._tickets.finish_calibration(CalibrationResult(worker.number, frame.examples, frame.seconds))
+                self._tickets.finish(worker.number, CalibrationResult(worker.number, frame.examples, frame.seconds))
             case Kind.READY:
                 self._tickets.join(worker.number)
             case _:
@@ -174,7 +174,7 @@ class AsyncSession:
         if worker.progress.add(frame.loss, staleness, frame.seconds):
             worker.link.send(Kind.PARAMETERS, worker.outgoing, version=version, figures=worker.figures)
             return False
-        self._tickets.finish_train(worker.number, worker.progress.close())
+        self._tickets.finish(worker.number, worker.progress.close())
         return True
 
     def _hand_out_ticket(self, worker: _ServedWorker) -> bool:
@@ -219,7 +219,7 @@ class AsyncSession:
         while True:
             self._tickets.wait(lambda: ready() or self._tickets.has_news, min(1.0, limit / 20))
             done = ready()
-            yield from map(self._marked, self._tickets.take_results())
+            yield from map(self._marked, self._tickets.take_results(StepResult))
             if done:
                 return
             if not self._tickets.connected:
@@ -260,7 +260,7 @@ class AsyncSession:
         self._tickets.put(cut_evaluation(split, size, self._job.workers, evaluation_batch(self._spec)))
         for result in self._gather(lambda: self._tickets.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied during an evaluation")
-        sums = [sum(values) for values in zip(*self._tickets.take_sums(), strict=True)]
+        sums = [sum(values) for values in zip(*self._tickets.take_results(tuple), strict=True)]
         return EvalResult.of(self._spec.objective, split, size, sums, time.perf_counter() - began, self._shard.version)
 
     def translating(self) -> Translating:
@@ -321,7 +321,7 @@ class AsyncSession:
         self._tickets.put_for(dict.fromkeys(self._tickets.connected, order))
         for result in self._gather(lambda: self._tickets.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied while a part of a step was calibrated")
-        return [replace(found, native=native) for found in self._tickets.take_calibrated()]
+        return [replace(found, native=native) for found in self._tickets.take_results(CalibrationResult)]
 
     def close(self) -> None:
         """End workers and parameter servers, bounded in time; a second call does nothing."""

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,8 @@ def decode(data: bytes) -> Ticket | None:
 
 
 EvalSums = tuple[float, ...]  # in the objective's order
+Result = StepResult | EvalSums | CalibrationResult
+R = TypeVar("R", bound=Result)
 
 
 class TicketQueue:
@@ -119,9 +121,7 @@ class TicketQueue:
         self._held: dict[int, Ticket] = {}
         self._present: set[int] = set()
         self._dismissed: set[int] = set()
-        self._results: list[StepResult] = []
-        self._sums: list[EvalSums] = []
-        self._calibrated: list[CalibrationResult] = []
+        self._results: dict[type, list[Any]] = {}
         self._failure: Exception | None = None
         self._ended = False
         self.finished = 0
@@ -163,30 +163,17 @@ class TicketQueue:
     def _has_ticket(self, worker: int) -> bool:
         return worker in self._own or bool(self._waiting)
 
-    def finish_train(self, worker: int, result: StepResult | None) -> None:
-        """Finish a worker's ticket of updates."""
+    def finish(self, worker: int, result: Result | None) -> None:
+        """Finish a worker's ticket; None: of updates of which none was applied."""
         with self._changed:
             del self._held[worker]
             self.finished += 1
-            if result is not None:
-                self._results.append(result)
+            self._keep(result)
             self._changed.notify_all()
 
-    def finish_eval(self, worker: int, sums: EvalSums) -> None:
-        """Finish a worker's piece of an evaluation."""
-        with self._changed:
-            del self._held[worker]
-            self.finished += 1
-            self._sums.append(sums)
-            self._changed.notify_all()
-
-    def finish_calibration(self, found: CalibrationResult) -> None:
-        """Finish a worker's repetitions of a component."""
-        with self._changed:
-            del self._held[found.worker]
-            self.finished += 1
-            self._calibrated.append(found)
-            self._changed.notify_all()
+    def _keep(self, result: Result | None) -> None:
+        if result is not None:
+            self._results.setdefault(type(result), []).append(result)
 
     def release(self, worker: int, applied: StepResult | None) -> None:
         """Remove a lost worker; keep what was applied of its ticket and requeue the rest first."""
@@ -194,8 +181,7 @@ class TicketQueue:
             self._present.discard(worker)
             self._own.pop(worker, None)
             ticket = self._held.pop(worker, None)
-            if applied is not None:
-                self._results.append(applied)
+            self._keep(applied)
             if isinstance(ticket, TrainTicket) and applied is not None:
                 ticket = ticket.after(applied.count)
             if isinstance(ticket, EvalTicket) or (isinstance(ticket, TrainTicket) and ticket.count):
@@ -252,27 +238,14 @@ class TicketQueue:
 
     @property
     def has_news(self) -> bool:
-        """Whether there are results to take, or no workers."""
+        """Whether there are results of updates to take, or no workers."""
         with self._changed:
-            return bool(self._results) or not self._present
+            return StepResult in self._results or not self._present
 
-    def take_results(self) -> list[StepResult]:
-        """Return the results since the last call."""
+    def take_results(self, kind: type[R]) -> list[R]:
+        """Return the results of a kind since the last call."""
         with self._changed:
-            results, self._results = self._results, []
-            return results
-
-    def take_sums(self) -> list[EvalSums]:
-        """Return the evaluation sums since the last call."""
-        with self._changed:
-            sums, self._sums = self._sums, []
-            return sums
-
-    def take_calibrated(self) -> list[CalibrationResult]:
-        """Return the calibration results since the last call."""
-        with self._changed:
-            found, self._calibrated = self._calibrated, []
-            return found
+            return self._results.pop(kind, [])
 
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
         """Wait until `ready`, called after each change, or the timeout; return whether it is. Raises a connection's error."""

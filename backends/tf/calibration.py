@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ..base import CalibrationOrder
+from ..timing import StepTracer
 from .data import Batch
 
 State = Sequence[tf.Tensor]
@@ -76,39 +76,11 @@ def a_number(batch: Batch) -> tf.Tensor:
     return tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32), keepdims=True) for tensor in tf.nest.flatten(batch)])
 
 
-FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
+class StepProfiler(StepTracer):
+    """The trace of the first updates on the first sync rank, or the chief: async workers are TensorFlow's servers."""
 
+    def _start(self, folder: str) -> None:
+        tf.profiler.experimental.start(folder)
 
-def make_tracer(updates: int, *, first: bool) -> StepProfiler | None:
-    """Return the tracer of the first updates on the `first` sync rank, or the chief: async workers are TensorFlow's servers."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    return StepProfiler(folder, updates) if updates and folder and first else None
-
-
-class StepProfiler:
-    """Traces from the first `begin` until as many updates are done."""
-
-    def __init__(self, folder: str, updates: int) -> None:
-        self._folder = folder
-        self._left = updates
-        self._running = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether the trace is written."""
-        return self._left <= 0
-
-    def begin(self) -> None:
-        """Start the trace before its first update; does nothing later."""
-        if self._left > 0 and not self._running:
-            tf.profiler.experimental.start(self._folder)
-            self._running = True
-
-    def done(self, updates: int) -> None:
-        """Count updates; after the last write the trace below ``plugins/profile``."""
-        if not self._running:
-            return
-        self._left -= updates
-        if self._left <= 0:
-            tf.profiler.experimental.stop()
-            self._running = False
+    def _write(self) -> None:
+        tf.profiler.experimental.stop()  # below ``plugins/profile``

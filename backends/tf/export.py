@@ -29,8 +29,7 @@ def export(request: Export) -> None:
         tf.saved_model.save(translating, str(request.folder), signatures={"serving_default": translating.signature()})
     else:
         model = _Served(request)
-        signatures = {"serving_default": model.normalised_signature(), "pixels": model.pixels_signature()}
-        tf.saved_model.save(model, str(request.folder), signatures=signatures)
+        tf.saved_model.save(model, str(request.folder), signatures=model.signatures())
 
 
 def _variables(arrays: Mapping[str, np.ndarray]) -> dict[str, tf.Variable]:
@@ -47,11 +46,10 @@ class _Served(tf.Module):  # type: ignore[misc]
         self.buffers = _variables(request.buffers)
         self._tables = list(normal_table(request.mean, request.std))
 
-    def normalised_signature(self) -> tf.types.experimental.GenericFunction:
-        return tf.function(self._logits, input_signature=[tf.TensorSpec(self._shape, tf.float32, name="images")])
-
-    def pixels_signature(self) -> tf.types.experimental.GenericFunction:
-        return tf.function(self._logits_of_pixels, input_signature=[tf.TensorSpec(self._shape, tf.uint8, name="images")])
+    def signatures(self) -> dict[str, tf.types.experimental.GenericFunction]:
+        images, pixels = (tf.TensorSpec(self._shape, kind, name="images") for kind in (tf.float32, tf.uint8))
+        normalised = tf.function(self._logits, input_signature=[images])
+        return {"serving_default": normalised, "pixels": tf.function(self._logits_of_pixels, input_signature=[pixels])}
 
     def _logits(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.parameters.items()}

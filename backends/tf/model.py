@@ -15,12 +15,11 @@ from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...data.base import IMAGE
-from ...data.columns import LENGTHS, TOKENS
 from ...models.base import ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ...models.layers.formulas import StorageLayout
 from ...models.layers.tf import HeldParameters
-from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ...models.objectives import CROSS_ENTROPY
 from ..base import TensorFunctions
 from ..decoding_functions import DecodingFunctions
 from ..vectors import EVALUATION_BATCH, EVALUATION_LOGITS_BYTES, evaluation_batch
@@ -139,15 +138,11 @@ class TfModel:
         if quality is None or functions is None:
             raise RuntimeError(f"{self.spec.name!r} does not translate")
 
-        def bound(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                parameters, buffers = read()
-                return function(parameters, *arguments, evaluation(buffers))
+        def call(function: Callable[..., Any], *arguments: Any) -> Any:
+            parameters, buffers = read()
+            return function(parameters, *arguments, evaluation(buffers))
 
-            return call
-
-        own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
-        return TfStepper(own, quality.source, self.spec.logits_per_position, device)
+        return TfStepper(functions.called(call), quality.source, self.spec.logits_per_position, device)
 
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors as held as a forward function's parameters."""
@@ -188,10 +183,7 @@ class TfModel:
         outputs = self.logits(parameters, micro_batches, context)
         x, y = micro_batches[0] if len(micro_batches) == 1 else (None, tf.concat([labels_b for _, labels_b in micro_batches], axis=0))
         losses_b = self._cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
-        found = {LOSS_SUM: losses_b, COUNTED: tf.ones_like(losses_b)}
-        for given in (x, y):
-            if isinstance(given, dict):
-                found |= {name.removesuffix(LENGTHS) + TOKENS: value for name, value in given.items() if name.endswith(LENGTHS)}
+        found = self.spec.objective.common_parts(losses_b, tf.ones_like(losses_b), x, y)
         if self.own_losses is None and "correct" in self.spec.objective.sums:
             found["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
         if self.example_sums is not None:

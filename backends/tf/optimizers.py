@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 from ...models.base import ForwardContext
@@ -27,29 +26,35 @@ Scalars = Sequence[tf.Tensor]
 Slots = Mapping[str, tf.Variable]
 
 
-class Optimizer(Protocol):
+class Optimizer:
     """An update rule with slots from zero; `host_scalars` come before the loop, `scalars` in it where `needs_count`."""
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the slots."""
+    slots: tuple[str, ...]
+    needs_count = True  # whether the scalars depend on the number of the update
 
-    @property
-    def needs_count(self) -> bool:
-        """Whether the scalars depend on the number of the update."""
+    def values(self, module: Any, rate: Any, update: Any) -> Sequence[Any]:
+        """Return the scalars, float64, of updates by learning rate and number (from 1), by the functions of numpy or TensorFlow."""
+        raise NotImplementedError
 
     def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
         """Return the scalars of consecutive updates, float32 [count, scalars]; `first_update` counts from 1."""
+        update = np.arange(first_update, first_update + len(learning_rates), dtype=np.float64)
+        return np.stack(self.values(np, learning_rates, update), axis=1).astype(np.float32)
 
     def scalars(self, learning_rate: tf.Tensor, update: tf.Tensor | None) -> Scalars:
         """Return those of one update, float32, in ops; `learning_rate` float32, `update` int64 from 1."""
+        if not self.needs_count:
+            return (learning_rate,)
+        values = self.values(tf, tf.cast(learning_rate, tf.float64), tf.cast(update, tf.float64))
+        return tuple(tf.cast(value, tf.float32) for value in values)
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
         """Apply one update under the variables' locks; return the op that completes it."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Sgd:
+@dataclass(frozen=True)
+class Sgd(Optimizer):
     """Stochastic gradient descent. Scalars: η."""
 
     slots: tuple[str, ...]
@@ -58,13 +63,9 @@ class Sgd:
     weight_decay: float
     needs_count = False
 
-    def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
-        """Return η, float32 [count, 1]."""
-        return learning_rates.astype(np.float32)[:, None]
-
-    def scalars(self, learning_rate: tf.Tensor, update: tf.Tensor | None) -> Scalars:
+    def values(self, module: Any, rate: Any, update: Any) -> Sequence[Any]:
         """Return (η,)."""
-        return (learning_rate,)
+        return (rate,)
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
         """Apply one update; see the formula on top."""
@@ -83,8 +84,8 @@ class Sgd:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Adam:
+@dataclass(frozen=True)
+class Adam(Optimizer):
     """Adam, or AdamW where `decoupled`. Scalars: α, ε' (see on top) and η·d."""
 
     slots: tuple[str, ...]
@@ -93,21 +94,11 @@ class Adam:
     epsilon: float
     weight_decay: float
     decoupled: bool
-    needs_count = True
 
-    def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
-        """Return (α, ε', η·d), float32 [count, 3]."""
-        update = np.arange(first_update, first_update + len(learning_rates), dtype=np.float64)
-        root = np.sqrt(1.0 - _float32(self.beta2) ** update)
-        step_size = learning_rates * root / (1.0 - _float32(self.beta1) ** update)
-        return np.stack([step_size, self.epsilon * root, learning_rates * self.weight_decay], axis=1).astype(np.float32)
-
-    def scalars(self, learning_rate: tf.Tensor, update: tf.Tensor | None) -> Scalars:
-        """Return (α, ε', η·d), computed in float64."""
-        rate, number = tf.cast(learning_rate, tf.float64), tf.cast(update, tf.float64)
-        root = tf.sqrt(1.0 - tf.pow(tf.constant(_float32(self.beta2), tf.float64), number))
-        step_size = rate * root / (1.0 - tf.pow(tf.constant(_float32(self.beta1), tf.float64), number))
-        return tuple(tf.cast(value, tf.float32) for value in (step_size, self.epsilon * root, rate * self.weight_decay))
+    def values(self, module: Any, rate: Any, update: Any) -> Sequence[Any]:
+        """Return (α, ε', η·d)."""
+        root = module.sqrt(1.0 - _float32(self.beta2) ** update)
+        return rate * root / (1.0 - _float32(self.beta1) ** update), self.epsilon * root, rate * self.weight_decay
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
         """Apply one update; see the formula on top. The op's own bias correction is off: both powers are 0."""
@@ -134,26 +125,17 @@ class Adam:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Averaging:
+@dataclass(frozen=True)
+class Averaging(Optimizer):
     """A rule with a moving average of its parameters (`core.update_rules`). Scalars: those of `rule`, then 1 − dₜ."""
 
     slots: tuple[str, ...]
     rule: Optimizer
     decay: float
-    needs_count = True
 
-    def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
-        """Return the scalars, float32 [count, scalars]."""
-        update = np.arange(first_update, first_update + len(learning_rates), dtype=np.float64)
-        rates = averaging_rates(self.decay, update).astype(np.float32)
-        return np.concatenate([self.rule.host_scalars(learning_rates, first_update), rates[:, None]], axis=1)
-
-    def scalars(self, learning_rate: tf.Tensor, update: tf.Tensor | None) -> Scalars:
-        """Return the scalars of one update."""
-        number = tf.cast(update, tf.float64)
-        rate = 1.0 - tf.minimum(tf.constant(self.decay, tf.float64), (1.0 + number) / (10.0 + number))
-        return (*self.rule.scalars(learning_rate, update), tf.cast(rate, tf.float32))
+    def values(self, module: Any, rate: Any, update: Any) -> Sequence[Any]:
+        """Return the scalars of the rule, then 1 − dₜ."""
+        return (*self.rule.values(module, rate, update), averaging_rates(self.decay, update, module.minimum))
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
         """Apply one update, then move the average towards the new values."""
@@ -205,12 +187,6 @@ def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Sequence[tf
 
 TENSOR_FLOAT_CAPABILITY = (8, 0)  # the first GPUs with TF32
 LOW_FORMATS: Mapping[str, tf.DType | None] = {"fp32": None, "bf16": tf.bfloat16, "fp16": tf.float16}
-
-
-def check_precision(job: Job, device: str) -> None:
-    """Raise UsageError for fp16 without a GPU."""
-    if job.precision == "fp16" and not device.startswith("GPU"):
-        raise UsageError("precision: got 'fp16', which needs a GPU, and this run computes on the CPU; allowed here: fp32, bf16. Use bf16.")
 
 
 def precision_used(precision: str, device: str) -> str:

@@ -8,9 +8,8 @@ import glob
 import itertools
 import json
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -20,11 +19,11 @@ from numpy.typing import NDArray
 from ...core.cluster import Cluster, Task
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
-from ...core.update_rules import EMA
-from ...models.base import Array, ModelSpec, ParameterSpec
+from ...models.base import Array, ModelSpec
 from ..base import State
-from ..capabilities import Device
-from ..vectors import check_shapes
+from ..capabilities import Device, check_precision
+from ..compiling import call_in_thread
+from ..vectors import each_value
 
 Result = TypeVar("Result")
 KERAS_CHOICE = "TF_USE_LEGACY_KERAS"
@@ -67,9 +66,7 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
         tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(False)
     if task.placed.role == "worker":
-        from .optimizers import check_precision
-
-        check_precision(job, device)
+        check_precision(job, gpu=device.startswith("GPU"))
     return device
 
 
@@ -122,23 +119,10 @@ def set_tf_config(task: Task) -> None:
 
 def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
     """Return `call()`; RunFailedError after `seconds`, in which the process has to end: the call continues in a thread."""
-    outcome: list[Result] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name=f"tf-{what}", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not outcome:
+    future = call_in_thread(call, f"tf-{what}")
+    if wait([future], seconds).not_done:
         raise RunFailedError(f"start_timeout: {what} took more than {seconds:g} s; does every task run, and do the nodes reach each other?")
-    return outcome[0]
+    return future.result()
 
 
 @contextmanager
@@ -203,19 +187,9 @@ def _pieces(target: NDArray[np.float32], source: NDArray[np.float32]) -> Iterato
         yield target[first : first + step], source[first : first + step]
 
 
-def slot_values(state: State, slot: str, parameter: ParameterSpec) -> Array:
-    """Return a parameter's slot in a state; if absent, its value before the first update."""
-    if slot in state.slots:
-        return state.slots[slot][parameter.name]
-    return state.parameters[parameter.name] if slot == EMA else np.zeros(parameter.shape, np.float32)
-
-
-def check_fits(spec: ModelSpec, slots: Sequence[str], state: State) -> None:
-    """Raise ValueError, naming the value, if a state does not fit the model or optimiser. Slots may be absent."""
+def checked_values(spec: ModelSpec, slots: Sequence[str], state: State) -> list[Array | None]:
+    """Return `vectors.each_value`. Raises ValueError, naming the value, if a state does not fit the model or optimiser."""
     strangers = sorted(set(state.slots) - set(slots))
     if strangers:
         raise ValueError(f"the given state has slots {', '.join(strangers)}; this optimiser has {', '.join(slots) or 'none'}")
-    check_shapes(spec, spec.parameters, state.parameters, "parameter")
-    for slot, values in state.slots.items():
-        check_shapes(spec, spec.parameters, values, slot)
-    check_shapes(spec, spec.buffers, state.buffers, "buffer")
+    return list(each_value(spec, slots, state))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -14,17 +13,17 @@ from ...data.base import Dataset, Split
 from ...data.sampler import Batches, Sampler
 from ...exchange.parameter_server.shards import Vector
 from ...models.base import ModelSpec
-from ..base import CalibrationOrder, State, calibration_batches
-from ..compiling import TIMED_SECONDS, to_be_chosen
+from ..base import State, calibration_batches
+from ..compiling import to_be_chosen
 from ..decoding_functions import Translating
 from ..parameter_server.worker import Computed
-from ..timing import Calibrator, Exchange
-from ..vectors import FIRST_SCALE
-from .calibration import make_calibrator, make_tracer
+from ..timing import Calibrator, Exchange, time_of_step
+from .calibration import StepProfiler, make_calibrator
 from .compiler import choose
 from .data import ColumnTensors, resident_splits
-from .model import Context, MicroBatch, Model, micro_batches_of
-from .optimizers import Wrapping, clipped, make_rule, precision_used, unscaled
+from .gradients import OneRank
+from .model import Context, MicroBatch, Model, micro_batches_of, updates_in_micro_batches
+from .optimizers import LossScale, Wrapping, clipped, make_rule, precision_used, unscaled
 from .runtime import cut, each_value, keep_steps_memory, kind_of
 
 
@@ -40,11 +39,13 @@ class TorchComputation:
         self.values, self.gradient = self._values.numpy(), self._gradient.numpy()
         self._on_device = self._values if device.type == "cpu" else self._values.to(device)
         self._model = Model.on(job, model, task.rank, self._on_device)
-        self.loss_scale: float | None = FIRST_SCALE if job.precision == "fp16" else None
+        self._tail = self._on_device[model.size :]
+        self._loss_scale = LossScale() if job.precision == "fp16" else None
+        self._source = OneRank(self._model, self._loss_scale, slices=False)
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
-        self._tracer = make_tracer(task, job, device)
+        self._tracer = StepProfiler(task, job, device)
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
-        self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
+        self._moves = self._gradient[model.size :]
         keep_steps_memory()
         startup_phase("warming up")
         first, timing = sampler.whole(0, 0, 1), to_be_chosen(job, model, data)
@@ -52,10 +53,7 @@ class TorchComputation:
         self._warm_up(sampler.examples_at_once(job.micro_batch))
 
     def _time_of_step(self, sampler: Sampler) -> float:
-        calibrator = self.calibrator(calibration_batches(sampler), None)
-        calibrator.run(CalibrationOrder("compute", 1))
-        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
-        return seconds / count
+        return time_of_step(self.calibrator(calibration_batches(sampler), None).run)
 
     def _warm_up(self, count: int) -> None:
         data = self._splits["train"]
@@ -63,44 +61,40 @@ class TorchComputation:
             self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0), 1 / count)
         self._model.sums(self._splits["test"], 0, 1)
 
-    def _compute(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> Computed:
-        if self._on_device is not self._values:
-            self._on_device.copy_(self._values, non_blocking=True)
-        loss, scale, overflowed = self._model.mean_loss(x, y, context, share), self.loss_scale, False
-        gradients = self._model.gradients(loss if scale is None else loss * scale)
-        if scale is not None:
-            overflowed = not unscaled(gradients, scale)
-        torch._foreach_copy_(self._gradient_views, clipped(gradients, self._job.clip_norm) if self._job.clip_norm else gradients)
-        for name, move in self._moves.items():
-            move.copy_(self._model.passes.buffers[name] - context.updated[name].detach() if name in context.updated else 0.0)
-        return float(loss.detach()), overflowed
+    @property
+    def loss_scale(self) -> float | None:
+        """See `Computation`."""
+        return None if self._loss_scale is None else self._loss_scale.scale
 
-    def _accumulate(self, micro_batches: Iterable[MicroBatch], share: float) -> Computed:
+    @loss_scale.setter
+    def loss_scale(self, scale: float | None) -> None:
+        if self._loss_scale is not None and scale is not None:
+            self._loss_scale.scale = scale
+
+    def _compute(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> Computed:
+        before = self._receive()
+        return self._hand_over(before, *self._source.of_batch(x, y, share, context))
+
+    def _accumulate(self, micro_batches: Iterable[MicroBatch], count: int, share: float) -> Computed:
+        before = self._receive()
+        return self._hand_over(before, *self._source.of_micro_batches(micro_batches, count, share))
+
+    def _receive(self) -> torch.Tensor | None:
+        """Take the worker's values; return a copy of the buffers, if there are any."""
         if self._on_device is not self._values:
             self._on_device.copy_(self._values, non_blocking=True)
-        model, scale, loss_sum, overflowed = self._model, self.loss_scale, 0.0, False
-        before = {name: buffer.clone() for name, buffer in model.passes.buffers.items()}
-        total: list[torch.Tensor] = []
-        for x, y, context in micro_batches:
-            loss = model.summed_loss(x, y, context) * share
-            gradients = model.gradients(loss if scale is None else loss * scale)
-            if total:
-                torch._foreach_add_(total, gradients)
-            else:
-                total = gradients
-            if context.updated:
-                model.keep_updated(context)
-            loss_sum += float(loss.detach())
-        if scale is not None:
-            overflowed = not unscaled(total, scale)
-        torch._foreach_copy_(self._gradient_views, clipped(total, self._job.clip_norm) if self._job.clip_norm else total)
-        for name, move in self._moves.items():
-            move.copy_(before[name] - model.passes.buffers[name])
-        return loss_sum, overflowed
+        return self._tail.clone() if len(self._tail) else None
+
+    def _hand_over(self, before: torch.Tensor | None, loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> Computed:
+        overflowed = self._loss_scale is not None and not unscaled(gradients, self._loss_scale.scale)
+        torch._foreach_copy_(self._gradient_views, clipped(gradients, self._job.clip_norm) if self._job.clip_norm else gradients)
+        if before is not None:
+            self._moves.copy_(before - self._tail)
+        return float(loss), overflowed
 
     def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
         """Compute updates; see `Computation.gradients`."""
-        if self._tracer is None:
+        if not self._tracer.left:
             yield from self._each_gradient(batches, first_step)
             return
         found = self._each_gradient(batches, first_step)
@@ -112,24 +106,14 @@ class TorchComputation:
     def _each_gradient(self, batches: Batches, first_step: int) -> Iterator[Computed]:
         shares = (1 / batches.weights).tolist()
         if self._job.accumulate > 1:
-            yield from self._each_accumulated(batches, first_step, shares)
+            updates = updates_in_micro_batches(self._model, self._splits["train"], batches, self._job.accumulate, first_step)
+            yield from (self._accumulate(*update, share) for update, share in zip(updates, shares, strict=True))
             return
         compute, context, position = self._compute, self._model.passes.training, 0
         for block in self._splits["train"].blocks(batches):
             for x, y in block:
                 yield compute(x, y, context(first_step + position, batches, position), shares[position])
                 position += 1
-
-    def _each_accumulated(self, batches: Batches, first_step: int, shares: list[float]) -> Iterator[Computed]:
-        cut_batches, counts = batches.in_micro_batches(self._job.accumulate)
-        examples = enumerate(batch for block in self._splits["train"].blocks(cut_batches) for batch in block)
-
-        def of_update(step: int, count: int) -> Iterator[MicroBatch]:
-            for number, (position, (x, y)) in enumerate(islice(examples, count)):
-                yield x, y, self._model.passes.training(step, cut_batches, position, number)
-
-        for position, count in enumerate(counts.tolist()):
-            yield self._accumulate(of_update(first_step + position, count), shares[position])
 
     def sums(self, split: Split, start: int, stop: int) -> list[float]:
         """Return an evaluation's sums; see `Computation.sums`."""
@@ -145,7 +129,7 @@ class TorchComputation:
             if self._job.accumulate == 1:
                 self._compute(x, y, self._model.passes.training(0, batch, 0), share)
             else:
-                self._accumulate(micro_batches_of(self._model, x, y, batch, self._job.accumulate), share)
+                self._accumulate(micro_batches_of(self._model, x, y, batch, self._job.accumulate), 0, share)
 
         return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from ...core.cluster import Task
 from ...core.job import Job
 from ...data.sampler import Batches
-from ..timing import Calibrator, Exchange
+from ..timing import Calibrator, Exchange, StepTracer
 from .data import ColumnTensors, ResidentSplit
 
 SMALL_ELEMENTS = 16  # gloo skips messages of vectors too short to cut: 1 element takes 0.3 ms, 8 or 1000 take 1.2 ms (two ranks)
@@ -77,38 +76,22 @@ def reducer_figures(distributed: torch.nn.Module | None) -> Mapping[str, float]:
     return {name: int(logged[key]) / 1e9 for name, key in figures.items() if int(logged.get(key, 0)) > 0}
 
 
-FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
+class StepProfiler(StepTracer):
+    """The trace of a task's first updates after warm-up."""
 
+    def __init__(self, task: Task, job: Job, device: torch.device) -> None:
+        super().__init__(job.profile, here=task.rank == 0)
+        self._task, self._device = task.name, device
 
-def make_tracer(task: Task, job: Job, device: torch.device) -> StepProfiler | None:
-    """Return the tracer of this task's first updates after warm-up, None without tracing here."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    return StepProfiler(task.name, job.profile, Path(folder), device) if job.profile and folder and task.rank == 0 else None
-
-
-class StepProfiler:
-    """Traces from the first `begin` until as many updates are done."""
-
-    def __init__(self, task: str, updates: int, folder: Path, device: torch.device) -> None:
-        self._path = folder / f"{task}.{time.time_ns() // 10**6}.pt.trace.json"
-        self._left = updates
+    def _start(self, folder: str) -> None:
+        self._path = Path(folder) / f"{self._task}.{time.time_ns() // 10**6}.pt.trace.json"
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if device.type == "cuda":
+        if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(activities=activities)
-        self._running = False
+        self._profiler.start()
 
-    def begin(self) -> None:
-        """Start the trace before its first update; does nothing later."""
-        if self._left > 0 and not self._running:
-            self._profiler.start()
-            self._running = True
-
-    def done(self, updates: int = 1) -> None:
-        """Count updates; write the trace after the last."""
-        self._left -= updates
-        if self._running and self._left <= 0:
-            self._profiler.stop()
-            self._running = False
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._profiler.export_chrome_trace(str(self._path))
+    def _write(self) -> None:
+        self._profiler.stop()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._profiler.export_chrome_trace(str(self._path))

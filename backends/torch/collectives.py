@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,8 +14,8 @@ from ...core.job import Job
 from ..base import interface_of, set_nccl_interface
 
 
-class Ranks(Protocol):
-    """All ranks of a job, as one of them sees them; called alike on all."""
+class Ranks:
+    """All ranks of a job, as one of them sees them; called alike on all. This class is a single rank, which does nothing."""
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Replace a contiguous tensor by its sum over all ranks."""
@@ -31,23 +30,7 @@ class Ranks(Protocol):
         """Wait for all, so that none ends while another needs it, and disconnect; do not wait after a failure."""
 
 
-class SingleProcess:
-    """A single rank."""
-
-    def add_up(self, tensor: torch.Tensor) -> None:
-        """Leave the tensor as it is."""
-
-    def spread(self, tensor: torch.Tensor) -> None:
-        """Leave the tensor as it is."""
-
-    def barrier(self) -> None:
-        """Do nothing."""
-
-    def leave(self, *, healthy: bool) -> None:
-        """Do nothing."""
-
-
-class ProcessGroup:
+class ProcessGroup(Ranks):
     """The ranks of torch's default process group."""
 
     def __init__(self, task: Task, job: Job, device: torch.device) -> None:

@@ -107,7 +107,7 @@ class ResidentColumn(Protocol):
         """Return the examples at `chosen`, int64, in batches of the given sizes, with `changes` of images."""
 
 
-class ResidentImages:
+class _Images:
     """Images: normalised as `Normaliser.empty` lays them, or as stored, uint8 [n, h, w, c]."""
 
     def __init__(self, data: Dataset, split: Split, device: torch.device, *, channels_last: bool, changing: bool) -> None:
@@ -138,16 +138,14 @@ class ResidentImages:
         return self._normalise(images_bchw if changes is None else change(images_bchw, changes))
 
     def span(self, start: int, stop: int) -> torch.Tensor:
-        """See `ResidentColumn.span`."""
         return self._as_read(self._x[start:stop], None)
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        """See `ResidentColumn.batches`."""
         found: Sequence[torch.Tensor] = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
         return found
 
 
-class ResidentNumbers:
+class _Numbers:
     """A column of a fixed shape: whole numbers as int64, others as float32."""
 
     def __init__(self, column: Column, device: torch.device) -> None:
@@ -155,16 +153,14 @@ class ResidentNumbers:
         self.example_bytes = self._values.element_size() * math.prod(self._values.shape[1:])
 
     def span(self, start: int, stop: int) -> torch.Tensor:
-        """See `ResidentColumn.span`."""
         return self._values[start:stop]
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        """See `ResidentColumn.batches`."""
         found: Sequence[torch.Tensor] = self._values.index_select(0, chosen).split(sizes)
         return found
 
 
-class ResidentSequences:
+class _Sequences:
     """A column of varying length: the stored values of all examples, and their offsets."""
 
     def __init__(self, name: str, column: Column, device: torch.device) -> None:
@@ -184,11 +180,9 @@ class ResidentSequences:
         return {self._name: values.to(self._device), f"{self._name}{LENGTHS}": lengths.to(self._device)}
 
     def span(self, start: int, stop: int) -> ColumnTensors:
-        """See `ResidentColumn.span`."""
         return self._given(np.arange(start, stop))
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        """See `ResidentColumn.batches`; each batch is as long as its longest example."""
         indices = chosen.cpu().numpy()
         ends = np.cumsum(sizes)
         return [self._given(indices[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
@@ -210,9 +204,9 @@ class ResidentSplit:
     ) -> None:
         def resident(name: str) -> ResidentColumn:
             if name == IMAGE:
-                return ResidentImages(data, split, device, channels_last=channels_last, changing=changing)
+                return _Images(data, split, device, channels_last=channels_last, changing=changing)
             column = data.column(split, name)
-            return ResidentNumbers(column, device) if column.offsets is None else ResidentSequences(name, column, device)
+            return _Numbers(column, device) if column.offsets is None else _Sequences(name, column, device)
 
         self._inputs, self._target = {name: resident(name) for name in inputs}, resident(target)
         self._device = device
@@ -221,11 +215,11 @@ class ResidentSplit:
     @property
     def normalised(self) -> bool:
         """Whether images are held normalised."""
-        return any(isinstance(held, ResidentImages) and held.normalised for held in self._inputs.values())
+        return any(isinstance(held, _Images) and held.normalised for held in self._inputs.values())
 
     def longest(self, start: int, stop: int) -> int:
         """Return the longest length of the examples start … stop − 1 in any varying column; 0 without one."""
-        columns = [held for held in (*self._inputs.values(), self._target) if isinstance(held, ResidentSequences)]
+        columns = [held for held in (*self._inputs.values(), self._target) if isinstance(held, _Sequences)]
         return max((held.longest(start, stop) for held in columns), default=0)
 
     def span(self, start: int, stop: int) -> Batch:

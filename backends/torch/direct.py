@@ -11,18 +11,18 @@ from ...core.cluster import Task
 from ...core.job import Job
 from ...exchange.all_reduce import buckets_of
 from ...exchange.authentication import gpu_error
-from ...exchange.mesh import Mesh, Vector, open_beside
+from ...exchange.mesh import Mesh, Vector
 from ..base import StepComponent
-from ..timing import Calibrator, DirectTrial, Exchange
+from ..timing import Calibrator, CarryOut, DirectTrial, Exchange
 from .calibration import SMALL_ELEMENTS, AllReduce
-from .collectives import ProcessGroup, Ranks, SingleProcess
+from .collectives import ProcessGroup, Ranks
 from .data import ColumnTensors
-from .gradients import Computed, DataParallel, GradientSource, OneRank, data_parallel
+from .gradients import Computed, DataParallel, OneRank, data_parallel
 from .model import Context, DistributedLoss, MicroBatch, Model
 from .optimizers import LossScale
 
 
-class DirectRanks:
+class DirectRanks(Ranks):
     """The ranks of a mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
@@ -46,14 +46,12 @@ class DirectRanks:
         self.mesh.leave(healthy=healthy)
 
 
-class DirectGradients:
+class DirectGradients(OneRank):
     """Sums over all ranks; gradients are copied into flat buckets in reverse order, which are summed during the pass."""
 
-    factor = 1.0
-
     def __init__(self, model: Model, loss_scale: LossScale | None, ranks: DirectRanks) -> None:
-        self._model, self._loss_scale, self._ranks = model, loss_scale, ranks
-        self._alone = OneRank(model, loss_scale, slices=True)
+        super().__init__(model, loss_scale, slices=True)
+        self._ranks = ranks
         self._buckets = _Buckets([tuple(leaf.shape) for leaf in model.leaves])
         self._small = torch.zeros(SMALL_ELEMENTS)
         self._backward = None if len(self._buckets.flat) == 1 else _OverlappedBackward(model.leaves, self._buckets, self._submit)
@@ -61,7 +59,7 @@ class DirectGradients:
     def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
         """Compute and exchange."""
         if self._backward is None:
-            loss, gradients = self._alone.of_batch(x, y, scale, context)
+            loss, gradients = super().of_batch(x, y, scale, context)
             return loss, self._added_up(gradients)
         loss = self._model.summed_loss(x, y, context) * scale
         self._backward.run(loss if self._loss_scale is None else loss * self._loss_scale.scale)
@@ -71,7 +69,7 @@ class DirectGradients:
 
     def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
         """Compute all, then exchange."""
-        loss, gradients = self._alone.of_micro_batches(micro_batches, count, scale)
+        loss, gradients = super().of_micro_batches(micro_batches, count, scale)
         return loss, self._added_up(gradients)
 
     def _added_up(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -153,27 +151,25 @@ TRIED: Mapping[StepComponent, str] = {"direct": "communicate", "direct_message":
 def open_trial(
     task: Task, ranks: Ranks, device: torch.device, silence_seconds: float, make: Callable[[DirectRanks], Calibrator]
 ) -> DirectTrial:
-    """Try a second mesh, whose calibrator `make` returns; not on GPUs, as the exchange sums in the host's memory."""
-    if device.type != "cpu":
-        return DirectTrial(task.rank, "it is for CPUs")
+    """Try a second mesh, whose calibrator `make` returns."""
 
     def add_up(vector: Vector) -> Vector:
         ranks.add_up(tensor := torch.from_numpy(vector.copy()))
         found: Vector = tensor.numpy()
         return found
 
-    mesh, refused = open_beside(task, add_up, silence_seconds)
-    if mesh is None:
-        return DirectTrial(task.rank, refused)
-    calibrator = make(DirectRanks(mesh))
-    return DirectTrial(task.rank, None, mesh, lambda order: calibrator.run(order, TRIED[order.component]))
+    def carry_out(mesh: Mesh) -> CarryOut:
+        calibrator = make(DirectRanks(mesh))
+        return lambda order: calibrator.run(order, TRIED[order.component])
+
+    return DirectTrial.of(task, device.type == "cpu", add_up, silence_seconds, carry_out)
 
 
 class Joined(NamedTuple):
     """The ranks, the source of gradients, what makes a step's exchange (None for a single process), and DDP if used."""
 
     ranks: Ranks
-    source: GradientSource
+    source: OneRank
     exchange: Callable[[], Exchange] | None
     distributed: torch.nn.parallel.DistributedDataParallel | None
 
@@ -181,7 +177,7 @@ class Joined(NamedTuple):
 def join(task: Task, job: Job, model: Model, loss_scale: LossScale | None, device: torch.device) -> Joined:
     """Join the job's ranks. DDP is not promised a static graph, which gains nothing (0.9 to 1.1 times the steps per second)."""
     if not job.wrapped:
-        return Joined(SingleProcess(), OneRank(model, loss_scale, slices=False), None, None)
+        return Joined(Ranks(), OneRank(model, loss_scale, slices=False), None, None)
     if job.exchange == "direct":
         if device.type != "cpu":
             raise gpu_error()

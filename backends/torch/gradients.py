@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,38 +18,24 @@ from .optimizers import LossScale
 Computed = tuple[torch.Tensor, Sequence[torch.Tensor]]  # loss, gradients in the order of the model's leaves
 
 
-class GradientSource(Protocol):
-    """Gradients of whole batches, summed over the source's ranks."""
-
-    @property
-    def factor(self) -> float:
-        """1, or the number of ranks for a mean over them."""
-
-    def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
-        """Compute a batch: its mean loss, or this rank's part of it, times the factor."""
-
-    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
-        """Compute `count` micro-batches in turn, with one's gradients and their sum in memory; ranks exchange once."""
-
-
 class OneRank:
-    """Gradients of a single process, or with `slices` of one rank's slice, which may be empty, without the others."""
+    """Gradients of a single process, or with `slices` of one rank's slice, which may be empty; a subclass sums over all ranks."""
 
-    factor = 1.0
+    factor = 1.0  # or the number of ranks for a mean over them
 
     def __init__(self, model: Model, loss_scale: LossScale | None, *, slices: bool) -> None:
         self._model, self._loss_scale, self._slices = model, loss_scale, slices
 
     def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
-        """Compute; see `GradientSource`."""
+        """Compute a batch: its mean loss, or this rank's part of it, times the factor."""
         model = self._model
         loss = model.summed_loss(x, y, context) * scale if self._slices else model.mean_loss(x, y, context, scale)
         gradients = model.gradients(_scaled(loss, self._loss_scale))
         model.keep_updated(context)
         return loss.detach(), gradients
 
-    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], _count: int, scale: float) -> Computed:
-        """Compute; see `GradientSource`."""
+    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
+        """Compute `count` micro-batches in turn, with one's gradients and their sum in memory; ranks exchange once."""
         total: list[torch.Tensor] = []
         losses = []
         for x, y, context in micro_batches:
@@ -64,22 +50,23 @@ class OneRank:
         return torch.stack(losses).sum(), total
 
 
-class DataParallel:
+class DataParallel(OneRank):
     """The mean over all ranks, by DistributedDataParallel."""
 
     def __init__(
         self, model: Model, loss_scale: LossScale | None, distributed: torch.nn.parallel.DistributedDataParallel, ranks: int
     ) -> None:
-        self._model, self._loss_scale, self._distributed, self.factor = model, loss_scale, distributed, float(ranks)
+        super().__init__(model, loss_scale, slices=True)
+        self._distributed, self.factor = distributed, float(ranks)
 
     def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
-        """Compute; see `GradientSource`."""
+        """Compute; see `OneRank`."""
         self._forget()
         loss = self._backward(x, y, scale, context)
         return loss, [leaf.grad for leaf in self._model.leaves]
 
     def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
-        """Compute; see `GradientSource`: DDP sums a rank's ``grad`` before it exchanges that."""
+        """Compute; see `OneRank`: DDP sums a rank's ``grad`` before it exchanges that."""
         leaves, losses = self._model.leaves, []
         self._forget()
         for number, (x, y, context) in enumerate(micro_batches, 1):

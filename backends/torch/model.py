@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.plugins import forward_plugin, load
-from ...data.columns import LENGTHS, TOKENS
 from ...data.sampler import Batches
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
-from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ...models.objectives import CROSS_ENTROPY
 from ..base import TensorFunctions
+from ..capabilities import check_precision
 from ..decoding_functions import DecodingFunctions
 from ..vectors import evaluation_batch, examples_at_once
 from .data import ColumnTensors, ResidentSplit, part_of
 from .decoding import TorchStepper
-from .optimizers import low_format, overwrites_gradients, watched
+from .optimizers import LOW_FORMATS, overwrites_gradients, watched
 from .runtime import cut
 
 TENSORS = TensorFunctions(
@@ -121,7 +121,8 @@ class Model:
         self.leaves, self.buffers = list(leaves), list(buffers)
         self.values = [leaf.detach() for leaf in self.leaves]
         self._device = self.leaves[0].device
-        self._low = low_format(job.precision, self._device)
+        check_precision(job, gpu=self._device.type == "cuda")
+        self._low = LOW_FORMATS[job.precision]
         self._overwritten = overwrites_gradients(job)
         self.passes = ForwardContexts(
             job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low
@@ -166,15 +167,11 @@ class Model:
         if quality is None or functions is None:
             raise RuntimeError(f"{self.spec.name!r} does not translate")
 
-        def bound(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                with torch.autocast(self._device.type, self._low, enabled=self._low is not None):
-                    return function(self.named, *arguments, self.passes.evaluation)
+        def call(function: Callable[..., Any], *arguments: Any) -> Any:
+            with torch.autocast(self._device.type, self._low, enabled=self._low is not None):
+                return function(self.named, *arguments, self.passes.evaluation)
 
-            return call
-
-        own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
-        return TorchStepper(own, quality.source, self.spec.logits_per_position, self._device)
+        return TorchStepper(functions.called(call), quality.source, self.spec.logits_per_position, self._device)
 
     def loss_of(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of losses with these parameters: this is compiled, and touches only its arguments."""
@@ -190,11 +187,9 @@ class Model:
 
     def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
         """Return a whole, non-empty batch's mean loss; `share` is 1 / (weight of its examples)."""
-        if self.compiled is not None and self.compiled.takes(y):
-            return self.compiled(self.named, x, y, context) * share
-        if self._own_losses is None:
+        if self._own_losses is None and (self.compiled is None or not self.compiled.takes(y)):
             return torch.nn.functional.cross_entropy(self.forward(x, context), y)
-        return self._own_losses(self.forward(x, context), y, context).sum() * share
+        return self.summed_loss(x, y, context) * share
 
     def summed_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of losses; 0, with zero gradients, for an empty slice."""
@@ -216,13 +211,11 @@ class Model:
 
     def sums(self, data: ResidentSplit, start: int, stop: int) -> list[float]:
         """Return the objective's sums, in its order, over the examples start … stop − 1."""
-        found = [0.0] * len(self.spec.objective.sums)
+        found = np.zeros(len(self.spec.objective.sums))
         for outputs, x, y in self._evaluated(data, start, stop):
             batch = self._batch_sums(outputs, x, y)
-            found = [
-                so_far + float(batch[name].sum(dtype=torch.float64)) for so_far, name in zip(found, self.spec.objective.sums, strict=True)
-            ]
-        return found
+            found += [float(batch[name].sum(dtype=torch.float64)) for name in self.spec.objective.sums]
+        return found.tolist()
 
     def _batch_sums(self, outputs: torch.Tensor, x: ColumnTensors, y: ColumnTensors) -> dict[str, torch.Tensor]:
         context = self.passes.evaluation
@@ -230,10 +223,7 @@ class Model:
             losses_b = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
         else:
             losses_b = self._own_losses(outputs, y, context)
-        found = {LOSS_SUM: losses_b, COUNTED: torch.ones_like(losses_b)}
-        for given in (x, y):
-            if isinstance(given, dict):
-                found |= {name.removesuffix(LENGTHS) + TOKENS: value for name, value in given.items() if name.endswith(LENGTHS)}
+        found = self.spec.objective.common_parts(losses_b, torch.ones_like(losses_b), x, y)
         if self._own_losses is None and "correct" in self.spec.objective.sums:
             found["correct"] = outputs.argmax(1) == y
         if self._example_sums is not None:
@@ -275,6 +265,21 @@ def micro_batches_of(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Ba
     cut, _ = batch.in_micro_batches(most)
     for number, (begin, end) in enumerate(pairwise((cut.offsets - cut.offsets[0]).tolist())):
         yield part_of(x, begin, end), part_of(y, begin, end), model.passes.training(0, cut, number, number)
+
+
+def updates_in_micro_batches(
+    model: Model, data: ResidentSplit, batches: Batches, most: int, first_step: int
+) -> Iterator[tuple[Iterator[MicroBatch], int]]:
+    """Yield each batch's micro-batches, to be taken before the next batch's, and their number; batch i is update `first_step` + i."""
+    cut, counts = batches.in_micro_batches(most)
+    examples = enumerate(batch for block in data.blocks(cut) for batch in block)
+
+    def of_update(step: int, count: int) -> Iterator[MicroBatch]:
+        for number, (position, (x, y)) in enumerate(islice(examples, count)):
+            yield x, y, model.passes.training(step, cut, position, number)
+
+    for step, count in enumerate(counts.tolist(), first_step):
+        yield of_update(step, count), count
 
 
 def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
+from .. import vectors
 from ..capabilities import unused_precision
-from ..vectors import FIRST_SCALE, next_scale, refuse_exhausted
+from ..vectors import next_scale, refuse_exhausted
 
 Tensors = Sequence[torch.Tensor]
 
@@ -161,15 +161,7 @@ class Averaging(Wrapping):
 # Formats of convolutions and matrix products (autocast's list), and fp16's loss scaling; all else stays float32.
 
 TENSOR_FLOAT_CAPABILITY = (8, 0)  # the first GPUs with TF32
-
-
-def low_format(precision: str, device: torch.device) -> torch.dtype | None:
-    """Return the format of convolutions and products, None for float32. Raises UsageError for fp16 without a GPU."""
-    if precision == "fp32":
-        return None
-    if precision == "fp16" and device.type != "cuda":
-        raise UsageError("precision: got 'fp16', which needs a GPU, and this run computes on the CPU; allowed here: fp32, bf16. Use bf16.")
-    return torch.bfloat16 if precision == "bf16" else torch.float16
+LOW_FORMATS: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision_used(precision: str, device: torch.device) -> str:
@@ -218,20 +210,8 @@ def unscaled(gradients: Sequence[torch.Tensor], scale: float) -> bool:
     return bool(torch.stack(largest).isfinite().all())
 
 
-class LossScale:
-    """Dynamic loss scaling; see `backends.vectors`."""
-
-    def __init__(self) -> None:
-        self.scale, self.clean_steps = FIRST_SCALE, 0
-
-    @property
-    def scalars(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
-        return {"loss_scale": self.scale, "clean_steps": float(self.clean_steps)}
-
-    def restore(self, scalars: Mapping[str, float]) -> None:
-        """Restore what a checkpoint kept, or the initial values."""
-        self.scale, self.clean_steps = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0))
+class LossScale(vectors.LossScale):
+    """Dynamic loss scaling."""
 
     def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
         """Divide the gradients in place and adapt the scale; return whether all are finite. Raises RunFailedError at its end."""

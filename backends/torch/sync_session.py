@@ -9,28 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import torch
 
-from ...core.cluster import Task, split_evenly
+from ...core.cluster import Task
 from ...core.job import Job
 from ...core.liveness import startup_phase
 from ...core.update_rules import slot_names, weights_to_evaluate
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import Array, ModelSpec
-from ..base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
-from ..compiling import TIMED_SECONDS, to_be_chosen
-from ..decoding_functions import Translating
-from ..timing import Calibrator, DirectTrial, Exchange
-from .calibration import make_calibrator, make_tracer, reducer_figures
+from ..base import CalibrationOrder, CalibrationResult, Plan, State, StepResult, calibration_batches
+from ..compiling import to_be_chosen
+from ..rank_session import RankSession
+from ..timing import Calibrator, DirectTrial, Exchange, time_of_step
+from .calibration import StepProfiler, make_calibrator, reducer_figures
 from .compiler import choose
 from .data import ColumnTensors, resident_splits
-from .direct import TRIED, DirectGradients, DirectRanks, join, open_trial
-from .gradients import GradientSource, OneRank
-from .model import Context, MicroBatch, Model, micro_batches_of
+from .decoding import TorchStepper
+from .direct import DirectGradients, DirectRanks, join, open_trial
+from .gradients import OneRank
+from .model import Context, MicroBatch, Model, micro_batches_of, updates_in_micro_batches
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
 from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
 
@@ -38,7 +38,7 @@ from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
 class Updater:
     """Applies the gradients of a source by a rule."""
 
-    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None, source: GradientSource) -> None:
+    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None, source: OneRank) -> None:
         self._rule, self._loss_scale, self._source = rule, loss_scale, source
         self._clip_norm = job.clip_norm
 
@@ -64,17 +64,13 @@ class Updater:
 GROUP_SECONDS = 0.5  # for a single process; ranks yield one result per plan
 
 
-class SyncSession:
+class SyncSession(RankSession[StateMemory]):
     """A rank; every rank is a leading task and calls the same methods in the same order."""
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
-        self._spec, self._job, self._device = model, job, device
-        timing = to_be_chosen(job, model, data)
-        self._task, self._rank, self._world = task, task.rank, task.cluster.workers
-        self._sampler = make_sampler(job, data, model.objective.weight)
+        super().__init__(task, job, model, data)
+        self._device, timing = device, to_be_chosen(job, model, data)
         self._splits = resident_splits(job, model, data, device)
-        self._data, self._sizes = data, dict(data.info.sizes)
-        self._translating: Translating | None = None
         self._model = Model.initial(job, model, task.rank, device)
         self._rule = make_rule(job, self._model.values)
         weights = weights_to_evaluate(self._model.values, self._rule.slots)
@@ -82,12 +78,8 @@ class SyncSession:
         self._slots = slot_names(job)
         self._loss_scale = LossScale() if job.precision == "fp16" else None
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
-        self._averaged = True
-        self._memory: StateMemory | None = None
         self._calibrator: Calibrator | None = None
-        self._trial: DirectTrial | None = None
-        self._tracer, self._left_to_trace = make_tracer(task, job, device), job.profile
-        self._open, self._healthy = True, True
+        self._tracer = StepProfiler(task, job, device)
         exchange = join(task, job, self._model, self._loss_scale, device)
         self._ranks, self._source, self._exchange, self._distributed = exchange
         self._updater = Updater(job, self._rule, self._loss_scale, self._source)
@@ -98,10 +90,7 @@ class SyncSession:
         self._warm_up()
 
     def _time_of_step(self) -> float:
-        calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=self._exchange is not None), None)
-        calibrator.run(CalibrationOrder("compute", 1))
-        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
-        return seconds / count
+        return time_of_step(self._make_calibrator(OneRank(self._model, self._loss_scale, slices=self._exchange is not None), None).run)
 
     def _warm_up(self) -> None:
         """Run two steps without effect: first kernels, and DDP's rebuild of buckets, which changes the order of summation."""
@@ -134,20 +123,17 @@ class SyncSession:
         self._healthy = self._averaged = False
         first = 0
         while first < plan.count:
-            count, profiled = self._group(plan.count - first), self._left_to_trace > 0
-            if self._tracer is not None:
-                self._tracer.begin()
+            count, profiled = self._group(plan.count - first), self._tracer.left > 0
+            self._tracer.begin()
             result = self._run(plan, batches, first, count)
-            self._left_to_trace = max(0, self._left_to_trace - count)
-            if self._tracer is not None:
-                self._tracer.done(count)
+            self._tracer.done(count)
             yield replace(result, profiled=profiled)
             first += count
         self._healthy = True
 
     def _group(self, remaining: int) -> int:
-        if self._left_to_trace:
-            return min(remaining, self._left_to_trace)
+        if self._tracer.left:
+            return min(remaining, self._tracer.left)
         if self._job.steps_per_call is not None:
             return min(remaining, self._job.steps_per_call)
         if self._exchange is not None or remaining <= 2 * self._steps_per_group:
@@ -162,7 +148,8 @@ class SyncSession:
         scales = (self._source.factor / own.weights).tolist()
         rates = plan.learning_rates[first : first + count].tolist()
         if self._job.accumulate > 1:
-            losses = self._accumulate(own, scales, rates, plan.first_step + first)
+            updates = updates_in_micro_batches(self._model, data, own, self._job.accumulate, plan.first_step + first)
+            losses = [self._updater.accumulate(*update, scale, rate) for update, scale, rate in zip(updates, scales, rates, strict=True)]
         else:
             losses = []
             update, context, step = self._updater.update, self._model.passes.training, plan.first_step + first
@@ -176,19 +163,6 @@ class SyncSession:
         wait = data.wait_seconds if self._device.type == "cpu" else None
         return StepResult(plan.first_step + first, reduced, int(own.examples.sum()), seconds, data_wait_seconds=wait)
 
-    def _accumulate(self, own: Batches, scales: list[float], rates: list[float], first_step: int) -> list[torch.Tensor]:
-        cut, counts = own.in_micro_batches(self._job.accumulate)
-        examples, passes = enumerate(batch for block in self._splits["train"].blocks(cut) for batch in block), self._model.passes
-
-        def of_update(step: int, count: int) -> Iterator[MicroBatch]:
-            for number, (position, (x, y)) in enumerate(islice(examples, count)):
-                yield x, y, passes.training(step, cut, position, number)
-
-        return [
-            self._updater.accumulate(of_update(first_step + position, count), count, scales[position], rates[position])
-            for position, count in enumerate(counts.tolist())
-        ]
-
     def _reduce(self, losses: list[torch.Tensor]) -> Array:
         stacked = torch.stack(losses)
         if self._exchange is not None:
@@ -198,64 +172,44 @@ class SyncSession:
         result: Array = stacked.cpu().numpy().astype(np.float32)
         return result
 
-    def drain(self) -> Iterator[StepResult]:
-        """Nothing is ever outstanding."""
-        return iter(())
+    def _sums(self, split: Split) -> list[float]:
+        sums = torch.tensor(self._evaluated.sums(self._splits[split], *self._share(split)), dtype=torch.float64, device=self._device)
+        with self._meeting():
+            self._ranks.add_up(sums)
+        found: list[float] = sums.tolist()
+        return found
 
-    def evaluate(self, split: Split) -> EvalResult:
-        """Evaluate the rank's share of the split and sum over ranks; see `Session.evaluate`."""
-        began = time.perf_counter()
-        self._average_buffers()
-        start, stop = split_evenly(self._sizes[split], self._world)[self._rank]
-        sums = torch.tensor(self._evaluated.sums(self._splits[split], start, stop), dtype=torch.float64, device=self._device)
-        self._healthy = False
-        self._ranks.add_up(sums)
-        self._healthy = True
-        seconds = time.perf_counter() - began
-        return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._rule.updates)
+    def _stepper(self) -> TorchStepper:
+        return self._evaluated.stepper()
 
-    def translating(self) -> Translating:
-        """Return what translates this rank's share; see `Session.translating`."""
-        self._average_buffers()
-        if self._translating is None:
-            self._translating = Translating(self._data, self._spec.objective, self._evaluated.stepper(), self._rank, self._world)
-        return self._translating
-
-    def _average_buffers(self) -> None:
-        """Replace buffers by their mean over ranks; a second call before further updates changes no bit."""
-        if self._exchange is not None and not self._averaged and self._model.buffers:
-            flat = torch.cat([buffer.flatten() for buffer in self._model.buffers])
-            self._healthy = False
+    def _average(self) -> None:
+        flat = torch.cat([buffer.flatten() for buffer in self._model.buffers])
+        with self._meeting():
             self._ranks.add_up(flat)
-            self._healthy = True
-            flat /= self._world
-            for buffer, mean in zip(self._model.buffers, flat.split([buffer.numel() for buffer in self._model.buffers]), strict=True):
-                buffer.copy_(mean.view(buffer.shape))
-        self._averaged = True
+        flat /= self._world
+        for buffer, mean in zip(self._model.buffers, flat.split([buffer.numel() for buffer in self._model.buffers]), strict=True):
+            buffer.copy_(mean.view(buffer.shape))
 
-    def predict(self, split: Split, start: int, stop: int) -> Array:
-        """Return logits; see `Session.predict`. Raises RuntimeError with several ranks."""
-        if self._world > 1:
-            raise RuntimeError(f"predict: needs a single worker, and this run has {self._world}")
+    def _logits(self, split: Split, start: int, stop: int) -> Array:
         return self._evaluated.logits(self._splits[split], start, stop)
 
     def _tensors(self) -> list[torch.Tensor]:
         slots = [tensor for slot in self._slots for tensor in self._rule.slots[slot]]
         return [*self._model.values, *slots, *self._model.buffers]
 
-    def _state_memory(self) -> StateMemory | None:
-        if self._memory is None and self._rank == 0:
-            self._memory = StateMemory(self._spec, self._slots, pinned=self._device.type == "cuda")
-        return self._memory
+    def _make_memory(self) -> StateMemory:
+        return StateMemory(self._spec, self._slots, pinned=self._device.type == "cuda")
 
-    def state(self) -> State:
-        """Return a copy of the state; complete on the first rank, without values on the others."""
-        self._average_buffers()
-        memory = self._state_memory()
-        if memory is None:
-            return State({}, updates=self._rule.updates)
+    def _copy_to(self, memory: StateMemory) -> None:
         memory.take(self._tensors())
-        return memory.state(self._rule.updates, None if self._loss_scale is None else self._loss_scale.scalars)
+
+    @property
+    def _updates_done(self) -> int:
+        return self._rule.updates
+
+    @property
+    def _scalars(self) -> dict[str, float]:
+        return {} if self._loss_scale is None else self._loss_scale.scalars
 
     def load(self, state: State | None) -> None:
         """Take over the first rank's state. Raises ValueError where it does not fit the model."""
@@ -274,24 +228,15 @@ class SyncSession:
             self._loss_scale.restore(state.scalars)
 
     def _spread(self) -> None:
-        self._healthy = False
-        for tensor in self._tensors():
-            self._ranks.spread(tensor)
         scale = [0.0, 0.0] if self._loss_scale is None else list(self._loss_scale.scalars.values())
         numbers = torch.tensor([float(self._rule.updates), *scale], dtype=torch.float64, device=self._device)
-        self._ranks.spread(numbers)
+        with self._meeting():
+            for tensor in (*self._tensors(), numbers):
+                self._ranks.spread(tensor)
         updates, loss_scale, clean_steps = numbers.tolist()
-        self._healthy = True
         self._rule.updates = int(updates)
         if self._loss_scale is not None:
             self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
-
-    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
-        self._healthy = False
-        found = self._tried(order) if order.component in TRIED else self._calibrated(order)
-        self._healthy = True
-        return [found]
 
     def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
         native = reducer_figures(self._distributed) if self._calibrator is None else {}
@@ -300,16 +245,14 @@ class SyncSession:
             self._calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=exchange is not None), exchange)
         return CalibrationResult(self._rank, *self._calibrator.run(order), native)
 
-    def _tried(self, order: CalibrationOrder) -> CalibrationResult:
+    def _open_trial(self) -> DirectTrial:
         def make(ranks: DirectRanks) -> Calibrator:
             direct = DirectGradients(self._model, self._loss_scale, ranks)
             return self._make_calibrator(direct, direct.exchange_alone())
 
-        if self._trial is None:
-            self._trial = open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
-        return self._trial.run(order)
+        return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
 
-    def _make_calibrator(self, source: GradientSource, exchange: Exchange | None) -> Calibrator:
+    def _make_calibrator(self, source: OneRank, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
         updater = Updater(self._job, self._rule, self._loss_scale, source)
 
@@ -323,10 +266,5 @@ class SyncSession:
 
         return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 
-    def close(self) -> None:
-        """Leave together with the other ranks, at once if this one failed; a second call does nothing."""
-        if self._open:
-            self._open = False
-            if self._trial is not None:
-                self._trial.close()
-            self._ranks.leave(healthy=self._healthy)
+    def _leave(self) -> None:
+        self._ranks.leave(healthy=self._healthy)

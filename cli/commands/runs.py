@@ -17,8 +17,9 @@ import psutil
 from click.core import ParameterSource
 
 from ...checkpoint import list_checkpoints, peek_meta
-from ...checkpoint.writer import lock, rename_hidden
+from ...checkpoint.writer import rename_hidden
 from ...core.console import json_text, note, one_line
+from ...core.drafts import lock
 from ...core.errors import TrainerError, UsageError
 from ...core.process import there_to_work_in
 from ...core.settings.sweeps import EARLIER, SWEEP_FILE

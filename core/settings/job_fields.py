@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from ..setting import Declaration, Requirement, Role
 from ..topics import Topic
 
 ENVIRONMENT_PREFIX = "TRAINER_"
+Given = TypeVar("Given")
 DECLARED: Mapping[str, Declaration] = {name: Declaration.of(field) for name, field in Job.model_fields.items()}
 
 
@@ -128,6 +129,12 @@ class GivenValue:
     key: str  # ``--batch-size``, ``TRAINER_BATCH_SIZE`` or ``batch_size``
     origin: str  # ``flag``, ``environment TRAINER_BATCH_SIZE`` or ``file PATH``
     place: str | None = None  # text after the value in messages, for a file
+
+
+def over(layer: Mapping[str, Given], lower: Mapping[str, Given], alternatives: Sequence[Sequence[str]]) -> dict[str, Given]:
+    """Return a layer's values over those of a lower one; each of several `alternatives` replaces the others."""
+    replaced = {name for names in alternatives if any(name in layer for name in names) for name in names}
+    return {**{name: given for name, given in lower.items() if name not in replaced}, **layer}
 
 
 def as_usage_error(error: ValidationError, given: Mapping[str, GivenValue]) -> UsageError:

@@ -15,9 +15,9 @@ from typing import Any
 from ..bounded_json import parse_toml
 from ..console import one_line
 from ..errors import UsageError
-from ..suggestions import nearest
+from ..suggestions import did_you_mean
 from ..topics import Topic
-from .job_fields import check_url, environment_name, flag_name, shown_url
+from .job_fields import check_url, environment_name, flag_name, over, shown_url
 
 # Shared configurations and runs cannot set these options, which select machines, programs and addresses.
 MOST_CHARACTERS = 65_536  # of a value: a list of thousands of hosts
@@ -167,18 +167,15 @@ def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: 
     found: dict[str, GivenOption] = {}
     for layer in (
         {name: GivenOption(PERSONAL_OPTIONS[name], value, f"{OWN_FILE}{path}") for name, value in _read(path).items()},
-        {name: GivenOption(option, environ[option.variable], f"environment {option.variable}") for name, option in _set(environ).items()},
+        {
+            name: GivenOption(option, environ[option.variable], f"environment {option.variable}")
+            for name, option in PERSONAL_OPTIONS.items()
+            if environ.get(option.variable)
+        },
         {name: GivenOption(PERSONAL_OPTIONS[name], str(value), "flag") for name, value in flags.items() if value is not None},
     ):
-        for alternatives in ALTERNATIVES:
-            if any(name in layer for name in alternatives):
-                found = {name: given for name, given in found.items() if name not in alternatives}
-        found |= layer
+        found = over(layer, found, ALTERNATIVES)
     return {name: _checked(found[name]) for name in names if name in found}
-
-
-def _set(environ: Mapping[str, str]) -> dict[str, PersonalOption]:
-    return {name: option for name, option in PERSONAL_OPTIONS.items() if environ.get(option.variable)}
 
 
 def _checked(given: GivenOption) -> GivenOption:
@@ -210,11 +207,9 @@ def _read(path: Path) -> dict[str, str]:
     for key, value in values.items():
         place = f"{one_line(key)[:100]} (in {path})"
         if key not in PERSONAL_OPTIONS:
-            near = nearest(key, PERSONAL_OPTIONS)
-            hint = f" Did you mean {near!r}?" if near else ""
             raise UsageError(
                 f"{place}: your own file of options has {', '.join(PERSONAL_OPTIONS)} and nothing else; settings of a job belong to a "
-                f"--config file.{hint}"
+                f"--config file.{did_you_mean(key, PERSONAL_OPTIONS)}"
             )
         if not isinstance(value, str) or not value:
             raise UsageError(f"{place}: got {'an empty text' if value == '' else type(value).__name__}; allowed: a text in quotes.")

@@ -29,6 +29,7 @@ from .job_fields import (
     flags_of,
     idle_settings,
     is_boolean,
+    over,
     schema,
 )
 from .personal import PERSONAL_OPTIONS, own_file
@@ -183,7 +184,7 @@ def resolve(
 
     `config` is a TOML path or a shipped name; ``backend = auto`` becomes the first installed one. Raises UsageError.
     """
-    given = _merge(_from_run(resumed), _from_file(config), _from_environment(environ), _from_flags(flags))
+    given = over(_given(flags, environ, config), _from_run(resumed), _ALTERNATIVES)
     if resumed is not None:
         resumed.admit({field: value.value for field, value in given.items() if value.origin == resumed.origin})
         given = {field: resumed.absolute(field, value) for field, value in given.items()}
@@ -206,8 +207,12 @@ def resolve(
 
 def given_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
     """Return the given values, each checked by itself, for a run resumed elsewhere."""
-    given = _merge(_from_file(config), _from_environment(environ), _from_flags(flags))
-    return {field: _by_itself(field, value) for field, value in given.items()}
+    return {field: _by_itself(field, value) for field, value in _given(flags, environ, config).items()}
+
+
+def _given(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> dict[str, GivenValue]:
+    file, variables, typed = _from_file(config), _from_environment(environ), _from_flags(flags)
+    return over(typed, over(variables, file, _ALTERNATIVES), _ALTERNATIVES)
 
 
 def _by_itself(field: str, value: GivenValue) -> Any:
@@ -316,17 +321,6 @@ def is_axis(key: str, value: Any) -> bool:
 def _unknown(key: str, problem: str, near: str | None) -> str:
     hint = f" Did you mean {near!r}?" if near else ""
     return f"{key}: {problem}.{hint} `trainer run --print-config` lists every setting."
-
-
-def _merge(*layers: dict[str, GivenValue]) -> dict[str, GivenValue]:
-    merged: dict[str, GivenValue] = {}
-    for layer in layers:
-        for fields in _ALTERNATIVES:
-            if any(field in layer for field in fields):
-                for field in fields:
-                    merged.pop(field, None)
-        merged.update(layer)
-    return merged
 
 
 def _refuse_boolean(field: str, value: GivenValue) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..job import Job
-from ..suggestions import nearest
+from ..suggestions import did_you_mean
 from .job_fields import flag_name, is_boolean, schema
 from .sources import SWEEP, SWEEP_KEYS, is_axis, read_config, refuse_misplaced, resolve
 
@@ -134,8 +134,7 @@ def _known(where: str, name: str) -> None:
     if name in NOT_SWEPT:
         raise UsageError(f"{where}: {name!r} cannot be swept; it says where the runs lie")
     if name not in Job.model_fields:
-        near = nearest(name, Job.model_fields)
-        hint = f" Did you mean {near!r}?" if near else ""
+        hint = did_you_mean(name, Job.model_fields)
         raise UsageError(f"{where}: no setting is called {name!r}.{hint} `trainer run --print-config` lists every setting.")
 
 

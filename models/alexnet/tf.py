@@ -1,19 +1,9 @@
-"""AlexNet on TensorFlow. Shapes: x_bchw [batch, channels, height, width]; logits_bk [batch, classes]."""
+"""AlexNet on TensorFlow."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-import tensorflow as tf
-
-from ..base import ForwardContext
 from ..layers.formulas import convolutions as storage_layouts  # no dense layers: reordering their large weights would stall training
+from ..layers.protocol import forward_of
 from ..layers.tf import Layers
-from .spec import network
+from . import network
 
 __all__ = ["forward", "storage_layouts"]
-
-
-def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
-    """Return logits_bk."""
-    return network(Layers(parameters, context), x_bchw)
+forward = forward_of(Layers, network)

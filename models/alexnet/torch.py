@@ -1,16 +1,7 @@
-"""AlexNet on torch. Shapes: x_bchw [batch, channels, height, width]; logits_bk [batch, classes]."""
+"""AlexNet on torch."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-import torch
-
-from ..base import ForwardContext
+from ..layers.protocol import forward_of
 from ..layers.torch import Layers
-from .spec import network
+from . import network
 
-
-def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, context: ForwardContext[torch.Tensor]) -> torch.Tensor:
-    """Return logits_bk."""
-    return network(Layers(parameters, context), x_bchw)
+forward = forward_of(Layers, network)

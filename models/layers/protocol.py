@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..base import ParameterSpec
+from ..base import ForwardContext, ParameterSpec
 
 
 class NetworkLayers(Protocol):
@@ -120,6 +121,16 @@ class SequenceNetworkLayers(Protocol):
 
     def logits(self, x_btd: Any, name: str) -> Any:
         """Multiply by ``<name>.weight`` [pieces, width]: logits_btv."""
+
+
+def forward_of(layers: Callable[..., Any], network: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return the forward function of an image model, by its `network` over a framework's `layers`."""
+
+    def forward(parameters: Mapping[str, Any], x_bchw: Any, context: ForwardContext[Any]) -> Any:
+        """Return logits_bk."""
+        return network(layers(parameters, context), x_bchw)
+
+    return forward
 
 
 def convolved(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:

@@ -9,30 +9,12 @@ import tensorflow as tf
 from ...data.columns import LENGTHS
 from ..base import ForwardContext
 from ..layers.tf import SequenceLayers
-from .spec import SOURCE, TARGET, Cache, Memory, empty_cache, network
-from .spec import decode_step as network_step
-from .spec import encode as network_memory
+from . import TARGET, empty_cache, forward_functions
 
 __all__ = ["decode_step", "empty_cache", "encode", "example_sums", "forward", "translation_loss"]
 Tensors = Mapping[str, tf.Tensor]
 Context = ForwardContext[tf.Tensor]
-
-
-def forward(parameters: Tensors, inputs: Tensors, context: Context) -> tf.Tensor:
-    """Return logits_btv."""
-    return network(SequenceLayers(parameters, context), inputs, context.settings)
-
-
-def encode(parameters: Tensors, inputs: Tensors, context: Context) -> Memory:
-    """Encode padded sources for `decode_step`."""
-    return network_memory(SequenceLayers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)
-
-
-def decode_step(
-    parameters: Tensors, tokens_b: tf.Tensor, position: tf.Tensor | int, memory: Memory, cache: Cache, context: Context
-) -> tuple[tf.Tensor, Cache]:
-    """Return logits of the next tokens, and the extended cache."""
-    return network_step(SequenceLayers(parameters, context), tokens_b, position, memory, cache, context.settings)
+forward, encode, decode_step = forward_functions(SequenceLayers)
 
 
 def translation_loss(logits_btv: tf.Tensor, targets: Tensors, context: Context) -> tf.Tensor:

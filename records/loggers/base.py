@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,6 +118,51 @@ class TrainingCurve:
         self._profile_seconds = 0.0
         self._spacing.count()
         return values
+
+
+class CurveLogger(RunLogger):
+    """A logger of points by tag and step, thread-safe; `_add` writes some at a time on the run clock, with the lock held."""
+
+    def __init__(self, spacing_seconds: float, zero_unix_seconds: float | None) -> None:
+        """Until `on_replayed` times are on the run clock since `zero_unix_seconds`, if given."""
+        self._zero = zero_unix_seconds
+        self._lock = threading.Lock()
+        self._curve = TrainingCurve(spacing_seconds)
+        self._time_seconds = 0.0
+
+    @abstractmethod
+    def _add(self, values: Mapping[str, float], step: int, time_seconds: float) -> None:
+        """Write points."""
+
+    def step(self, record: StepRecord) -> None:
+        """Log the due points of the training, at first at the spacing, later fewer."""
+        with self._lock:
+            self._time_seconds = record.time_seconds
+            values = self._curve.add(record)
+            if values is not None:
+                self._add(values, self._curve.updates, record.time_seconds)
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """Log `evaluation_points`."""
+        with self._lock:
+            self._add(evaluation_points(record), record.step, record.time_seconds)
+
+    def on_replayed(self) -> None:
+        """Use the current time for later points."""
+        with self._lock:
+            self._zero = None
+
+    def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
+        """Log the rest of the curve, and ``summary/…``."""
+        with self._lock:
+            self._finish_curve()
+            self._add(end_figures(summary or {}), self._curve.updates, self._time_seconds)
+
+    def _finish_curve(self) -> None:
+        self._add(self._curve.rest(self._time_seconds) or {}, self._curve.updates, self._time_seconds)
+
+    def _unix_seconds(self, time_seconds: float) -> float:
+        return time.time() if self._zero is None else self._zero + time_seconds
 
 
 def evaluation_points(record: EvalRecord) -> dict[str, float]:

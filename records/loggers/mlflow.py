@@ -7,7 +7,6 @@ import os
 import shlex
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ from ...core.errors import MissingPackageError, UsageError
 from ...core.job import Job, without_password
 from ...core.plugins import module_exists
 from ..node_usage import Counter
-from ..store.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
-from .base import RunLogger, Spacing, TrainingCurve, end_figures, evaluation_points, settings
+from ..store.schema import EventRecord, SystemRecord
+from .base import CurveLogger, Spacing, settings
 
 SYSTEM_SPACING_SECONDS = 1.0  # at first; MLflow's own monitor uses 10 s
 
@@ -116,7 +115,7 @@ def check_mlflow(uri: str) -> None:
         ) from error
 
 
-class MLflowWriter(RunLogger):
+class MLflowWriter(CurveLogger):
     """Logger of a run to a new MLflow run; thread-safe, never blocks. Steps are updates, under ``system/`` samples."""
 
     def __init__(
@@ -128,23 +127,17 @@ class MLflowWriter(RunLogger):
         report: Callable[..., None],
         zero_unix_seconds: float | None = None,
     ) -> None:
-        """Start logging the run in `path`, whose `command` started at `began_unix_seconds`; imports mlflow.
-
-        Until `on_replayed` times are on the run clock since `zero_unix_seconds`, if given. Raises UsageError where the import fails.
-        """
+        """Start logging the run in `path`, whose `command` started then. Raises UsageError where mlflow cannot be imported."""
+        super().__init__(FIRST_SPACING_SECONDS, zero_unix_seconds)
         self._mlflow, self._client = load_mlflow(job.mlflow)
         self._path = path.absolute()
         self._job = job
         self._uri = without_password(job.mlflow or "")
         self._command = shlex.join(command)
         self._report = report
-        self._zero = zero_unix_seconds
         self._began_ms = round(1000 * min(began_unix_seconds, zero_unix_seconds or began_unix_seconds))
-        self._lock = threading.Lock()
         self._points: deque[Point] = deque()
         self._lost = 0
-        self._curve = TrainingCurve(FIRST_SPACING_SECONDS)
-        self._time_seconds = 0.0
         self._nodes: dict[int, NodeFigures] = {}
         self._run_id: str | None = None
         self._described = False
@@ -156,19 +149,6 @@ class MLflowWriter(RunLogger):
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
-
-    def step(self, record: StepRecord) -> None:
-        """Log about two points a second at first, later fewer."""
-        with self._lock:
-            self._time_seconds = record.time_seconds
-            values = self._curve.add(record)
-            if values is not None:
-                self._add(values, self._curve.updates, record.time_seconds)
-
-    def evaluation(self, record: EvalRecord) -> None:
-        """Log `evaluation_points`."""
-        with self._lock:
-            self._add(evaluation_points(record), record.step, record.time_seconds)
 
     def system(self, record: SystemRecord) -> None:
         """Log a sample of training, at most one per second and node, without unobserved figures."""
@@ -184,17 +164,10 @@ class MLflowWriter(RunLogger):
         if record.event in ("run_failed", "run_interrupted"):
             self._cause = str(record.detail["cause"])[:LONGEST_TAG_CHARACTERS]
 
-    def on_replayed(self) -> None:
-        """Use the current time for later points."""
-        with self._lock:
-            self._zero = None
-
     def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
         """Log the rest of the curve, ``summary/…``, and the status: FINISHED, FAILED, or KILLED if interrupted."""
-        with self._lock:
-            self._add(self._curve.rest(self._time_seconds) or {}, self._curve.updates, self._time_seconds)
-            self._add(end_figures(summary or {}), self._curve.updates, self._time_seconds)
-            self._status = _STATUS.get(state, "FAILED")
+        super().on_end(state, summary)
+        self._status = _STATUS.get(state, "FAILED")
 
     def close(self) -> None:
         """Wait at most `CLOSE_SECONDS` for unsent points; a second call does nothing."""
@@ -210,9 +183,9 @@ class MLflowWriter(RunLogger):
             self._abandoned = True
 
     def _add(self, values: Mapping[str, float], step: int, time_seconds: float) -> None:
-        moment = time.time() if self._zero is None else self._zero + time_seconds
+        milliseconds = round(1000 * self._unix_seconds(time_seconds))
         for key, value in values.items():
-            self._points.append((key, value, round(1000 * moment), step))
+            self._points.append((key, value, milliseconds, step))
         while len(self._points) > MOST_POINTS:
             self._points.popleft()
             self._lost += 1

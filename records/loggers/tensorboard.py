@@ -6,7 +6,6 @@ import importlib
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +18,8 @@ from ...metrics import MetricInfo
 from ...metrics.base import NAMES
 from ..node_usage import rate_between
 from ..store.jsonl import append_whole
-from ..store.schema import EvalRecord, StepRecord, SystemRecord
-from .base import END_FIGURES, RunLogger, TrainingCurve, end_figures, evaluation_points, settings
+from ..store.schema import SystemRecord
+from .base import END_FIGURES, CurveLogger, settings
 
 SHOWN_FIRST = ("backend", "mode", "model", "nodes", "global_batch_size")  # marked as differing: the view first shows five columns
 OURS = ("accuracy", *NAMES, "perplexity", "token_accuracy")  # built-in models' metrics: the view takes its figures from any run of a folder
@@ -130,7 +129,7 @@ class _EventFile:
         os.close(self._descriptor)
 
 
-class TensorBoardWriter(RunLogger):
+class TensorBoardWriter(CurveLogger):
     """Writer of a run's event file, thread-safe. Steps are updates in ``train/`` and ``eval/``, run-clock ms in ``system/``."""
 
     def __init__(
@@ -141,33 +140,17 @@ class TensorBoardWriter(RunLogger):
         metrics: Sequence[MetricInfo] = (),
     ) -> None:
         """Open a new event file in `path`; replayed records get the wall time of the run clock since `zero_unix_seconds`."""
-        self._zero = zero_unix_seconds
+        super().__init__(FIRST_SPACING_SECONDS, zero_unix_seconds)
         _without_tensorflow()
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         self._file = _EventFile(path / FOLDER, self._events)
-        self._lock = threading.Lock()
-        self._curve = TrainingCurve(FIRST_SPACING_SECONDS)
-        self._time_seconds = 0.0
         self._traffic: dict[int, SystemRecord] = {}
         self._closed = False
         self._hparams = None if job is None else HParams()
         if self._hparams is not None and job is not None:
             for summary in self._hparams.start(job, metrics, time.time() if zero_unix_seconds is None else zero_unix_seconds):
-                self._add(summary, 0, 0.0)
-
-    def step(self, record: StepRecord) -> None:
-        """Write about ten points a second at first, later fewer."""
-        with self._lock:
-            self._time_seconds = record.time_seconds
-            values = self._curve.add(record)
-            if values is not None:
-                self._write(self._curve.updates, values, record.time_seconds)
-
-    def evaluation(self, record: EvalRecord) -> None:
-        """Write `evaluation_points`."""
-        with self._lock:
-            self._write(record.step, evaluation_points(record), record.time_seconds)
+                self._write(summary, 0, 0.0)
 
     def system(self, record: SystemRecord) -> None:
         """Write ``system/node<i>/…`` of a sample of training, without unobserved figures."""
@@ -175,32 +158,22 @@ class TensorBoardWriter(RunLogger):
             before = self._traffic.get(record.node)
             self._traffic[record.node] = record
             if not record.initialising:
-                self._write(round(record.time_seconds * 1000), _system_values(before, record), record.time_seconds)
-
-    def on_replayed(self) -> None:
-        """Use the current wall time for later points."""
-        self._zero = None
+                self._add(_system_values(before, record), round(record.time_seconds * 1000), record.time_seconds)
 
     def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
         """Write the rest of the curve, ``summary/…`` and the final state."""
+        super().on_end(state, summary)
         with self._lock:
-            self._finish_curve()
-            self._write(self._curve.updates, end_figures(summary or {}), self._time_seconds)
             if self._hparams is not None:
-                self._add(self._hparams.end(state, time.time()), 0, self._time_seconds)
+                self._write(self._hparams.end(state, time.time()), 0, self._time_seconds)
 
-    def _write(self, step: int, values: Mapping[str, float], time_seconds: float) -> None:
-        if not values:
-            return
+    def _add(self, values: Mapping[str, float], step: int, time_seconds: float) -> None:
         points = [self._summaries.Summary.Value(tag=tag, simple_value=number) for tag, number in values.items()]
-        self._add(self._summaries.Summary(value=points), step, time_seconds)
+        if points:
+            self._write(self._summaries.Summary(value=points), step, time_seconds)
 
-    def _add(self, summary: Any, step: int, time_seconds: float) -> None:
-        wall_time = time.time() if self._zero is None else self._zero + time_seconds
-        self._file.add(self._events.Event(wall_time=wall_time, step=step, summary=summary))
-
-    def _finish_curve(self) -> None:
-        self._write(self._curve.updates, self._curve.rest(self._time_seconds) or {}, self._time_seconds)
+    def _write(self, summary: Any, step: int, time_seconds: float) -> None:
+        self._file.add(self._events.Event(wall_time=self._unix_seconds(time_seconds), step=step, summary=summary))
 
     def close(self) -> None:
         """Write pending data and close the file; a second call does nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Self, Union, get_args, get_origin
@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field, ValidationError, create_model, model
 from ...core.bounded_json import JsonObject, first_problem
 from ...core.cluster import workers_by_node
 from ...core.job import MOST_NODES, Job
-from ...core.units import Cadence, Target, parse_bandwidth
 from ...metrics import Better
 from ...metrics.base import MOST_METRICS
 from .jsonl import MOST_TASKS, Count, DamagedRunError, Duration, Figure, Moment, Name, Node, Seconds, State, Text, Worker
@@ -112,32 +111,14 @@ def _in_json(declared: Any) -> Any:
     return Annotated[list[get_args(declared)[0]], Field(min_length=1)] if get_origin(declared) is tuple else declared  # type: ignore[misc]
 
 
-# Each parser raises ValueError.
-_READ: Mapping[str, Callable[[str], Any]] = {
-    "bandwidth": parse_bandwidth,
-    "eval_every": Cadence.parse,
-    "checkpoint_every": Cadence.parse,
-    "until": Target.parse,
-}
-_LONGEST_QUANTITY = 60
-
-
-def _read_by(read: Callable[[str], Any]) -> AfterValidator:
-    def check(text: str | None) -> str | None:
-        if text is not None and len(text) > _LONGEST_QUANTITY:
-            raise ValueError(f"is a text of {len(text)} characters")
-        if text is not None:
-            read(text)
-        return text
-
-    return AfterValidator(check)
+_LONGEST_QUANTITY = 60  # characters of a text that the job parses
 
 
 def _recorded(name: str) -> Any:
     info = Job.model_fields[name]
-    read = [_read_by(_READ[name])] if name in _READ else []
+    short = [Field(max_length=_LONGEST_QUANTITY)] if any(isinstance(item, AfterValidator) for item in info.metadata) else []
     default = str(info.default) if isinstance(info.default, Path) else info.default
-    return Annotated[(_in_json(info.annotation), Field(), *info.metadata, *read)], default
+    return Annotated[(_in_json(info.annotation), Field(), *short, *info.metadata)], default
 
 
 _JOB_FIELDS = {name: _recorded(name) for name in Job.model_fields}

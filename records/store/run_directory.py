@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import fnmatch
 import os
 import re
@@ -22,6 +21,7 @@ import psutil
 
 from ...core.bounded_json import UnreadableError, parse_json, read_json, read_lines
 from ...core.console import inside, one_line
+from ...core.drafts import lock
 from ...core.errors import DiskError, UsageError, writing
 from ...core.job import Job
 from ...metrics import MetricInfo
@@ -273,12 +273,9 @@ class RunWriter:
 
 def _locked(path: Path) -> int:
     """Lock a run directory until closed or the process ends. Raises UsageError if locked."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UsageError(f"run: another process is writing into {str(path)!r}. Wait until it has ended.") from None
+    descriptor = lock(path)
+    if descriptor is None:
+        raise UsageError(f"run: another process is writing into {str(path)!r}. Wait until it has ended.")
     return descriptor
 
 

@@ -25,7 +25,8 @@ from crosstrain.models.transformer.{backend} import *
 
 UNMASKED = """
 from crosstrain.models.layers.{backend} import SequenceLayers
-from crosstrain.models.transformer import spec, {backend} as sound
+from crosstrain.models import transformer as spec
+from crosstrain.models.transformer import {backend} as sound
 from crosstrain.models.transformer.{backend} import empty_cache, example_sums, translation_loss
 
 

@@ -32,9 +32,9 @@ def opened(name, options, side, first_port):
 
 def half_main(name, scenario, folder):
     """Async in fp16, on the CPU: it computes that too, though slowly, so that jobs are refused there."""
-    from crosstrain.backends.tf import optimizers as precision
+    from crosstrain.backends.tf import runtime
 
-    precision.check_precision = lambda job, device: None
+    runtime.check_precision = lambda job, gpu: None
     session, job, data = opened(name, {**scenario["options"], "mode": "async", "precision": "fp16"}, 32, scenario["port"])
     if name != "chief-0":
         session.serve(threading.Event())

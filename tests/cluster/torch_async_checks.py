@@ -40,7 +40,7 @@ def set_before_threads_ask():
 @pytest.fixture(name="fp16_on_the_cpu")
 def half_precision(monkeypatch):
     """The CPU computes in fp16 too, though slowly, so that jobs are refused there."""
-    monkeypatch.setattr("crosstrain.backends.torch.model.low_format", lambda precision, device: torch.float16)
+    monkeypatch.setattr("crosstrain.backends.torch.model.check_precision", lambda job, gpu: None)
 
 
 @contextmanager

@@ -17,10 +17,14 @@ DOCUMENTED = {
     "launch.launchers.request": "LauncherPlugin",
     "launch.node.identity": "ADDRESS_TOWARDS_VARIABLE",
     "metrics.language": "SENTENCES",
+    "models.alexnet.spec": "network",
     "models.arguments": "Rate",
+    "models.cnn.spec": "network",
     "models.decoding.quality": "TranslationQuality",
     "models.layers.tf.sequence": "SequenceLayers",
     "models.layers.torch.sequence": "SequenceLayers",
+    "models.resnet18.spec": "network",
+    "models.transformer.spec": "network",
     "report.series.arrays": "read_steps",
 }
 

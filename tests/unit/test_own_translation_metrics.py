@@ -18,7 +18,7 @@ from crosstrain.metrics import Metric
 from crosstrain.metrics.base import SENTENCES
 from crosstrain.models.decoding import TranslationQuality, checked_sums
 from crosstrain.models.objectives import CLASSIFICATION, Objective, refuse_uncomputable
-from crosstrain.models.transformer.spec import TRANSLATION
+from crosstrain.models.transformer import TRANSLATION
 
 WORDS = ["The", "cat", "Sat", "on", "a", "mat"]
 

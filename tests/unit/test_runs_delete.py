@@ -12,8 +12,8 @@ import pytest
 from processes import wait_until
 from run_samples import a_job, open_run, sync_run
 
-from crosstrain.checkpoint.writer import lock
 from crosstrain.cli.group import invoke
+from crosstrain.core.drafts import lock
 from crosstrain.report.runs.index import list_runs
 
 DELETE = [sys.executable, "-m", "crosstrain.cli.main", "runs", "delete"]

@@ -13,7 +13,7 @@ def test_workers_that_hold_a_ticket_are_known_until_it_is_used_up_or_they_are_go
         queue.join(worker)
         assert queue.working == set(range(worker))
         queue.take(worker)
-    queue.finish_train(0, None)
+    queue.finish(0, None)
     queue.release(2, None)
     assert queue.working == {1}
     assert not queue.quiescent  # the ticket of the one that is gone waits for another

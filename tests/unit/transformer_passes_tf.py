@@ -14,7 +14,7 @@ from crosstrain.backends.tf.model import ForwardContexts
 from crosstrain.data.text import BEGIN
 from crosstrain.models.base import ForwardContext
 from crosstrain.models.layers.tf import SequenceLayers
-from crosstrain.models.transformer.spec import decode_step, empty_cache, encode
+from crosstrain.models.transformer import decode_step, empty_cache, encode
 from crosstrain.models.transformer.tf import example_sums, forward, translation_loss
 
 TOKENS = tf.TensorSpec([None, None], tf.int32)

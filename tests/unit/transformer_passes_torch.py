@@ -10,7 +10,7 @@ from crosstrain.backends.torch.model import Dropout
 from crosstrain.data.text import BEGIN
 from crosstrain.models.base import ForwardContext
 from crosstrain.models.layers.torch import SequenceLayers
-from crosstrain.models.transformer.spec import decode_step, empty_cache, encode
+from crosstrain.models.transformer import decode_step, empty_cache, encode
 from crosstrain.models.transformer.torch import example_sums, forward, translation_loss
 
 

@@ -33,12 +33,12 @@ from ...compiling import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_cho
 from ...decoding_functions import Translating
 from ...vectors import ChiefLossScale, StateMemory
 from ...vectors import cut as cut_flat
-from ..calibration import LIMITS, limits_of, make_tracer
+from ..calibration import LIMITS, StepProfiler, limits_of
 from ..compiler import compiled, refusals_told
 from ..data import layout_for, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, build_model
 from ..optimizers import build_optimizer
-from ..runtime import check_fits, set_tf_config, translated_errors, within
+from ..runtime import checked_values, set_tf_config, translated_errors, within
 from .calibration import WorkerComponents
 from .result_queue import ResultQueue
 from .shards import make_shard
@@ -99,7 +99,7 @@ class AsyncSession:
         self._window = OUTSTANDING_PER_WORKER * job.workers
         self._tickets: ResultQueue[Ticket] = ResultQueue(self._window)
         self._outstanding: set[int] = set()
-        self._tracer = make_tracer(job.profile, first=True)
+        self._tracer = StepProfiler(job.profile, here=True)
         self.scheduled = 0
         self._begin()
 
@@ -154,16 +154,13 @@ class AsyncSession:
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Hand out the plan until its last ticket is queued; yield finished tickets of this and earlier plans."""
-        if self._tracer is not None:
-            self._tracer.begin()
+        self._tracer.begin()
         tickets = TICKETS_PER_WORKER * self._job.workers
         for begin, count in cut(plan, min(self._job.steps_per_call or STEPS_PER_TICKET, SPAN), tickets):
-            while self._tickets.outstanding >= self._window or self._too_far(plan.first_step + begin + count):
+            stop = plan.first_step + begin + count
+            while self._tickets.outstanding >= self._window or (self._outstanding and stop - min(self._outstanding) > SPAN):
                 yield self._finished()
             self._schedule(plan, begin, count)
-
-    def _too_far(self, stop: int) -> bool:
-        return bool(self._outstanding) and stop - min(self._outstanding) > SPAN
 
     def drain(self) -> Iterator[StepResult]:
         """Wait for all outstanding tickets and yield them."""
@@ -176,7 +173,7 @@ class AsyncSession:
         result, loss_scale = read_outcome(ticket, outcome)
         if self._loss_scale is not None:
             self._loss_scale.learn(ticket.loss_scale, loss_scale, ticket.count)
-        if self._tracer is not None and not self._tracer.ended:
+        if self._tracer.left:
             self._tracer.done(result.count)
             return replace(result, profiled=True)
         return result
@@ -238,7 +235,7 @@ class AsyncSession:
         if state is None:
             raise RuntimeError("the chief is the only leading task, so it has to be given the state")
         self._require_quiescence("load")
-        check_fits(self._spec, self._slots, state)
+        checked_values(self._spec, self._slots, state)
         values = self._flat([*self._spec.parameters, *self._spec.buffers], {**state.parameters, **state.buffers})
         slots = {slot: self._flat(self._spec.parameters, of) for slot, of in state.slots.items()}
         for shard in self._shards:

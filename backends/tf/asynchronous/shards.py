@@ -37,7 +37,7 @@ class Shard:
     def pull(self, staleness: tf.Tensor | None = None, *, to_evaluate: bool = False) -> tf.Tensor:
         """In ops: return the message float32 [stop − start + PULL_EXTRA], to evaluate with moving averages if kept."""
         with tf.device(self.device):
-            version = tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
+            version = self._read_version()
             with tf.control_dependencies([version]):  # read first, so that a concurrent update increases staleness
                 variables = [weights_to_evaluate(self.values, self.slots), *self._variables[1:]] if to_evaluate else self._variables
                 values = [tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32) for variable in variables]
@@ -70,11 +70,8 @@ class Shard:
                 with tf.control_dependencies(applied):
                     return _fetch_and_add(self.version)
 
-            def pass_over() -> tf.Tensor:
-                return tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
-
             with tf.control_dependencies([gradient]):  # nothing is read or counted before the message arrives
-                before = apply() if marked is None else marked.once(tf.bitcast(parts[-1], tf.int64), apply, pass_over)
+                before = apply() if marked is None else marked.once(tf.bitcast(parts[-1], tf.int64), apply, self._read_version)
             with tf.control_dependencies([before]):
                 return self.pull(before - tf.bitcast(read, tf.int64))
 
@@ -112,6 +109,9 @@ class Shard:
             slots[slot][self.start : middle] = variable.numpy()
         if self.tail is not None:
             buffers[middle - len(values) : self.stop - len(values)] = self.tail.numpy()
+
+    def _read_version(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
 
     @property
     def _variables(self) -> list[tf.Variable]:

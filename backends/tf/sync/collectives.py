@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,36 +21,8 @@ PACK_BYTES = 25 << 20  # one pack for a small model, several that overlap for a 
 Traced = Callable[..., tf.Tensor]
 
 
-class Collectives(Protocol):
-    """All ranks of a job, as one of them sees them."""
-
-    def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
-        """Return `function` as a graph, called with tensors of the signature."""
-
-    def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
-        """Return a loop of steps compiled by XLA as a whole; None if that is impossible or not worth it."""
-
-    def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
-        """In a traced function, also in a loop: call `function` where it may use `add_up`."""
-
-    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """In `on_replica`: return each tensor's sum over all ranks."""
-
-    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
-        """In `on_replica`: return a vector's sum in rank order: no element depends on the number of others."""
-
-    def messages(self, sizes_bytes: Sequence[int]) -> int:
-        """Return the number of messages for gradients of these sizes."""
-
-    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
-        """Broadcast rank 0's float32 array; others give None. Called on all ranks alike."""
-
-    def leave(self) -> None:
-        """Wait until every rank is done."""
-
-
-class SingleProcess:
-    """A single rank without a strategy.
+class Collectives:
+    """All ranks of a job, as one of them sees them; this class is a single rank without a strategy, others are derived from it.
 
     `sequential` executor: only for small ops; it does not rewrite ops for oneDNN, so a small CNN's step takes fifteen times as long.
     """
@@ -59,13 +31,16 @@ class SingleProcess:
         self._device, self._sequential = device, sequential
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
-        """Trace for the requested executor; a GPU needs ops in parallel to the host's in any case."""
+        """Return `function` as a graph, called with tensors of the signature; a GPU needs ops in parallel to the host's in any case."""
         trace = partial(tf.function, self._placed(function), input_signature=signature, autograph=False)
         graph: Traced = _sequential(trace) if self._has_small_ops else trace()
         return graph
 
     def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
-        """Trace for XLA, if ops are small: between large ones the loop costs nothing, and on a GPU it has not been tried."""
+        """Return a loop of steps compiled by XLA as a whole, None unless ops are small: between large ones the loop costs nothing.
+
+        On a GPU it has not been tried.
+        """
         if not self._has_small_ops:
             return None
         graph: Traced = tf.function(self._placed(function), input_signature=signature, autograph=False, jit_compile=True)
@@ -83,29 +58,29 @@ class SingleProcess:
         return placed
 
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
-        """Call the function."""
+        """In a traced function, also in a loop: call `function` where it may use `add_up`."""
         return function(*arguments)
 
     def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Return the tensors."""
+        """In `on_replica`: return each tensor's sum over all ranks."""
         return tensors
 
     def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
-        """Return the vector."""
+        """In `on_replica`: return a vector's sum in rank order: no element depends on the number of others."""
         return vector
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
-        """Return 0: nothing is sent."""
+        """Return the number of messages for gradients of these sizes."""
         return 0
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
-        """Return the array."""
+        """Broadcast rank 0's float32 array; others give None. Called on all ranks alike."""
         if array is None:
             raise RuntimeError("the first leading task was given no state")
         return array
 
     def leave(self) -> None:
-        """Do nothing."""
+        """Wait until every rank is done."""
 
 
 def _sequential(trace: Callable[[], Any]) -> Traced:
@@ -126,11 +101,12 @@ def _sequential(trace: Callable[[], Any]) -> Traced:
     return run
 
 
-class MultiWorker:
+class MultiWorker(Collectives):
     """A rank connected by MultiWorkerMirroredStrategy."""
 
     def __init__(self, task: Task, job: Job, device: str) -> None:
         """Connect. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
+        super().__init__(device, sequential=False)
         set_tf_config(task)
         if device.startswith("GPU"):
             set_nccl_interface(task.address)

@@ -14,17 +14,17 @@ from ....core.cluster import Task
 from ....core.job import Job
 from ....exchange.all_reduce import buckets_of
 from ....exchange.authentication import gpu_error
-from ....exchange.mesh import Mesh, Vector, open_beside
+from ....exchange.mesh import Mesh, Vector
 from ....models.base import Array
 from ...timing import DirectTrial
 from .calibration import Calibrator
-from .collectives import Collectives, MultiWorker, SingleProcess, Traced
+from .collectives import Collectives, MultiWorker, Traced
 
 ALIGNMENT_BYTES = 64  # TensorFlow uses arrays aligned so without a copy
 
 
-class DirectRanks(SingleProcess):
-    """A rank of a mesh; implements `Collectives` as a single process with sums over all ranks."""
+class DirectRanks(Collectives):
+    """A rank of a mesh: as a single process with sums over all ranks."""
 
     def __init__(self, mesh: Mesh, device: str, *, sequential: bool) -> None:
         super().__init__(device, sequential=sequential)
@@ -145,25 +145,21 @@ def open_trial(
     sequential: bool,
     make: Callable[[DirectRanks], Calibrator],
 ) -> DirectTrial:
-    """Try a second mesh, whose calibrator `make` returns; not on GPUs, as the exchange sums in the host's memory."""
-    if device.startswith("GPU"):
-        return DirectTrial(task.rank, "it is for CPUs")
+    """Try a second mesh, whose calibrator `make` returns."""
     traced = ranks.traced(lambda vector: ranks.on_replica(ranks.add_in_order, vector), tf.TensorSpec([None], tf.float32))
 
     def add_up(vector: Vector) -> Vector:
         found: Vector = traced(tf.constant(vector)).numpy()
         return found
 
-    mesh, refused = open_beside(task, add_up, silence_seconds)
-    if mesh is None:
-        return DirectTrial(task.rank, refused)
-    return DirectTrial(task.rank, None, mesh, make(DirectRanks(mesh, device, sequential=sequential)).run)
+    on_cpu = not device.startswith("GPU")
+    return DirectTrial.of(task, on_cpu, add_up, silence_seconds, lambda mesh: make(DirectRanks(mesh, device, sequential=sequential)).run)
 
 
 def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
     """Connect the job's ranks. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
     if not job.wrapped:
-        return SingleProcess(device, sequential=sequential)
+        return Collectives(device, sequential=sequential)
     if job.exchange == "direct":
         if device.startswith("GPU"):
             raise gpu_error()

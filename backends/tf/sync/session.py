@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ....core.cluster import Task, split_evenly
+from ....core.cluster import Task
 from ....core.job import Job
 from ....core.liveness import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import (
-    DIRECT_COMPONENTS,
     CalibrationOrder,
     CalibrationResult,
-    EvalResult,
     Plan,
     State,
     StepResult,
     calibration_batches,
-    make_sampler,
 )
-from ...compiling import TIMED_SECONDS, settle, timed, to_be_chosen
-from ...decoding_functions import Translating
+from ...compiling import settle, timed, to_be_chosen
 from ...loading import keep_freed_memory
-from ...timing import DirectTrial
+from ...rank_session import RankSession
+from ...timing import DirectTrial, time_of_step
 from ...vectors import StateMemory, evaluation_batch
-from ..calibration import make_tracer
+from ..calibration import StepProfiler
 from ..compiler import refusals_told
 from ..data import Resident, layout_for, resident
+from ..decoding import TfStepper
 from ..model import ForwardContexts, TfModel, build_model, micro_batches_on, summed
 from ..optimizers import precision_used
-from ..runtime import check_fits, kind_of
+from ..runtime import kind_of
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
 from .direct import join, open_trial
@@ -59,40 +57,33 @@ def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str)
     return session
 
 
-class SyncSession:
+class SyncSession(RankSession[StateMemory]):
     """A rank; implements `Session`. `steps` makes its updates."""
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Collectives) -> None:
-        self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
-        self._sampler = make_sampler(job, data, spec.objective.weight)
+        super().__init__(task, job, spec, data)
+        self._ranks = ranks
         self._model: TfModel = build_model(job.model, spec, deterministic=job.deterministic)
         self._micro_batches = micro_batches_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
-        self._dataset, self._device = data, device
-        self._translating: Translating | None = None
-        self._updates = 0
-        self._averaged = True
-        self._memory: StateMemory | None = None
+        self._device, self._updates = device, 0
         self._calibrator: Calibrator | None = None
-        self._trial: DirectTrial | None = None
-        self._closed = False
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         if job.accumulate > 1:  # else sums of gradients become temporary variables, which clash in nested loops
             tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         layout = layout_for(job, spec, data.info)
         self._sequential = layout.has_small_ops
         with tf.device(device):
-            self._data: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
+            self._splits: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
             self._replica = Replica(job, self._model)
-            self._sizes = dict(data.info.sizes)
         if self._micro_batches > 1:
             keep_freed_memory(MOST_KEPT_BYTES, MOST_KEPT_BYTES // 4, one_arena=False)
         first = self._sampler.for_rank(0, 0, 1, task.rank)
-        self.steps = Steps(job, self._model, self._replica, ranks, self._data["train"], self._passes, first, self._micro_batches)
-        self._evaluations = {split: ranks.traced(self._evaluation(split)) for split in self._data}
-        self._predictions = {split: ranks.traced(self._prediction(split), *[tf.TensorSpec([], tf.int32)] * 2) for split in self._data}
-        self._average = ranks.traced(self._averaging)
-        self._tracer, self._left_to_trace = make_tracer(job.profile, first=task.rank == 0), job.profile
+        self.steps = Steps(job, self._model, self._replica, ranks, self._splits["train"], self._passes, first, self._micro_batches)
+        self._evaluations = {split: ranks.traced(self._evaluation(split)) for split in self._splits}
+        self._predictions = {split: ranks.traced(self._prediction(split), *[tf.TensorSpec([], tf.int32)] * 2) for split in self._splits}
+        self._averaging = ranks.traced(self._averaged_in_ops)
+        self._tracer = StepProfiler(job.profile, here=task.rank == 0)
 
     def pays_to_compile(self) -> bool:
         """Return whether compiled steps are faster on all ranks together; the caller then chooses how to compute."""
@@ -102,10 +93,7 @@ class SyncSession:
         return pays
 
     def _time_of_step(self) -> float:
-        calibrator = self._make_calibrator(self._ranks)
-        calibrator.run(CalibrationOrder("compute", 1))
-        count, seconds = calibrator.run(CalibrationOrder("compute", 1, TIMED_SECONDS))
-        return seconds / count
+        return time_of_step(self._make_calibrator(self._ranks).run)
 
     def _time_of_compiled_step(self) -> float:
         self.steps.compile(on=True)
@@ -128,93 +116,69 @@ class SyncSession:
         """Apply the plan in calls of at most `job.steps_per_call` steps; a call is a result."""
         begin = 0
         while begin < plan.count:
-            count, profiled = min(self._left_to_trace or self.steps.most_per_call, plan.count - begin), self._left_to_trace > 0
-            if self._tracer is not None:
-                self._tracer.begin()
+            count, profiled = min(self._tracer.left or self.steps.most_per_call, plan.count - begin), self._tracer.left > 0
+            self._tracer.begin()
             started = time.perf_counter()
             batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch + begin, count, self._task.rank, plan.skip, plan.arranged)
             losses = self._call(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin)
             seconds = time.perf_counter() - started
-            self._left_to_trace = max(0, self._left_to_trace - count)
-            if self._tracer is not None:
-                self._tracer.done(count)
+            self._tracer.done(count)
             yield StepResult(plan.first_step + begin, losses, int(batches.examples.sum()), seconds, profiled=profiled)
             begin += count
 
-    def drain(self) -> Iterator[StepResult]:
-        """Nothing is ever outstanding."""
-        return iter(())
+    def _sums(self, split: Split) -> list[float]:
+        sums: list[float] = self._evaluations[split]().numpy().tolist()
+        return sums
 
-    def evaluate(self, split: Split) -> EvalResult:
-        """Evaluate a contiguous share of the split on every rank and sum; the number of examples is checked."""
-        started = time.perf_counter()
-        self._average_buffers()
-        sums = self._evaluations[split]().numpy().tolist()
-        seconds = time.perf_counter() - started
-        return EvalResult.of(self._spec.objective, split, self._sizes[split], sums, seconds, self._updates)
+    def _stepper(self) -> TfStepper:
+        return self._model.stepper(partial(self._replica.read, to_evaluate=True), self._passes.evaluation, self._device)
 
-    def translating(self) -> Translating:
-        """Return what translates this rank's share; see `Session.translating`."""
-        self._average_buffers()
-        if self._translating is None:
-            stepper = self._model.stepper(partial(self._replica.read, to_evaluate=True), self._passes.evaluation, self._device)
-            self._translating = Translating(self._dataset, self._spec.objective, stepper, self._task.rank, self._job.workers)
-        return self._translating
-
-    def predict(self, split: Split, start: int, stop: int) -> Array:
-        """Return logits; see `Session.predict`. Raises RuntimeError with several ranks."""
-        if self._job.workers > 1:
-            raise RuntimeError(f"predict: needs a single worker, and this run has {self._job.workers}")
+    def _logits(self, split: Split, start: int, stop: int) -> Array:
         step = evaluation_batch(self._spec)
         function = self._predictions[split]
         pieces = [function(tf.constant(begin), tf.constant(min(begin + step, stop))).numpy() for begin in range(start, stop, step)]
         return np.concatenate([np.zeros((0, self._spec.classes), np.float32), *pieces])
 
-    def state(self) -> State:
-        """Return a copy of the state; complete on the first rank, without values on the others."""
-        self._average_buffers()
-        memory = self._state_memory()
-        if memory is None:
-            return State({}, updates=self._updates)
+    def _make_memory(self) -> StateMemory:
+        return StateMemory(self._spec, self._replica.optimizer.slots)
+
+    def _copy_to(self, memory: StateMemory) -> None:
         self._replica.copy_to(memory)
-        return memory.state(self._updates, self._replica.scalars)
+
+    @property
+    def _updates_done(self) -> int:
+        return self._updates
+
+    @property
+    def _scalars(self) -> Mapping[str, float]:
+        return self._replica.scalars
 
     def load(self, state: State | None) -> None:
         """Replace the state by rank 0's on every rank. Raises ValueError if it does not fit the model or optimiser."""
-        if state is not None:
-            check_fits(self._spec, self._replica.optimizer.slots, state)
         self._replica.install(state, self._ranks.spread)
         self._updates = self._spread_count(None if state is None else state.updates)
         self._averaged = True
 
-    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
-        if order.component in DIRECT_COMPONENTS:
-            if self._trial is None:
-                timeout = self._job.node_timeout
-                self._trial = open_trial(self._task, self._ranks, self._device, timeout, self._sequential, self._make_calibrator)
-            return [self._trial.run(order)]
+    def _open_trial(self) -> DirectTrial:
+        return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, self._sequential, self._make_calibrator)
+
+    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
         if self._calibrator is None:
             self._calibrator = self._make_calibrator(self._ranks)
-        return [CalibrationResult(self._task.rank, *self._calibrator.run(order))]
+        return CalibrationResult(self._rank, *self._calibrator.run(order))
 
     def _make_calibrator(self, ranks: Collectives) -> Calibrator:
-        batches = calibration_batches(self._sampler, self._task.rank)
+        batches = calibration_batches(self._sampler, self._rank)
         scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
         components = RankComponents(
-            self._data["train"], batches, self.steps.gradients, self._replica, ranks, scalars,
+            self._splits["train"], batches, self.steps.gradients, self._replica, ranks, scalars,
             workers=self._job.workers, dropout=self._passes.dropout,
         )  # fmt: skip
         looped = ranks.compiled if self.steps.in_compiled_loop else None
         return Calibrator(ranks.traced, components.make, deterministic=self._job.deterministic, compiled=looped)
 
-    def close(self) -> None:
-        """Wait for every rank, then leave; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            if self._trial is not None:
-                self._trial.close()
-            self._ranks.leave()
+    def _leave(self) -> None:
+        self._ranks.leave()
 
     def _spread_count(self, count: int | None) -> int:
         """Return rank 0's count, sent as two exact float32 (each below 2²⁴)."""
@@ -222,18 +186,10 @@ class SyncSession:
         high, low = self._ranks.spread(halves, (2,)).tolist()
         return (int(high) << 24) + int(low)
 
-    def _state_memory(self) -> StateMemory | None:
-        if self._memory is None and self._task.rank == 0:
-            self._memory = StateMemory(self._spec, self._replica.optimizer.slots)
-        return self._memory
+    def _average(self) -> None:
+        self._averaging()
 
-    def _average_buffers(self) -> None:
-        """Make the buffers equal on all ranks; a second call before further updates changes no bit."""
-        if not self._averaged and self._job.workers > 1 and self._spec.buffers:
-            self._average()
-        self._averaged = True
-
-    def _averaging(self) -> tf.Tensor:
+    def _averaged_in_ops(self) -> tf.Tensor:
         def average() -> tf.Tensor:
             self._replica.average_buffers(self._ranks.add_up, self._job.workers)
             return tf.constant(True)
@@ -249,11 +205,11 @@ class SyncSession:
         return losses
 
     def _evaluation(self, split: Split) -> Callable[[], tf.Tensor]:
-        start, stop = split_evenly(self._sizes[split], self._job.workers)[self._task.rank]
+        start, stop = self._share(split)
 
         def evaluation() -> tf.Tensor:
             parameters, buffers = self._replica.read(to_evaluate=True)
-            sums = summed(self._model, self._data[split], parameters, self._passes.evaluation(buffers), start, stop, self._micro_batches)
+            sums = summed(self._model, self._splits[split], parameters, self._passes.evaluation(buffers), start, stop, self._micro_batches)
             return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
 
         return evaluation
@@ -261,7 +217,7 @@ class SyncSession:
     def _prediction(self, split: Split) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
         def prediction(start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
             parameters, buffers = self._replica.read(to_evaluate=True)
-            data = self._data[split]
+            data = self._splits[split]
             micro_batches = data.micro_batches(*data.laid_batch(tf.range(start, stop)), self._micro_batches)
             return self._model.logits(parameters, micro_batches, self._passes.evaluation(buffers))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ....core.job import Job
 from ....core.update_rules import EMA, weights_to_evaluate
 from ....data.sampler import Batches
-from ....models.base import Array
+from ....models.base import Array, ParameterSpec
 from ....models.layers.tf import HeldParameters
 from ...base import State
 from ...compiling import compiled_sizes
@@ -20,7 +20,7 @@ from ..compiler import CompiledLoop, compiled
 from ..data import Batch, ColumnTensors, Resident
 from ..model import Buffers, ForwardContexts, TfModel
 from ..optimizers import LossScale, Optimizer, accumulated, build_optimizer, clipped
-from ..runtime import copy_all, slot_values
+from ..runtime import checked_values, copy_all
 from .collectives import Collectives
 
 Spread = Callable[[Array | None, tuple[int, ...]], Array]
@@ -107,22 +107,21 @@ class Replica:
 
     def copy_to(self, memory: StateMemory) -> None:
         """Copy everything. On a CPU sources are views of the variables' memory, released at once."""
-        names = [parameter.name for parameter in self._spec.parameters]
-        variables = [self._parameters, *([slots[slot] for slots in self._slots] for slot in self.optimizer.slots)]
-        named = [pair for each in variables for pair in zip(names, each, strict=True)]
-        named += [(buffer.name, self._buffers[buffer.name]) for buffer in self._spec.buffers]
-        copy_all((into, self._canonical_view(name, variable)) for into, (name, variable) in zip(memory.arrays, named, strict=True))
+        copy_all((into, self._canonical_view(spec.name, held)) for into, (spec, held) in zip(memory.arrays, self._variables(), strict=True))
+
+    def _variables(self) -> list[tuple[ParameterSpec, tf.Variable]]:
+        """Return all variables in the order of `vectors.each_value`."""
+        trained = [self._parameters, *([slots[slot] for slots in self._slots] for slot in self.optimizer.slots)]
+        found = [pair for variables in trained for pair in zip(self._spec.parameters, variables, strict=True)]
+        return found + [(buffer, self._buffers[buffer.name]) for buffer in self._spec.buffers]
 
     def install(self, state: State | None, spread: Spread) -> None:
-        """Take over rank 0's state, which `spread` broadcasts; absent slots are reset. Others give None."""
-        for parameter, variable, slots in zip(self._spec.parameters, self._parameters, self._slots, strict=True):
-            values = spread(None if state is None else state.parameters[parameter.name], parameter.shape)
-            variable.assign(self._held(parameter.name, values))
-            for slot, of in slots.items():
-                given = None if state is None else slot_values(state, slot, parameter)
-                of.assign(self._held(parameter.name, spread(given, parameter.shape)))
-        for buffer in self._spec.buffers:
-            self._buffers[buffer.name].assign(spread(None if state is None else state.buffers[buffer.name], buffer.shape))
+        """Take over rank 0's state, which `spread` broadcasts; absent slots are reset. Others give None. Raises ValueError."""
+        variables = self._variables()
+        given = [None] * len(variables) if state is None else checked_values(self._spec, self.optimizer.slots, state)
+        for (spec, variable), value in zip(variables, given, strict=True):
+            own = np.zeros(spec.shape, np.float32) if value is None and state is not None else value
+            variable.assign(self._held(spec.name, spread(own, spec.shape)))
         if self.loss_scale is not None:
             mine = {} if state is None else state.scalars
             own = np.array([mine.get(name, value) for name, value in LossScale.initial().items()], np.float32)
@@ -184,10 +183,8 @@ class Steps:
         plain = self._job.accumulate == self._micro_batches == 1 and self._replica.loss_scale is None
         if not plain or self._changing or self._passes.dropout:
             return None
-        return CompiledLoop.of(self._compiled_step, self._ranks.compiled, self._size, self._scalars_of_a_step, self.most_per_call)
-
-    def _compiled_step(self, indices: tf.Tensor, share: tf.Tensor, *scalars: tf.Tensor) -> tf.Tensor:
-        return self._step(indices, None, None, share, *scalars)
+        step = lambda indices, share, *scalars: self._step(indices, None, None, share, *scalars)  # noqa: E731
+        return CompiledLoop.of(step, self._ranks.compiled, self._size, self._scalars_of_a_step, self.most_per_call)
 
     @property
     def _scalars_of_a_step(self) -> int:
