@@ -152,6 +152,12 @@ def _invoke_shown(given: list[str]) -> int:
             raise
         _abandon_output()
         return 1
+    except Exception as error:
+        from ..core.plugins import plugin_problem
+
+        if (problem := plugin_problem(error)) is None:
+            raise
+        return _fail(problem, TrainerError.exit_code)
     return code
 
 

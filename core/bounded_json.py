@@ -191,10 +191,13 @@ def _path(place: tuple[Any, ...]) -> str:
     return text if len(text) <= _PATH_CHARACTERS else f"{text[:_PATH_CHARACTERS]}…"
 
 
+_OF_PYDANTIC = re.compile(r"(function|constrained|is-instance|lax-or)-|\w+\[")  # names of its validators, among those of fields
+
+
 def first_problem(error: ValidationError) -> str:
     """Return the field and problem of the first validation error."""
     first = error.errors(include_url=False)[0]
-    place = _path(first["loc"])
+    place = _path(tuple(part for part in first["loc"] if not _OF_PYDANTIC.match(str(part))))
     words = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"].lower()
     return f"{place}: {words}" if place else words
 
@@ -215,7 +218,7 @@ def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
         raise UsageError(f"{wrong} has a line with more than {MOST_DOTS:,} dots, the most that is read of one.")
     try:
         found = tomllib.loads(hand_written(data))
-        _refuse_long_numbers(found)
+        _check_toml(found)
     except RecursionError:
         raise UsageError(f"{wrong} is not valid TOML: it is nested too deep.") from None
     except ValueError as error:  # no TOML, no UTF-8, or a number with too many digits for Python
@@ -223,11 +226,14 @@ def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
     return found
 
 
-def _refuse_long_numbers(found: Any) -> None:
-    waiting = [found]
+def _check_toml(found: Any) -> None:
+    """Raise ValueError for a number or nesting beyond what is read; a dotted key nests without brackets."""
+    waiting = [(found, 0)]
     while waiting:
-        value = waiting.pop()
+        value, level = waiting.pop()
         if isinstance(value, dict | list):
-            waiting += value.values() if isinstance(value, dict) else value
+            if level > MOST_LEVELS:
+                raise ValueError(f"it {_TOO_DEEP}")
+            waiting += ((item, level + 1) for item in (value.values() if isinstance(value, dict) else value))
         elif isinstance(value, int) and value.bit_length() > MOST_BITS:
             raise ValueError(f"a whole number has more than {MOST_BITS} bits")

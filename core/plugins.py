@@ -11,13 +11,15 @@ import importlib.machinery
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from .errors import MissingPackageError, UsageError
+from .errors import MissingPackageError, TrainerError, UsageError, raised
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -175,7 +177,7 @@ def module_exists(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-    except Exception as error:  # an import of external code may raise anything
+    except (Exception, SystemExit) as error:  # an import of external code may raise anything
         problem = f"{type(error).__name__}: {error}"
         raise UsageError(f"model: got {name!r}, but {name.rpartition('.')[0]!r} cannot be imported: {problem}") from error
 
@@ -211,13 +213,46 @@ def load(plugin: Plugin, kind: Kind) -> Any:
     module_name, _, attribute = plugin.target.partition(":")
     if kind == "model" and plugin.name == module_name and not module_exists(module_name):
         raise UsageError(f"model: got {module_name!r}, {NO_MODULE}")
+    if plugin not in BUILT_IN[kind]:
+        _third_party[module_name.partition(".")[0]] = plugin, kind
     try:
         module: ModuleType = importlib.import_module(module_name)
-        return getattr(module, attribute) if attribute else module
-    except Exception as error:  # a plugin may raise anything while it is imported
+        found = getattr(module, attribute) if attribute else module
+    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
         problem = f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {type(error).__name__}: {error}"
         told = f" It comes with the package {plugin.provider!r}, whose documentation says what else it needs." if plugin.provider else ""
         raise UsageError(f"{problem}{'.' if told else ''}{told}") from error
+    if kind == "model" and not callable(found):
+        raise UsageError(f"model: {plugin.name!r} ({plugin.target}) is {type(found).__name__}, not a function that builds a model.")
+    return found
+
+
+@contextmanager
+def plugin_code(plugin: Plugin, kind: Kind, part: str) -> Iterator[None]:
+    """Report an exception of a plugin's `part`, also ``sys.exit``, with the plugin's name. Raises UsageError."""
+    try:
+        yield
+    except TrainerError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(_raised_by(plugin, kind, error, part)) from error
+
+
+def _raised_by(plugin: Plugin, kind: Kind, error: BaseException, part: str) -> str:
+    package = f", of the package {plugin.provider!r}" if plugin.provider else ""
+    return f"{kind}: {plugin.name!r} ({plugin.target}{package}) has raised {raised(error)} in {part}; that is for its authors to mend"
+
+
+_third_party: dict[str, tuple[Plugin, Kind]] = {}  # loaded plugins of other packages, by their top-level module
+
+
+def plugin_problem(error: BaseException) -> str | None:
+    """Return the message about an exception that passed through the code of a loaded third-party plugin; None for any other."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        behind = _third_party.get(frame.f_globals.get("__name__", "").partition(".")[0])
+        if behind is not None:
+            return _raised_by(*behind, error, f"`{frame.f_code.co_name}`")
+    return None
 
 
 def forward_plugin(model: str, backend: str) -> Plugin:
