@@ -35,8 +35,8 @@ from .cluster_setup import (
 )
 from .first_failure import TaskDiedError
 from .nodes import Nodes
-from .origin import Origin
 from .outcome import add_to_first_line, resume_hint, task_states, with_newest_checkpoint, with_task_states
+from .position import Origin
 from .recorder import Recording
 from .restart_policy import (
     AttemptSummary,

@@ -32,8 +32,8 @@ from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
 from .nodes import Nodes, ReportHandlers
 from .notify import Notifier, RunNotices
-from .origin import Origin, newest_origin
 from .outcome import Ending, Outcome, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
+from .position import Origin, newest_origin
 from .recorder import Recording
 from .restart_policy import RestartPolicy, policy_of
 from .resumption import Resumption

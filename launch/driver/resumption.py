@@ -40,7 +40,7 @@ from ...models.build import build_model, written_out
 from ...models.objectives import Objective
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
-from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
+from .position import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
 
 # Run directories are untrusted: only the user may choose code, destinations and outside paths, by typing them or with ``--trust-run``.
 TRUST_RUN = "--trust-run"

@@ -13,7 +13,7 @@ from ...core.job import Job
 from ...data.sampler import run_sampler
 from ...engine.epochs import START, EpochIndex
 from ...engine.policies import Triggers
-from .origin import Origin
+from .position import Origin
 from .resumption import Resumption
 
 

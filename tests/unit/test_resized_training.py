@@ -19,7 +19,7 @@ from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.epochs import DataCursor
 from crosstrain.engine.loop_interfaces import ResumePoint
 from crosstrain.launch.driver.cluster_setup import cluster_document, make_cluster, make_tasks, node_beside_driver
-from crosstrain.launch.driver.origin import Origin
+from crosstrain.launch.driver.position import Origin
 from crosstrain.launch.driver.restart_policy import Resize
 from crosstrain.launch.driver.segments import ResizedSegments
 from crosstrain.launch.driver.training_job import TrainingJob

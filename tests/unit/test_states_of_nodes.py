@@ -14,7 +14,7 @@ from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.state_transfer import PeerMemory
 from crosstrain.launch.driver.attempt import Attempt, Restarts
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
-from crosstrain.launch.driver.origin import Origin
+from crosstrain.launch.driver.position import Origin
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.launch.driver.restart_policy import policy_of
 from crosstrain.launch.driver.training_job import TrainingJob
