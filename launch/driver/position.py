@@ -1,9 +1,10 @@
-"""Start of an attempt: the model's initial state, or a checkpoint."""
+"""Where a run stands: the checkpoint from which it trains, its segments, and the documents that a resume replaces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 from ...backends.base import State
 from ...checkpoint import Checkpoint, DamagedCheckpointError, Meta, list_checkpoints, newest_sound, peek_meta
 from ...checkpoint.writer import remove
-from ...core.job import Job
+from ...core.errors import RunFailedError, TrainerError, UsageError
+from ...core.settings.sources import Resolved
 from ...engine.epochs import DataCursor
 from ...engine.loop_interfaces import ResumePoint
 from ...engine.protocol.codec import state_from_arrays
-from ...models.base import ModelSpec
 from ...records.store.run_directory import RunReader
 from ...records.store.schema import EvalRecord
 
@@ -64,20 +65,98 @@ def later_checkpoints(run: Path, checkpoint: Checkpoint) -> list[Path]:
     return list(takewhile(lambda path: not path.samefile(checkpoint.path), list_checkpoints(run)))  # paths may be relative
 
 
-def newest_origin(run: Path, job: Job, model: ModelSpec, first: Origin) -> Origin:
-    """Return where a run restarts: its newest valid checkpoint, if any, or its beginning.
+@dataclass(frozen=True)
+class Resumption:
+    """A run to resume, read and verified, but not changed yet."""
 
-    A target reached before the checkpoint is reached again at the next such evaluation. Raises UsageError if all checkpoints are damaged.
+    path: Path
+    resolved: Resolved
+    origin: Origin
+    changed: Mapping[str, tuple[Any, Any]]  # the run's and the job's value of each field that differs
+    segments: Sequence[Mapping[str, Any]]  # the run's so far
+    notes: tuple[str, ...]
+    compiled: bool | None = None  # the choice of ``--compile auto``, unless a setting that it depends on has changed
+
+
+class RunPosition:
+    """Where a run stands: its `segments`, one per start, resume and change of nodes, and the `origin` of its present attempt.
+
+    `first` is the origin of this process's first attempt. A resumed run writes its documents at `commit`, so a failed start changes
+    nothing.
     """
-    if not list_checkpoints(run):
-        return Origin()
-    checkpoint, damaged = newest_sound(run)
-    if first.checkpoint is not None and first.checkpoint.path.exists() and checkpoint.path.samefile(first.checkpoint.path):
-        return first  # the job may have changed there
-    meta = checkpoint.meta
-    start = resume_point(cursor_of(meta), evaluations_until(RunReader(run), checkpoint), saved_figures(run, meta.step), meta.spent)
-    state = state_from_arrays(dict(checkpoint.arrays), int(meta.spent.get("updates", meta.step)), meta.scalars)
-    return Origin(start, state, checkpoint, meta.spent, tuple(damaged))
+
+    def __init__(self, nodes: int, command: Sequence[str], resumption: Resumption | None = None) -> None:
+        self.first = self.origin = Origin() if resumption is None else resumption.origin
+        self.resumed: dict[str, Any] = {}  # where and with which changes, for the records
+        self.init_seconds = float(self.first.spent.get("init_seconds", 0.0))  # of the earlier segments
+        self.total_seconds = self.init_seconds + self.first.run_seconds  # of the earlier segments, up to the checkpoint
+        self.earlier = self._earlier(self.first.run_seconds)  # time before the last segment, for `Clock.earlier`
+        self.status_to_restore: Mapping[str, Any] | None = None  # of a resumed run until the commit
+        self._command = list(command)
+        self._places = tuple(range(nodes))
+        self._segment_step = 0  # where the nodes changed
+        self._waiting: list[Callable[[], None]] = []
+        self.segments: list[Mapping[str, Any]] = []  # for ``job.json``
+        if resumption is not None:
+            self.resumed = {**self.first.place, "changed": {field: list(values) for field, values in resumption.changed.items()}}
+            self.segments += resumption.segments
+        self.segments.append({**self._segment(self.first.run_seconds), **self.resumed})
+
+    def _segment(self, run_seconds: float) -> dict[str, Any]:
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        return {"started_at": now, "command": self._command, **self.origin.place, "run_seconds": run_seconds}
+
+    def _earlier(self, run_seconds: float) -> dict[str, float]:
+        start = self.origin.start
+        spent = {"train_seconds": start.train_seconds, "eval_seconds": start.eval_seconds, "checkpoint_seconds": start.checkpoint_seconds}
+        return {"run_seconds": run_seconds, **spent}
+
+    def begin_segment(self, places: Sequence[int], run_seconds: float) -> bool:
+        """Begin a segment at this time of the run clock if the nodes differ, or training goes back before their last change."""
+        if tuple(places) == self._places and self.origin.start.cursor.step >= self._segment_step:
+            return False
+        self.segments.append({**self._segment(run_seconds), "changed": {"nodes": [len(self._places), len(places)]}})
+        self.earlier, self._segment_step = self._earlier(run_seconds), self.origin.start.cursor.step
+        self._places = tuple(places)
+        return True
+
+    def go_back(self, run: Path, failure: TrainerError | None = None) -> None:
+        """Continue from the newest valid checkpoint of the run, if any, or from its beginning.
+
+        A target reached before the checkpoint is reached again at the next such evaluation. Raises RunFailedError if all checkpoints are
+        damaged, after the `failure` because of which they are read.
+        """
+        try:
+            self.origin = self._newest_origin(run)
+        except UsageError as error:
+            before = "" if failure is None else f"{failure}; and "
+            raise RunFailedError(f"{before}the run cannot go on: {error}", getattr(failure, "task", None)) from failure or error
+
+    def _newest_origin(self, run: Path) -> Origin:
+        if not list_checkpoints(run):
+            return Origin()
+        checkpoint, damaged = newest_sound(run)
+        first = self.first.checkpoint
+        if first is not None and first.path.exists() and checkpoint.path.samefile(first.path):
+            return self.first  # the job may have changed there
+        meta = checkpoint.meta
+        start = resume_point(cursor_of(meta), evaluations_until(RunReader(run), checkpoint), saved_figures(run, meta.step), meta.spent)
+        state = state_from_arrays(dict(checkpoint.arrays), int(meta.spent.get("updates", meta.step)), meta.scalars)
+        return Origin(start, state, checkpoint, meta.spent, tuple(damaged))
+
+    def write(self, document: Callable[[], None]) -> None:
+        """Write a document now, or at the commit in order."""
+        if self.status_to_restore is None:
+            document()
+        else:
+            self._waiting.append(document)
+
+    def commit(self) -> None:
+        """Write the deferred documents, and later ones at once, as the run has resumed."""
+        self.status_to_restore = None
+        for document in self._waiting:
+            document()
+        self._waiting.clear()
 
 
 def evaluations_until(reader: RunReader, checkpoint: Checkpoint) -> list[EvalRecord]:

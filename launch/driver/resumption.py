@@ -40,7 +40,7 @@ from ...models.build import build_model, written_out
 from ...models.objectives import Objective
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
-from .position import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
+from .position import Origin, Resumption, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
 
 # Run directories are untrusted: only the user may choose code, destinations and outside paths, by typing them or with ``--trust-run``.
 TRUST_RUN = "--trust-run"
@@ -183,19 +183,6 @@ _MEASURED = frozenset(  # if one of these changes, ``--compile auto`` measures a
         "deterministic",
     }
 )
-
-
-@dataclass(frozen=True)
-class Resumption:
-    """A run to resume, read and verified, but not changed yet."""
-
-    path: Path
-    resolved: Resolved
-    origin: Origin
-    changed: Mapping[str, tuple[Any, Any]]  # the run's and the job's value of each field that differs
-    segments: Sequence[Mapping[str, Any]]  # the run's so far
-    notes: tuple[str, ...]
-    compiled: bool | None = None  # the choice of ``--compile auto``, unless a setting that it depends on has changed
 
 
 @dataclass(frozen=True)
