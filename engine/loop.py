@@ -120,14 +120,8 @@ class TrainingLoop:
         self._epochs_ended = self.calendar.start.epoch
         self._last_position = float(self.calendar.epochs_at(self.triggers.total, 1)[0])
 
-    def run(self) -> TrainingTotals:
-        """Train until the stopping rule holds or interrupted; exceptions pass as in `advance`."""
-        while self.advance():
-            pass
-        return self.outcome
-
     def advance(self) -> bool:
-        """Send what is due and handle one answer; return False once nothing is left to do.
+        """Send what is due and handle one answer; return False once the stopping rule holds or interrupted.
 
         Exceptions of `tasks.receive` pass; `outcome` stays valid, and a further call continues.
         """

@@ -33,10 +33,10 @@ from .cluster_setup import (
 )
 from .first_failure import TaskDiedError
 from .nodes import Nodes
-from .outcome import add_to_first_line, task_states, with_task_states
+from .outcome import with_task_states
 from .position import Origin
 from .recorder import Recording
-from .restart_policy import Failure
+from .restart_policy import Failure, cause_of
 from .task_group import TaskGroup, load_state
 from .training_job import TrainingJob
 
@@ -227,15 +227,11 @@ class Attempt:
 
     def with_task_states(self, error: TrainerError) -> TrainerError:
         """Return the error of training; for a stall with the tasks' states, after their stacks were recorded."""
-        if isinstance(error, StalledRunError):
-            standing = self.tasks.standing()
-            self._recording.stacks(str(error), standing.stacks)
-            return with_task_states(error, standing)
-        if isinstance(error, TaskDiedError) and error.stalled:  # the chief noticed the stall first
-            standing = self.tasks.standing()
-            self._recording.stacks(str(error).split("\n", 1)[0], standing.stacks)
-            add_to_first_line(error, task_states(standing))
-        return error
+        if not isinstance(error, StalledRunError) and not (isinstance(error, TaskDiedError) and error.stalled):
+            return error
+        standing = self.tasks.standing()
+        self._recording.stacks(cause_of(error), standing.stacks)
+        return with_task_states(error, standing)
 
     def _tell_places(self, stacks: Mapping[str, TaskStack]) -> None:
         self._recording.stacks("no step was finished for too long", stacks)

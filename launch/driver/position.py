@@ -18,7 +18,6 @@ from ...engine.epochs import DataCursor
 from ...engine.loop_interfaces import ResumePoint
 from ...engine.protocol.codec import state_from_arrays
 from ...records.store.run_directory import RunReader
-from ...records.store.schema import EvalRecord
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,31 @@ class Origin:
     start: ResumePoint = field(default_factory=ResumePoint)
     state: State | None = None
     checkpoint: Checkpoint | None = None
-    spent: Mapping[str, Any] = field(default_factory=dict)  # seconds so far, as in checkpoints
     damaged: tuple[DamagedCheckpointError, ...] = ()  # newer, unusable checkpoints
+
+    @classmethod
+    def at(
+        cls, run: Path, checkpoint: Checkpoint, damaged: Sequence[DamagedCheckpointError], state: State, cursor: DataCursor | None = None
+    ) -> Origin:
+        """Return the start at a checkpoint of a run, by default at its `cursor`, after the evaluations on test examples until then.
+
+        A target that one of them reached does not stop training again.
+        """
+        meta = checkpoint.meta
+        evaluations = (record for record in RunReader(run).evals() if record.split == "test")
+        described = (saved for path in reversed(list_checkpoints(run)) if (saved := peek_meta(path)) is not None)
+        start = ResumePoint(
+            cursor or cursor_of(meta),
+            evaluations=tuple(record for record in evaluations if record.step <= meta.step and record.time_seconds <= meta.run_seconds),
+            saved=tuple(saved.metrics for saved in described if saved.step <= meta.step and saved.metrics is not None),
+            **{name: meta.spent.get(name, 0.0) for name in ("train_seconds", "eval_seconds", "checkpoint_seconds")},
+        )
+        return cls(start, state, checkpoint, tuple(damaged))
+
+    @property
+    def spent(self) -> Mapping[str, Any]:
+        """The seconds so far, as in checkpoints."""
+        return {} if self.checkpoint is None else self.checkpoint.meta.spent
 
     @property
     def place(self) -> dict[str, Any]:
@@ -140,9 +162,8 @@ class RunPosition:
         if first is not None and first.path.exists() and checkpoint.path.samefile(first.path):
             return self.first  # the job may have changed there
         meta = checkpoint.meta
-        start = resume_point(cursor_of(meta), evaluations_until(RunReader(run), checkpoint), saved_figures(run, meta.step), meta.spent)
         state = state_from_arrays(dict(checkpoint.arrays), int(meta.spent.get("updates", meta.step)), meta.scalars)
-        return Origin(start, state, checkpoint, meta.spent, tuple(damaged))
+        return Origin.at(run, checkpoint, damaged, state)
 
     def write(self, document: Callable[[], None]) -> None:
         """Write a document now, or at the commit in order."""
@@ -157,38 +178,3 @@ class RunPosition:
         for document in self._waiting:
             document()
         self._waiting.clear()
-
-
-def evaluations_until(reader: RunReader, checkpoint: Checkpoint) -> list[EvalRecord]:
-    """Return the evaluations on test examples up to a checkpoint."""
-    meta = checkpoint.meta
-    return [
-        record
-        for record in reader.evals()
-        if record.split == "test" and record.step <= meta.step and record.time_seconds <= meta.run_seconds
-    ]
-
-
-def saved_figures(run: Path, until_step: int) -> list[Mapping[str, float]]:
-    """Return the figures of the evaluated checkpoints up to a step, oldest first."""
-    described = [meta for path in reversed(list_checkpoints(run)) if (meta := peek_meta(path)) is not None]
-    return [meta.metrics for meta in described if meta.step <= until_step and meta.metrics is not None]
-
-
-def resume_point(
-    cursor: DataCursor,
-    evals: Sequence[EvalRecord],
-    saved: Sequence[Mapping[str, float]],
-    spent: Mapping[str, Any],
-    time_to_target_seconds: float | None = None,
-) -> ResumePoint:
-    """Return where training resumes after `evals`; a reached target does not stop it again."""
-    return ResumePoint(
-        cursor,
-        spent.get("train_seconds", 0.0),
-        spent.get("eval_seconds", 0.0),
-        spent.get("checkpoint_seconds", 0.0),
-        tuple(evals),
-        tuple(saved),
-        time_to_target_seconds,
-    )
