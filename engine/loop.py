@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,33 +116,46 @@ class TrainingLoop:
         self._silence = SilenceCounter(job.stall_timeout, time.monotonic())
         self._stopping = self._stop_requested = self._pause_requested = False
         self._running = self._trained = False
+        self._work = self._train()
         self._epochs_ended = self.calendar.start.epoch
         self._last_position = float(self.calendar.epochs_at(self.triggers.total, 1)[0])
 
-    def run(self) -> TrainingTotals:
-        """Train until the stopping rule holds or interrupted; exceptions of `tasks` pass, and `outcome` stays valid."""
+    def advance(self) -> bool:
+        """Send what is due and handle one answer; return False once the stopping rule holds or interrupted.
+
+        Exceptions of `tasks.receive` pass; `outcome` stays valid, and a further call continues.
+        """
+        more, self._running = False, True
+        try:
+            if next(self._work, False):
+                self._await()
+                more = True
+        finally:
+            self._running = more
+        return more
+
+    def _train(self) -> Iterator[bool]:
+        """Send the commands of the run; yield True for each answer to await."""
         self._silence = SilenceCounter(self.job.stall_timeout, time.monotonic())
         self._rate_since = (self._next_step, self.clock())
         self._last_evaluation_seconds = self.clock()
         self.checkpoints.start_clock()
-        self._running = True
-        try:
-            self._run_until_idle()
-            complete = self._stopping or (self._next_step >= self.triggers.total and self._evaluated_at == self._next_step)
-            self._trained = complete or not self._halting
-            self.outcome.interrupted = not self._trained
-            if self.target is not None and self.outcome.target_reached is None:
-                self.outcome.target_reached = False
-            if (self.checkpoints.final or self.outcome.interrupted) and self.checkpoints.unsaved(self._next_step):
-                self._save()
-            while self._queued or self.checkpoints.outstanding:
-                self._await()
-            self.saver.wait()
-            if self._trained:
-                self._translate_all()
-        finally:
-            self._running = False
-        return self.outcome
+        self._queue_commands()
+        while self._queued:
+            yield True
+            self._queue_commands()
+        complete = self._stopping or (self._next_step >= self.triggers.total and self._evaluated_at == self._next_step)
+        self._trained = complete or not self._halting
+        self.outcome.interrupted = not self._trained
+        if self.target is not None and self.outcome.target_reached is None:
+            self.outcome.target_reached = False
+        if (self.checkpoints.final or self.outcome.interrupted) and self.checkpoints.unsaved(self._next_step):
+            self._save()
+        while self._queued or self.checkpoints.outstanding:
+            yield True
+        self.saver.wait()
+        if self._trained:
+            yield from self._translate_all()
 
     def interrupt(self) -> bool:
         """Stop with a checkpoint after the queued commands; return False without intermediate checkpoints.
@@ -174,13 +187,6 @@ class TrainingLoop:
     def worker_back(self, worker: int) -> None:
         """Note that the worker participates again."""
         self._workers.on_back(worker)
-
-    def _run_until_idle(self) -> None:
-        while True:
-            self._queue_commands()
-            if not self._queued:
-                return
-            self._await()
 
     @property
     def _halting(self) -> bool:
@@ -360,15 +366,15 @@ class TrainingLoop:
             self._rate = fresh if self._rate is None else 0.5 * (self._rate + fresh)
             self._rate_since = (self.outcome.updates_reported, now)
 
-    def _translate_all(self) -> None:
-        """Translate the whole test split; an interrupt stops between two orders."""
+    def _translate_all(self) -> Iterator[bool]:
+        """Translate the whole test split, as in `_train`; an interrupt stops between two orders."""
         for message in self._evaluation.begin_last("test"):
             if not self._stop_requested:
                 self._send(message, 0)
             while len(self._queued) >= MOST_TRANSLATIONS_QUEUED or (self._stop_requested and self._queued):
-                self._await()
+                yield True
         while self._queued:
-            self._await()
+            yield True
         self.progress.doing(None)
         if self._evaluation.translating:
             self.recorder.event("translation_interrupted", step=self._next_step, split="test")

@@ -51,7 +51,7 @@ from ..run_request import (
 from ..streams import echo_wrapped, output_is_a_copy
 
 if TYPE_CHECKING:
-    from ...launch.driver.resumption import Resumption
+    from ...launch.driver.position import Resumption
 
 AUTO = Path("auto")  # with --resume: resume the run that the job names, or start it
 

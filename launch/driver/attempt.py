@@ -1,4 +1,4 @@
-"""One attempt at a run, and the restart after a failed one.
+"""One attempt at a run.
 
 Each attempt has new tasks, ports and a new secret, so nothing is reset and tasks of two attempts cannot be confused.
 """
@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...checkpoint import list_checkpoints
 from ...core.cluster import Task
-from ...core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, TrainerError
+from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ...engine.calibration import calibrate
 from ...engine.loop import Outputs, Subject, TrainingLoop
 from ...engine.loop_interfaces import TrainingTotals
@@ -27,7 +26,6 @@ from .cluster_setup import (
     assign_gpus,
     check_devices,
     cluster_document,
-    infer_isolation,
     make_cluster,
     make_tasks,
     nodes_sharing_cores,
@@ -35,33 +33,21 @@ from .cluster_setup import (
 )
 from .first_failure import TaskDiedError
 from .nodes import Nodes
-from .origin import Origin
-from .outcome import add_to_first_line, resume_hint, task_states, with_newest_checkpoint, with_task_states
+from .outcome import with_task_states
+from .position import Origin
 from .recorder import Recording
-from .restart_policy import (
-    AttemptSummary,
-    Decision,
-    Failure,
-    LoneRestarts,
-    Resize,
-    Restart,
-    RestartPolicy,
-    RestartTask,
-    Stop,
-    cause_of,
-    failure_of,
-)
+from .restart_policy import Failure, cause_of
 from .task_group import TaskGroup, load_state
 from .training_job import TrainingJob
 
 CLOSE_GRACE_SECONDS = 10.0  # limit for tasks to leave the cluster gracefully
-REPLACEMENT_SECONDS = 15.0  # wait for replacements if the run may resume with fewer nodes; other runs wait --start-timeout
 
 
 class Attempt:
     """Trains a job on `nodes`, from `origin`.
 
     Call `form_cluster`, `start_tasks`, `await_ready`, `load_origin` and `train` in this order; whatever they raise, `end` ends every task.
+    After a failure of a task that restarts alone (`restart_task`), `train` continues.
     """
 
     def __init__(
@@ -71,15 +57,14 @@ class Attempt:
         recording: Recording,
         origin: Origin,
         spent: Callable[[Attempt], Mapping[str, Any]],  # returns the run's seconds, for checkpoints
-        restarts: Restarts,
-        notify: Callable[[str, str], None],
+        notify: Callable[[str, str], None],  # gets the cause and the task of a restart alone when it is ready
         compiled: bool | None,  # None until ``--compile auto`` has chosen
     ) -> None:
         self.origin = origin
         self.training = training
         self.there = frozenset(nodes.answering)  # when the attempt was made
         self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places, training.rejoins)
-        self.began = self.trains = False  # `trains`: from the beginning of training until its end or graceful stop
+        self.began = False
         self.precision_used: str = training.job.precision
         self.device_used: str | None = None
         self.compiled = compiled
@@ -89,10 +74,10 @@ class Attempt:
         self._gpus = GpuAssignment({})
         self._nodes = nodes
         self._recording = recording
-        self._restarts = restarts
+        self._notify = notify
         self._clustered: Sequence[Task] = ()
         self._made_at = time.monotonic()
-        self._ended = self._regroups = False
+        self._ended = False
         self.saver = CheckpointSaver(
             training,
             recording,
@@ -106,17 +91,8 @@ class Attempt:
             self.tasks,
             Outputs(recording, recording.progress, self.saver, recording.clock),
             start=origin.start,
-            on_silent=self._on_silent,
+            on_silent=self.tasks.on_silent,
         )
-        worker = {task.name: task.index for task in training.placed if task.role == "worker"}
-        self._lone_restarts = LoneRestarts(
-            recording,
-            replace=lambda task, seconds: self.tasks.replace(task, seconds, training.job.start_timeout),
-            on_absent=lambda task: self.loop.worker_absent(worker[task]),
-            on_back=lambda task: self.loop.worker_back(worker[task]),
-            notify=notify,
-        )
-        self.tasks.on_loss, self.tasks.on_rejoined = self._replaced, self._on_rejoined
         self.tasks.inquiries.on_answer = self._tell_places
 
     @property
@@ -217,44 +193,45 @@ class Attempt:
         if self.origin.state is not None:
             load_state(self.tasks, self.origin.state, self.training.job.stall_timeout)
 
-    def train(self) -> TrainingTotals:
-        """Train until the end or an interrupt. A stall is raised with the tasks' states."""
-        self.began = self.trains = True
-        try:
-            totals = self.loop.run()
-        except StalledRunError as error:
-            standing = self.tasks.standing()
-            self._recording.stacks(str(error), standing.stacks)
-            raise with_task_states(error, standing) from error
-        except TaskDiedError as error:
-            if error.stalled:  # the chief noticed the stall first
-                standing = self.tasks.standing()
-                self._recording.stacks(str(error).split("\n", 1)[0], standing.stacks)
-                add_to_first_line(error, task_states(standing))
-            raise
-        self.trains = False
-        return totals
+    def train(self) -> None:
+        """Train until the end or an interrupt."""
+        self.began = more = True
+        while more:
+            try:
+                more = self.loop.advance()
+            finally:
+                self._report_restarted_tasks()
 
-    def _on_silent(self, worker: int) -> None:
-        task = f"worker-{worker}"
-        self.tasks.find_stacks(task)
-        if not self._replaced(StalledRunError(f"stalled: {task} has finished no step for --stall-timeout, while others have", task)):
-            self._restarts.forget()
+    def can_restart_task(self, error: TrainerError) -> bool:
+        """Return whether training can continue after an error while the failed task restarts."""
+        return self.began and self.tasks.can_replace(getattr(error, "task", None))
 
-    def _replaced(self, error: TrainerError) -> bool:
-        """Return whether the failed task restarts alone."""
-        task = getattr(error, "task", None)
-        if not self.trains or task is None or not self.tasks.can_replace(task):
-            return False
-        decision = self._restarts.alone(error, self)
-        if decision is None:
-            return False
-        self._lone_restarts.begin(task, cause_of(error), decision.after_seconds)
-        return True
+    def restart_task(self, failure: Failure, after_seconds: float) -> None:
+        """Restart the failed task after a pause."""
+        task = str(failure.task)
+        self._recording.event("task_failed", task=task, cause=failure.cause)
+        self._recording.progress.message(f"{failure.cause}; {task} restarts while training continues")
+        self.loop.worker_absent(self._worker_of(task))
+        self.tasks.replace(task, failure.cause, after_seconds, self.training.job.start_timeout)
 
-    def _on_rejoined(self, task: str) -> None:
-        self._lone_restarts.end(task)
-        self.keep_spares([self.tasks.node_of[task]])
+    def _report_restarted_tasks(self) -> None:
+        for task, cause, absent_seconds in self.tasks.restarted():
+            self._recording.event("task_restarted", task=task, absent_seconds=absent_seconds)
+            self._recording.progress.message(f"{task} takes part again, after {absent_seconds:.1f} s")
+            self.loop.worker_back(self._worker_of(task))
+            self._notify(cause, task)
+            self.keep_spares([self.tasks.node_of[task]])
+
+    def _worker_of(self, name: str) -> int:
+        return next(task.index for task in self.training.placed if task.name == name)
+
+    def with_task_states(self, error: TrainerError) -> TrainerError:
+        """Return the error of training; for a stall with the tasks' states, after their stacks were recorded."""
+        if not isinstance(error, StalledRunError) and not (isinstance(error, TaskDiedError) and error.stalled):
+            return error
+        standing = self.tasks.standing()
+        self._recording.stacks(cause_of(error), standing.stacks)
+        return with_task_states(error, standing)
 
     def _tell_places(self, stacks: Mapping[str, TaskStack]) -> None:
         self._recording.stacks("no step was finished for too long", stacks)
@@ -275,22 +252,13 @@ class Attempt:
             return
         recording.writer.write_calibration(document)
 
-    def regroup(self, answering: Collection[int]) -> bool:
+    def pause(self, answering: Collection[int]) -> bool:
         """Stop training with a checkpoint if more nodes answer; return whether it stops."""
-        if self._ended:
-            return False  # the next attempt decides that
-        if not self._regroups and frozenset(answering) > frozenset(self.training.places):
-            self._regroups = self.loop.pause()
-        return self._regroups
-
-    @property
-    def regrouped(self) -> bool:
-        """Whether training has stopped to continue with more nodes."""
-        return self._regroups and self.totals.interrupted
+        return frozenset(answering) > frozenset(self.training.places) and self.loop.pause()
 
     def interrupt(self) -> bool:
         """Stop training with a checkpoint; return False if it cannot. Safe in a signal handler."""
-        if self._ended or not self.loop.interrupt():
+        if not self.loop.interrupt():
             return False
         self._nodes.wake()
         return True
@@ -307,153 +275,3 @@ class Attempt:
         for death in self.tasks.deaths:
             known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
             self._recording.event("task_ended", **{key: death[key] for key in known})
-
-
-class Restarts:
-    """Carries out the policy's decisions. `training` is for all nodes of the run."""
-
-    def __init__(
-        self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: Recording, interrupted: Callable[[], bool]
-    ) -> None:
-        self._policy = policy
-        self._training = training
-        self._nodes = nodes
-        self._recording = recording
-        self._progress = recording.progress
-        self._interrupted = interrupted
-        self._earlier: list[AttemptSummary] = []
-        self._trained = False
-        self._decided: tuple[Attempt, Decision] | None = None
-
-    def alone(self, error: TrainerError, attempt: Attempt) -> RestartTask | None:
-        """Return a decision to restart the task alone; any other decision is kept for `prepare`."""
-        failure = failure_of(error, attempt.totals.updates_reported, rejoins=True)
-        if failure is None or self._nodes.violation is not None:
-            return None
-        decision = self._decision(failure)
-        if isinstance(decision, RestartTask):
-            return decision
-        self._decided = attempt, decision
-        return None
-
-    def forget(self) -> None:
-        """Discard the decision of `alone`: the attempt continues without the task."""
-        self._decided = None
-
-    def prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
-        """End a failed attempt; return what the next one trains, or raise the run's failure."""
-        try:
-            return self._prepare(error, attempt)
-        except (RunFailedError, InterruptedRunError) as ends_run:
-            job, run = self._recording.job, self._recording.path
-            if isinstance(ends_run, InterruptedRunError) and (ends_run is not error or not attempt.began):
-                ends_run = with_newest_checkpoint(ends_run, job, run)
-            if not isinstance(ends_run, ResumableRunError) and (attempt.trains or (self._trained and not attempt.began)):
-                add_to_first_line(ends_run, resume_hint(job, run))
-            raise ends_run from ends_run.__cause__
-
-    def _prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
-        failure = failure_of(error, attempt.totals.updates_reported)
-        if failure is None or self._nodes.violation is not None:  # no message of the node can be trusted
-            raise error
-        decided, self._decided = self._decided, None
-        decision = decided[1] if decided is not None and decided[0] is attempt else self._decision(failure)
-        if isinstance(decision, RestartTask):
-            decision = self._broken_policy(f"decided {decision!r} although no task can restart alone")
-        if isinstance(decision, Stop):
-            if not decision.because:
-                raise error
-            raise RunFailedError(f"{decision.because}: {error}", failure.task) from error
-        replaces_nodes = isinstance(decision, Restart) and decision.replaces_nodes
-        if failure.kind == "network" and not replaces_nodes:
-            raise error  # no nodes are left
-        if self._interrupted():  # during training, before a checkpoint was saved
-            raise InterruptedRunError(f"interrupted by the user, before a failure: {failure.cause}") from error
-        seconds = attempt.seconds
-        self._tell(failure, attempt)
-        attempt.end(politely=False)
-        if failure.kind == "network":
-            self._nodes.lose_all()
-        self._nodes.wait(decision.after_seconds)
-        if isinstance(decision, Restart) and replaces_nodes:
-            self._replace_lost(decision)
-        if self._nodes.violation is not None:
-            raise self._nodes.violation from error
-        training = self._another(decision, error, attempt)
-        self._trained = self._trained or attempt.began
-        self._earlier.append(AttemptSummary(attempt.origin.start.cursor.step, seconds, failure))
-        return training
-
-    def regroup(self, attempt: Attempt) -> TrainingJob:
-        """End an attempt that stopped for returned nodes; return what the next one trains."""
-        attempt.end(politely=True)
-        infer_isolation(self._nodes.channels, self._nodes.hosts)
-        answering = sorted(self._nodes.answering)
-        self._tell_replaced(node for node in answering if node not in attempt.training.places)
-        self._seek_others(answering)
-        return self._on(answering, attempt.training)
-
-    def _seek_others(self, answering: Collection[int]) -> None:
-        asked = self._training.asked
-        self._nodes.keep_restoring(asked.start_timeout if len(answering) < asked.nodes else None)
-
-    def _replace_lost(self, decision: Restart) -> None:
-        lost, limit = list(self._nodes.lost), self._training.asked.start_timeout
-        if not lost:
-            return
-        self._nodes.restore(limit if decision.min_nodes is None else min(limit, REPLACEMENT_SECONDS))
-        infer_isolation(self._nodes.channels, self._nodes.hosts)
-        self._tell_replaced(node for node in lost if node in self._nodes.answering)
-
-    def _tell_replaced(self, nodes: Iterable[int]) -> None:
-        for node in nodes:
-            self._recording.event("node_replaced", node=node, host=self._nodes.hosts[node]["hostname"])
-            self._progress.message(f"{self._nodes.name(node)} is back")
-
-    def _tell(self, failure: Failure, attempt: Attempt) -> None:
-        self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
-        if not attempt.began:
-            onwards = "starts again"
-        elif list_checkpoints(self._recording.path):
-            onwards = "restarts from its newest checkpoint"
-        else:
-            onwards = "restarts from its beginning, as no checkpoint was saved"
-        self._progress.message(f"{failure.cause}; the run {onwards}")
-
-    def _another(self, decision: Restart | Resize, error: TrainerError, attempt: Attempt) -> TrainingJob:
-        nodes, before = self._nodes, attempt.training
-        answering = sorted(nodes.answering)
-        fewest = decision.min_nodes if isinstance(decision, Restart) else None
-        if fewest is not None and fewest <= len(answering):
-            self._seek_others(answering)
-            return self._on(answering, before)
-        enough = set(before.places) <= nodes.answering if isinstance(decision, Restart) else decision.nodes <= len(answering)
-        if not enough:
-            gone = attempt.there.union(before.places) - nodes.answering
-            if gone:
-                raise nodes.loss(next(node for node in (*nodes.lost, *sorted(gone)) if node in gone)) from error
-            wanted = decision.nodes if isinstance(decision, Resize) else len(before.places)
-            raise RunFailedError(f"the restart policy wants {wanted} nodes, and there are {len(answering)}: {error}") from error
-        if isinstance(decision, Restart):
-            return before
-        return self._on(answering[: decision.nodes], before)
-
-    def _on(self, places: Sequence[int], before: TrainingJob) -> TrainingJob:
-        training = self._training.resized(places)
-        if training.places != before.places:
-            self._recording.event("run_resized", nodes=places)
-            on = "node" if len(places) == 1 else "nodes"
-            self._progress.message(f"training continues with {on} {', '.join(map(str, places))} of the run's {self._training.asked.nodes}")
-        return training
-
-    def _decision(self, failure: Failure) -> Decision:
-        try:
-            decision = self._policy.decide(failure, tuple(self._earlier), len(self._nodes.answering))
-        except Exception as broken:  # noqa: BLE001 — third-party code; reported, and the run ends
-            return self._broken_policy(f"failed with {broken!r}")
-        return decision if isinstance(decision, Decision) else self._broken_policy(f"decided {decision!r}")
-
-    def _broken_policy(self, what: str) -> Stop:
-        self._recording.event("restart_policy_failed", why=what)
-        self._progress.message(f"the restart policy {what}, which is no decision, so the run ends")
-        return Stop()

@@ -1,16 +1,19 @@
 """The driver: the process of ``trainer run``.
 
-It owns nodes, records, clock, signals and restart policy; tasks and their training belong to an `Attempt`.
+It owns nodes, records, clock, signals and restart policy; tasks and their training belong to an `Attempt`. What the run does now is a
+`RunPhase`, each with one method of `Driver` that returns the next.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +23,8 @@ from ...core.console import note
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, TrainerError, UsageError
 from ...core.job import Job
 from ...data.base import TextFeatures
+from ...engine.epochs import EpochIndex
+from ...engine.policies import Triggers
 from ...engine.progress import Progress
 from ...monitor.host import provenance
 from ...records.store.run_directory import RunReader, RunState
@@ -28,16 +33,16 @@ from ...records.store.vocabulary import VOCABULARY, write_vocabulary
 from ...records.summary import DriverFacts
 from ..launchers.base import Launcher
 from ..launchers.machine_checks import EndingSignals
-from .attempt import Attempt, Restarts
-from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
+from .attempt import Attempt
+from .cluster_setup import infer_isolation, machine_of, node_beside_driver
+from .first_failure import SilentTaskError
 from .nodes import Nodes, ReportHandlers
 from .notify import Notifier, RunNotices
-from .origin import Origin, newest_origin
-from .outcome import Ending, Outcome, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
+from .outcome import Ending, Outcome, add_to_first_line, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
+from .position import Resumption, RunPosition
 from .recorder import Recording
-from .restart_policy import RestartPolicy, policy_of
-from .resumption import Resumption
-from .segments import DeferredWrites, ResizedSegments, Segments, total_steps
+from .restart_policy import Decision, RestartPolicy, RestartTask, failure_of, policy_of
+from .restarts import Restarts
 from .training_job import TrainingJob
 
 
@@ -47,6 +52,19 @@ class Invocation:
 
     command: Sequence[str]
     sources: Mapping[str, str]
+
+
+class RunPhase(Enum):
+    """What a run does now."""
+
+    CONNECTING = "connecting"  # to the agents of its nodes
+    STARTING = "starting"  # the tasks of an attempt
+    TRAINING = "training"  # until the end or an interrupt, including final translations
+    RESTARTING = "restarting"  # a failed task or all of them, as the policy decides
+    RESIZING = "resizing"  # to more nodes
+    RESUMING = "resuming"  # from the newest checkpoint, after a failure
+    COMPLETING = "completing"  # the last samples, and the calibration
+    ENDING = "ending"
 
 
 class Driver:
@@ -71,17 +89,20 @@ class Driver:
         self._policy = policy or policy_of(job)
         self._notices = RunNotices(notifier or Notifier({}, note), job.name, self._done)
         self._starts_again = starts_again
-        self._segments = Segments(resumption, self._command)
-        self._resized = ResizedSegments(job.nodes, self._command)
-        self._documents = DeferredWrites()
+        self._position = RunPosition(job.nodes, self._command, resumption)
+        self._phase = RunPhase.CONNECTING
+        self._ending = Ending()
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []
         self._signals = EndingSignals(self._end_in_good_order, self._end_at_once)
-        self._hosts: Hosts | None = None
-        self._failure = Outcome.of(None)
         self._recording: Recording
         self._launcher: Launcher
-        self._training: TrainingJob
+        self._nodes: Nodes
+        self._restarts: Restarts
+        self._failure: TrainerError  # the newest, of an attempt
+        self._training: TrainingJob  # on all nodes of the run
+        self._next_training: TrainingJob  # of the next attempt
+        self._deadline = math.inf  # for the start of its tasks
 
     @property
     def path(self) -> Path:
@@ -101,11 +122,11 @@ class Driver:
 
     def _executed(self, launcher: Launcher) -> dict[str, Any]:
         self._launcher = launcher
-        self._training = TrainingJob.of(self.job)
+        self._training = self._next_training = TrainingJob.of(self.job)
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
         self._notices.has_directory(self.path, self._recording.event)
         if self._resumption is not None:
-            self._documents = DeferredWrites(RunReader(self._resumption.path).status())
+            self._position.status_to_restore = RunReader(self._resumption.path).status()
         try:
             self._begin_records()
         except DiskError:
@@ -121,7 +142,7 @@ class Driver:
         with_git = ThreadPoolExecutor(max_workers=1, thread_name_prefix="provenance")  # git runs while the nodes start
         self._code = with_git.submit(provenance, Path())  # also works if the working directory was removed
         with_git.shutdown(wait=False)
-        self._documents.make(partial(self._recording.writer.write_job, self._described()))
+        self._position.write(partial(self._recording.writer.write_job, self._described()))
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
             self._recording.add_mllog(self._training.data.info.sizes)
@@ -145,27 +166,32 @@ class Driver:
     def _described(self) -> dict[str, Any]:
         return {
             **self._training.document,
-            "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption, self._training.lengths),
+            "total_steps": Triggers(self.job, EpochIndex(self._training.sampler, self._position.first.start.cursor)).total,
             "sources": self._sources,
             "command": self._command,
-            "segments": [*self._segments.described, *self._resized.described],
+            "segments": list(self._position.segments),
         }
 
     def _supervised(self) -> dict[str, Any]:
-        ending = Ending()
+        ending = self._ending
         ending.later(self._launcher.close)
         ending.later(lambda: self._launcher.ended(ending.outcome.exit_code))
         try:
-            self._run(*self._meet_nodes(ending))
+            while self._phase is not RunPhase.ENDING:
+                self._phase = self._advance()
         except InterruptedRunError as error:
             ending.blame(error if self._attempts else with_newest_checkpoint(error, self.job, self.path))
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
             ending.blame(error)
+        self._phase = RunPhase.ENDING
         self._recording.ending()
         ending.do(self._end_clock)
         ending.run_steps()
-        finalize_records(self._recording, ending, self._summary, self._documents.status_to_restore)
-        failure = RunFailedError(str(ending.failure)) if isinstance(ending.failure, DiskError) else ending.failure
+        finalize_records(self._recording, ending, self._summary, self._position.status_to_restore)
+        return self._result(ending.failure)
+
+    def _result(self, ended_by: BaseException | None) -> dict[str, Any]:
+        failure = RunFailedError(str(ended_by)) if isinstance(ended_by, DiskError) else ended_by
         if isinstance(failure, UsageError) and self._newest_trained is None and self._resumption is None:
             shutil.rmtree(self.path)  # nothing was trained
         if isinstance(failure, RunFailedError | InterruptedRunError) and self._recording.writer.there:
@@ -177,12 +203,33 @@ class Driver:
             raise RuntimeError("a run that succeeded has no summary")
         return summary
 
-    def _meet_nodes(self, ending: Ending) -> tuple[Nodes, Hosts, float]:
-        recording = self._recording
+    def _advance(self) -> RunPhase:
+        """Do what the phase is for; return the next one. Raises the error that ends the run."""
+        steps = {
+            RunPhase.CONNECTING: self._connect,
+            RunPhase.STARTING: self._start,
+            RunPhase.TRAINING: self._train,
+            RunPhase.RESTARTING: self._restart,
+            RunPhase.RESIZING: self._resize,
+            RunPhase.RESUMING: self._resume,
+            RunPhase.COMPLETING: self._complete,
+        }
+        try:
+            return steps[self._phase]()
+        except TrainerError as error:
+            if self._phase in (RunPhase.STARTING, RunPhase.TRAINING):
+                self._failure = error
+                return RunPhase.RESTARTING
+            if self._phase is RunPhase.RESTARTING and isinstance(error, RunFailedError | InterruptedRunError):
+                raise self._with_resume_hint(error) from error.__cause__
+            raise
+
+    def _connect(self) -> RunPhase:
+        recording, ending = self._recording, self._ending
         channels = self._launcher.start()
-        deadline = time.monotonic() + self.job.start_timeout
+        self._deadline = time.monotonic() + self.job.start_timeout
         leaving = self._signals.ask if self._starts_again else None
-        nodes = Nodes(
+        nodes = self._nodes = Nodes(
             channels,
             ReportHandlers(recording.sample, recording.log, recording.trace, leaving),
             self._launcher.check,
@@ -192,66 +239,44 @@ class Driver:
         )
         ending.later(lambda: nodes.finish(ending.outcome.exit_code))
         if self._starts_again:
-            ending.later(lambda: self._leave_to_starter(ending, nodes))
+            ending.later(self._leave_to_starter)
         ending.later(lambda: ending.blame(recording.refused))
         ending.later(lambda: ending.blame(recording.violation or nodes.violation))
         ending.later(lambda: self._end_attempts(politely=ending.failure is None))
         self._interrupts.append(nodes.interrupt)
         if self._signals.interrupted:
             raise InterruptedRunError("interrupted by the user")
-        hosts = nodes.greet(deadline - time.monotonic())
+        hosts = nodes.greet(self._deadline - time.monotonic())
         infer_isolation(nodes.channels, hosts)
-        self._hosts = hosts
-        self._documents.make(partial(recording.writer.write_env, hosts, self._code.result()))
-        return nodes, hosts, deadline
+        self._position.write(partial(recording.writer.write_env, hosts, self._code.result()))
+        self._restarts = Restarts(self._policy, self._training, nodes, recording)
+        return RunPhase.STARTING
 
-    def _run(self, nodes: Nodes, hosts: Hosts, deadline: float) -> None:
-        first = origin = self._resumption.origin if self._resumption else Origin()
-        restarts = Restarts(self._policy, self._training, nodes, self._recording, lambda: self._signals.interrupted)
-        training = self._training
-        while True:
-            notify, compiled = self._notices.restarted, self._compiled_before
-            attempt = Attempt(training, nodes, self._recording, origin, self._spent, restarts, notify, compiled)
-            self._attempts.append(attempt)
-            try:
-                self._start(attempt, hosts, deadline)
-                nodes.when_more_answer = attempt.regroup
-                self._train(attempt)
-                if not attempt.regrouped or self._signals.interrupted:
-                    break
-                training = restarts.regroup(attempt)
-                origin = self._newest_origin(first)
-            except TrainerError as error:
-                self._failure = Outcome.of(error)
-                training = restarts.prepare(error, attempt)
-                if attempt.began:
-                    origin = self._newest_origin(first, error)
-            deadline = time.monotonic() + self.job.start_timeout
-        self._finish(attempt, nodes)
-
-    def _newest_origin(self, first: Origin, failure: TrainerError | None = None) -> Origin:
-        try:
-            return newest_origin(self.path, self.job, self._training.model, first)
-        except UsageError as error:
-            before = "" if failure is None else f"{failure}; and "
-            raise RunFailedError(f"{before}the run cannot go on: {error}", getattr(failure, "task", None)) from failure or error
-
-    def _start(self, attempt: Attempt, hosts: Hosts, deadline: float) -> None:
-        recording = self._recording
-        attempt.form_cluster(hosts, deadline)
+    def _start(self) -> RunPhase:
+        if self._attempts:
+            self._deadline = time.monotonic() + self.job.start_timeout
+        recording, training, origin = self._recording, self._next_training, self._position.origin
+        attempt = Attempt(training, self._nodes, recording, origin, self._spent, self._notices.restarted, self._compiled_before)
+        self._attempts.append(attempt)
+        self._nodes.when_more_answer = attempt.pause
+        hosts = self._nodes.hosts
+        attempt.form_cluster(hosts, self._deadline)
         self._write_job(attempt)
-        recording.expect(attempt.tasks.node_of, node_beside_driver(attempt.training.places, hosts))
-        attempt.start_tasks(deadline)
+        recording.expect(attempt.tasks.node_of, node_beside_driver(training.places, hosts))
+        attempt.start_tasks(self._deadline)
         recording.event("tasks_started", tasks=list(attempt.tasks.node_of))
         if self._resumption is None:
             recording.add_followers(self._command)
         else:
             recording.load_followers()
-        attempt.await_ready(deadline)
+        attempt.await_ready(self._deadline)
         if self.job.compile == "auto":
             self._write_job(attempt)
         attempt.keep_spares()
         recording.event("cluster_ready")
+        attempt.load_origin()
+        self._begin_training(attempt)
+        return RunPhase.TRAINING
 
     @property
     def _compiled_before(self) -> bool | None:
@@ -266,58 +291,102 @@ class Driver:
     def _write_job(self, attempt: Attempt) -> None:
         chosen = {} if self.job.compile != "auto" or attempt.compiled is None else {"compiled": attempt.compiled}
         described = {**self._described(), "total_steps": attempt.loop.triggers.total, **attempt.cluster, **chosen}
-        self._documents.make(partial(self._recording.writer.write_job, described))
+        self._position.write(partial(self._recording.writer.write_job, described))
         if VOCABULARY in self._training.data.attachments:
-            self._documents.make(partial(write_vocabulary, self.path, self._training.data.attachment(VOCABULARY)))
+            self._position.write(partial(write_vocabulary, self.path, self._training.data.attachment(VOCABULARY)))
 
-    def _train(self, attempt: Attempt) -> None:
-        """Train; the run clock lasts from the first attempt's start to the last one's end."""
-        recording, resumption = self._recording, self._resumption
-        attempt.load_origin()
+    def _begin_training(self, attempt: Attempt) -> None:
+        """Begin to train; the run clock lasts from the first attempt's start to the last one's end."""
+        recording, position, places = self._recording, self._position, attempt.training.places
         restarts = self._newest_trained is not None
-        before = recording.run_seconds if restarts else resumption.origin.run_seconds if resumption else 0.0
-        if restarts or resumption is not None:
-            self._take_back(attempt.origin, before)
-        nodes = self._begin_segment(attempt, before)
+        before = recording.run_seconds if restarts else position.first.run_seconds
+        if restarts or self._resumption is not None:
+            self._take_back(before)
+        nodes: dict[str, Any] = {}
+        if position.begin_segment(places, before):
+            nodes = {"nodes": list(places)}
+            recording.begin_segment(before)
+            self._write_job(attempt)
         recording.writer.write_status("running")
         if self.job.monitor:
             attempt.tasks.sample_now()
         recording.start_clock(before)
         if restarts:
-            lost = max(0.0, before - attempt.origin.run_seconds)
-            recording.event("run_restarted", **attempt.origin.place, **nodes, seconds_lost=lost)
-            self._notices.restarted(self._failure.cause or "", self._failure.task)
+            lost = max(0.0, before - position.origin.run_seconds)
+            recording.event("run_restarted", **position.origin.place, **nodes, seconds_lost=lost)
+            failure = Outcome.of(self._failure)
+            self._notices.restarted(failure.cause or "", failure.task)
         else:
-            recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event, **nodes)
+            recording.event("run_started" if self._resumption is None else "run_resumed", **position.resumed, **nodes)
             self._progress.start(self.job, attempt.loop.objective.infos, attempt.loop.triggers.total)
-        attempt.train()
 
-    def _begin_segment(self, attempt: Attempt, run_seconds: float) -> dict[str, Any]:
-        places = attempt.training.places
-        if self._resized.goes_on(places, attempt.origin):
-            return {}
-        self._resized.begin(places, attempt.origin, run_seconds)
-        self._recording.begin_segment(run_seconds)
-        self._write_job(attempt)
-        return {"nodes": list(places)}
-
-    def _take_back(self, origin: Origin, run_seconds: float) -> None:
-        recording = self._recording
+    def _take_back(self, run_seconds: float) -> None:
+        recording, origin = self._recording, self._position.origin
         origin.remove_later_checkpoints(self.path)  # first, so that records never end before the newest checkpoint
         recording.rewind(origin.start.cursor.step, run_seconds)
-        self._documents.commit()
+        self._position.commit()
         recording.add_followers(self._command, run_seconds)
         if self.job.mllog:
             recording.add_mllog(self._training.data.info.sizes, run_seconds)
         for error in origin.damaged:
             recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
 
-    def _finish(self, attempt: Attempt, nodes: Nodes) -> None:
-        recording = self._recording
+    def _train(self) -> RunPhase:
+        attempt = self._attempts[-1]
+        attempt.train()
+        paused = attempt.totals.interrupted and not self._signals.interrupted
+        return RunPhase.RESIZING if paused else RunPhase.COMPLETING
+
+    def _restart(self) -> RunPhase:
+        """Do what the policy decides about a failure. Raises the failure that ends the run."""
+        attempt, error = self._attempts[-1], self._failure
+        decision = self._restart_task(attempt, error)
+        if isinstance(decision, RestartTask) or isinstance(error, SilentTaskError):
+            return RunPhase.TRAINING
+        if attempt.began:
+            error = self._failure = attempt.with_task_states(error)
+        failure = failure_of(error, attempt.totals.updates_reported)
+        if failure is None or self._nodes.violation is not None:  # no message of the node can be trusted
+            raise error
+        restart = self._restarts.expect_restart(decision or self._restarts.decide(failure), failure, error)
+        if self._signals.interrupted:  # during training, before a checkpoint was saved
+            raise InterruptedRunError(f"interrupted by the user, before a failure: {failure.cause}") from error
+        self._next_training = self._restarts.restart(restart, failure, attempt, error)
+        return RunPhase.RESUMING if attempt.began else RunPhase.STARTING
+
+    def _restart_task(self, attempt: Attempt, error: TrainerError) -> Decision | None:
+        """Return the policy's decision on a task that can restart alone, which restarts if so decided; else None."""
+        failure = failure_of(error, attempt.totals.updates_reported, rejoins=True)
+        if failure is None or self._nodes.violation is not None or not attempt.can_restart_task(error):
+            return None
+        decision = self._restarts.decide(failure)
+        if isinstance(decision, RestartTask):
+            attempt.restart_task(failure, decision.after_seconds)
+        return decision
+
+    def _with_resume_hint(self, error: RunFailedError | InterruptedRunError) -> RunFailedError | InterruptedRunError:
+        """Return the error that ends a run after a failed attempt, with what the run can resume from."""
+        if isinstance(error, InterruptedRunError) and not (error is self._failure and self._attempts[-1].began):
+            error = with_newest_checkpoint(error, self.job, self.path)
+        if not isinstance(error, ResumableRunError) and self._newest_trained is not None:
+            add_to_first_line(error, resume_hint(self.job, self.path))
+        return error
+
+    def _resize(self) -> RunPhase:
+        self._next_training = self._restarts.resize(self._attempts[-1])
+        self._position.go_back(self.path)
+        return RunPhase.STARTING
+
+    def _resume(self) -> RunPhase:
+        self._position.go_back(self.path, self._failure)
+        return RunPhase.STARTING
+
+    def _complete(self) -> RunPhase:
+        recording, attempt = self._recording, self._attempts[-1]
         recording.stop_clock()
         recording.event("run_ended")
         if self.job.monitor:
-            with nodes.interrupts_deferred():  # the run is complete: an interrupt only ends its calibration
+            with self._nodes.interrupts_deferred():  # the run is complete: an interrupt only ends its calibration
                 attempt.tasks.sample_now()
         if attempt.totals.interrupted:
             kept = resume_hint(self.job, self.path)
@@ -329,22 +398,23 @@ class Driver:
         if attempt.saver.unsaved is not None:
             kept = resume_hint(self.job, self.path)
             raise RunFailedError(f"the last checkpoint, {attempt.saver.unsaved}, could not be saved; {kept}")
+        return RunPhase.ENDING
 
     @property
     def _newest_trained(self) -> Attempt | None:
         return next((attempt for attempt in reversed(self._attempts) if attempt.began), None)
 
     def _end_clock(self) -> None:
-        self._recording.flush_pending(self._resumption.origin.run_seconds if self._resumption else 0.0)
+        self._recording.flush_pending(self._position.first.run_seconds)
         self._recording.stop_clock()
 
     def _end_attempts(self, *, politely: bool) -> None:
         for attempt in self._attempts:
             attempt.end(politely=politely)
 
-    def _leave_to_starter(self, ending: Ending, nodes: Nodes) -> None:
-        if nodes.violation is None:  # a restart would break again
-            leave_to_starter(ending.failure, saved=any(attempt.saver.newest for attempt in self._attempts))
+    def _leave_to_starter(self) -> None:
+        if self._nodes.violation is None:  # a restart would break again
+            leave_to_starter(self._ending.failure, saved=any(attempt.saver.newest for attempt in self._attempts))
 
     def _summary(self, state: RunState) -> dict[str, Any] | None:
         attempt = self._newest_trained
@@ -353,31 +423,29 @@ class Driver:
         spent = self._spent(attempt)
         clock = Clock(
             run_seconds=self._recording.run_seconds,
-            total_seconds=self._segments.total_before + time.time() - self._recording.began,
+            total_seconds=self._position.total_seconds + time.time() - self._recording.began,
             translate_seconds=attempt.totals.translate_seconds,
-            earlier=self._resized.earlier or self._segments.earlier,
+            earlier=self._position.earlier,
             **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )
-        machines = None if self._hosts is None else [machine_of(host) for host in self._hosts]
         facts = DriverFacts(
             nodes_sharing_cores=attempt.nodes_sharing_cores,
             precision_used=attempt.precision_used,
             device_used=attempt.device_used,
             compiled=attempt.compiled,
-            machines=machines,
+            machines=[machine_of(host) for host in self._nodes.hosts],
         )
         return self._training.summary(self.path, clock, state, attempt.totals, facts)
 
     def _done(self) -> tuple[int, float]:
         if (attempt := self._newest_trained) is not None:
             return attempt.totals.updates_reported, self._recording.run_seconds
-        origin = self._resumption.origin if self._resumption else Origin()
-        return origin.start.cursor.step, origin.run_seconds
+        return self._position.first.start.cursor.step, self._position.first.run_seconds
 
     def _spent(self, attempt: Attempt) -> dict[str, Any]:
         totals = attempt.totals
         return {
-            "init_seconds": self._segments.earlier_init_seconds + self._recording.init_seconds,
+            "init_seconds": self._position.init_seconds + self._recording.init_seconds,
             "train_seconds": totals.train_seconds,
             "eval_seconds": totals.eval_seconds,
             "checkpoint_seconds": totals.checkpoint_seconds,
@@ -385,9 +453,8 @@ class Driver:
         }
 
     def _end_in_good_order(self) -> None:
-        stopping = next((attempt for attempt in self._attempts if attempt.interrupt()), None)
-        if stopping is not None:
-            translates = stopping.loop.only_translates
+        if self._phase is RunPhase.TRAINING and self._attempts[-1].interrupt():
+            translates = self._attempts[-1].loop.only_translates
             what = "ending the translation; the run is complete" if translates else "saving a checkpoint and ending the run"
             note(f"trainer: {what} (once more to end it at once)")
             return

@@ -10,9 +10,11 @@ import errno
 import math
 import re
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 from ...core.errors import RunFailedError, StalledRunError, TrainerError, UsageError
 from ...core.liveness import REMEDY, worker_in
@@ -43,6 +45,10 @@ class TaskDiedError(_LossError):
     """A task has ended before the run. `stalled`: because it found that others stalled."""
 
     stalled = False
+
+
+class SilentTaskError(StalledRunError):
+    """A task has finished nothing for too long while others have: training continues, with or without its restart."""
 
 
 class NodeLostError(_LossError):
@@ -84,19 +90,61 @@ def first_cause(terminations: Sequence[Termination]) -> Termination:
     return min((each for each in equals if each.node == equals[0].node), key=lambda each: each.order)
 
 
+class TaskState(Enum):
+    """The state of a task; the last three are of a task that restarts alone."""
+
+    STARTING = "starting"
+    READY = "ready"  # also once it has ended
+    LOST = "lost"  # until its restart
+    RESTARTING = "restarting"
+    OVERDUE = "overdue"  # was not ready in time
+
+
+@dataclass(slots=True)
+class TaskRecord:
+    """A task's state, last phase, and restart alone; moments and seconds of the monotonic clock."""
+
+    state: TaskState = TaskState.STARTING
+    phase: str | None = None
+    warming_since: float = math.inf
+    expected_deaths: int = 0  # of replaced processes
+    cause: str = ""
+    lost_at: float | None = None
+    start_at: float = 0.0
+    start_seconds: float = 0.0  # limit of the restart
+    ready_by: float = math.inf
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the task restarts alone and is not ready yet."""
+        return self.state not in (TaskState.STARTING, TaskState.READY)
+
+
+class RestartedTask(NamedTuple):
+    """A task that is ready again after a restart alone, and why and for how long it was absent."""
+
+    name: str
+    cause: str
+    absent_seconds: float
+
+
+@dataclass(slots=True)
+class _End:
+    node: int
+    death: Message | None
+    expected: bool = False  # of a replaced process
+
+
 class Failures:
-    """The failures of a group of tasks, in the order of arrival, and the tasks' reports."""
+    """The states of a group of tasks, and their failures in the order of arrival."""
 
     def __init__(self, lost: Iterable[int], dispensable: Collection[str] = ()) -> None:  # `dispensable` may end once ready
-        self._ended: list[tuple[int, Message | None]] = [(node, None) for node in lost]
-        self._dispensable = dispensable
-        self._ready: set[str] = set()
-        self._forgiven: list[tuple[int, Message | None]] = []
-        self._awaited: Counter[str] = Counter()
-        self._errors: dict[str, Message] = {}
-        self._phases: dict[str, str] = {}
-        self._warming_since: dict[str, float] = {}
+        self.tasks: defaultdict[str, TaskRecord] = defaultdict(TaskRecord)
+        self.restarted: deque[RestartedTask] = deque()
         self.warming_up_seconds = 0.0  # the longest of all tasks
+        self._ends = [_End(node, None) for node in lost]
+        self._dispensable = dispensable
+        self._errors: dict[str, Message] = {}
 
     def __bool__(self) -> bool:
         return bool(self.terminations)
@@ -104,68 +152,87 @@ class Failures:
     def record(self, node: int, message: Message | None) -> bool:
         """Keep a report of a task's end (None: the node's loss); return whether it was one."""
         if message is None or message.kind == "death":
-            self._ended.append((node, message))
-            if message is not None and self._awaited[message["task"]]:
-                self._forgive(message["task"])
+            self._ends.append(_End(node, message))
+            if message is not None and self.tasks[message["task"]].expected_deaths:
+                self._expect_death(message["task"])
         elif message.kind == "error":
             self._errors[message["from"]] = message
         elif message.kind == "phase":
-            self._phases[message["from"]] = message["name"]
-            if message["name"] == WARMING_UP:
-                self._warming_since[message["from"]] = time.monotonic()
+            task = self.tasks[message["from"]]
+            task.phase = message["name"]
+            if task.phase == WARMING_UP:
+                task.warming_since = time.monotonic()
         else:
             return False
         return True
 
-    def mark_ready(self, task: str) -> None:
+    def mark_ready(self, name: str) -> None:
         """Note that a task has started."""
-        self._ready.add(task)
-        self._phases.pop(task, None)
-        self.warming_up_seconds = max(self.warming_up_seconds, time.monotonic() - self._warming_since.pop(task, math.inf))
+        task, now = self.tasks[name], time.monotonic()
+        self.warming_up_seconds = max(self.warming_up_seconds, now - task.warming_since)
+        if task.lost_at is not None:
+            self.restarted.append(RestartedTask(name, task.cause, now - task.lost_at))
+        task.state, task.phase, task.warming_since, task.lost_at = TaskState.READY, None, math.inf, None
 
-    def replaced(self, task: str) -> None:
-        """Note that a task restarts alone: its end, known or pending, is no failure."""
-        self._awaited[task] += 1
-        if any(death is not None and death["task"] == task for _, death in self._unforgiven):
-            self._forgive(task)
+    def replace(self, name: str, cause: str, after_seconds: float, start_seconds: float) -> None:
+        """Note that a lost task restarts alone after a pause: its end, known or pending, is no failure."""
+        task, now = self.tasks[name], time.monotonic()
+        task.expected_deaths += 1
+        if any(self._unexpected_of(name)):
+            self._expect_death(name)
+        task.state, task.cause, task.start_at, task.start_seconds = TaskState.LOST, cause, now + after_seconds, start_seconds
+        task.lost_at = now if task.lost_at is None else task.lost_at
 
-    def _forgive(self, task: str) -> None:
-        self._awaited[task] -= 1
-        self._forgiven.append(next(ended for ended in self._unforgiven if ended[1] is not None and ended[1]["task"] == task))
-        self._ready.discard(task)
-        self._errors.pop(task, None)
-        self._phases.pop(task, None)
+    def start_due(self) -> list[str]:
+        """Return the lost tasks to restart now, each once."""
+        now = time.monotonic()
+        due = [name for name, task in self.tasks.items() if task.state is TaskState.LOST and task.start_at <= now]
+        for name in due:
+            task = self.tasks[name]
+            task.state, task.ready_by = TaskState.RESTARTING, now + task.start_seconds
+        return due
 
-    @property
-    def _unforgiven(self) -> list[tuple[int, Message | None]]:
-        return [ended for ended in self._ended if not any(ended is each for each in self._forgiven)]
+    def overdue(self, grace_seconds: float) -> str | None:
+        """Return a restarted task that is not ready this long after its limit, if any."""
+        latest = time.monotonic() - grace_seconds
+        for name, task in self.tasks.items():
+            if task.state is TaskState.RESTARTING and task.ready_by < latest:
+                task.state = TaskState.OVERDUE
+                return name
+        return None
+
+    def _unexpected_of(self, name: str) -> Iterator[_End]:
+        return (end for end in self._ends if end.death is not None and end.death["task"] == name and not end.expected)
+
+    def _expect_death(self, name: str) -> None:
+        next(self._unexpected_of(name)).expected = True
+        self.tasks[name].expected_deaths -= 1
+        self.tasks[name].phase = None
+        self._errors.pop(name, None)
 
     def only_of(self, tasks: Collection[str]) -> bool:
         """Return whether only these tasks have failed."""
         return all(each.death is not None and each.death["task"] in tasks for each in self.terminations)
 
-    def is_ready(self, task: str) -> bool:
+    def is_training(self, name: str) -> bool:
         """Return whether a task is ready and has not ended since."""
-        gone = any(death["task"] == task for _, death in self._unforgiven if death is not None)
-        return task in self._ready and not gone and not self._awaited[task]
+        return self._is_ready(name) and not any(self._unexpected_of(name))
 
-    def phase_of(self, task: str) -> str | None:
-        """Return the last phase that a starting task reported."""
-        return self._phases.get(task)
+    def _is_ready(self, name: str) -> bool:
+        return self.tasks[name].state is TaskState.READY
 
     @property
     def deaths(self) -> list[Message]:
         """The deaths of tasks so far, in order of arrival."""
-        return [death for _, death in self._ended if death is not None]
+        return [end.death for end in self._ends if end.death is not None]
 
     @property
     def terminations(self) -> list[Termination]:
         """The unexpected ends of tasks and nodes, in order of arrival."""
-        expected = self._ready.intersection(self._dispensable)
         return [
-            Termination(node, death, death is not None and is_victim(death, self._errors.get(death["task"])))
-            for node, death in self._unforgiven
-            if death is None or death["task"] not in expected
+            Termination(end.node, end.death, end.death is not None and is_victim(end.death, self._errors.get(end.death["task"])))
+            for end in self._ends
+            if not end.expected and not (end.death and end.death["task"] in self._dispensable and self._is_ready(end.death["task"]))
         ]
 
     @property
@@ -178,7 +245,7 @@ class Failures:
         """Whether a failure is surely a cause: of a node, or of a killed, ready task."""
         return any(
             not each.victim
-            and (each.death is None or (each.death["task"] in self._ready and each.death["signal"] not in (None, "SIGABRT")))
+            and (each.death is None or (self._is_ready(each.death["task"]) and each.death["signal"] not in (None, "SIGABRT")))
             for each in self.terminations
         )
 
@@ -196,7 +263,8 @@ class Failures:
         """Return the error for a task's end on the node `name`, with the end of its log."""
         task: str = death["task"]
         how = _ending_of(death)
-        doing = f" while {self._phases[task]}" if task in self._phases else ""
+        phase = self.tasks[task].phase
+        doing = "" if phase is None else f" while {phase}"
         error = self._errors.get(task)
         why = f" ({error['type']}: {error['message'].splitlines()[0] if error['message'] else ''})" if error else ""
         out_of_memory: str | None = None if error is None else error.get("out_of_memory")

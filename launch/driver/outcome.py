@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ...checkpoint import list_checkpoints
 from ...core.console import note, one_line
-from ...core.errors import InterruptedRunError, ResumableRunError, StalledRunError, TrainerError
+from ...core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, TrainerError
 from ...core.job import Job
 from ...records.store.run_directory import RunState, RunWriter
 from ..node.stacks import STACKS, describe_places, odd_one_out
@@ -161,21 +161,18 @@ def with_newest_checkpoint(error: InterruptedRunError, job: Job, run: Path) -> I
     return ResumableRunError(f"{error}; {resume_hint(job, run)}")
 
 
-def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledRunError:
-    """Return the error with the cluster's state, and the task or agent to blame."""
-    stopped = _stopped(standing)
-    alone = odd_one_out(standing.stacks)
-    to_blame = [*(f"agent-{node}" for node in standing.silent), *stopped, *([] if alone is None else [alone])]
-    return StalledRunError(f"{error}; {task_states(standing)}", to_blame[0] if to_blame else None)
+def with_task_states(error: StalledRunError | TaskDiedError, standing: ClusterState) -> RunFailedError:
+    """Return the error with the cluster's state; that of a stall also with the task or agent to blame."""
+    stopped = [task for task, state in standing.states.items() if state in "Tt"]
+    add_to_first_line(error, _task_states(standing, stopped))
+    if isinstance(error, StalledRunError):
+        alone = odd_one_out(standing.stacks)
+        error.task = next(iter([*(f"agent-{node}" for node in standing.silent), *stopped, *([] if alone is None else [alone])]), None)
+    return error
 
 
-def _stopped(standing: ClusterState) -> list[str]:
-    return [task for task, state in standing.states.items() if state in "Tt"]
-
-
-def task_states(standing: ClusterState) -> str:
+def _task_states(standing: ClusterState, stopped: Sequence[str]) -> str:
     """Describe silent nodes, stopped tasks, and each task's stack or state."""
-    stopped = _stopped(standing)
     named = list(standing.silent.values())
     if stopped:
         named.append(f"stopped by a signal: {', '.join(stopped)}")

@@ -16,7 +16,6 @@ from ...core.errors import StalledRunError, TrainerError
 from ...core.job import Job
 from ..virtual.namespaces import NetworkLostError
 from .first_failure import AddressInUseError, NodeLostError, TaskDiedError
-from .recorder import Recording
 
 MOST_PORT_CLASHES = 3  # a port may be taken between its reservation and its use
 LONGEST_PAUSE_SECONDS = 30.0  # upper bound of the pause, which doubles with each failure without progress
@@ -203,74 +202,3 @@ def failure_of(error: BaseException, step: int, *, rejoins: bool = False) -> Fai
     if isinstance(error, StalledRunError):
         return Failure("stall", error.task, None, cause, step, rejoins)
     return None
-
-
-@dataclass(slots=True)
-class _Absence:
-    start_at: float
-    start_seconds: float
-    ready_by: float | None = None
-
-
-class AbsentTasks:
-    """Lost tasks that restart, from `begin` to `end`; times in seconds of one clock."""
-
-    def __init__(self) -> None:
-        self._absent: dict[str, _Absence] = {}
-
-    def __contains__(self, task: object) -> bool:
-        return task in self._absent
-
-    def begin(self, task: str, start_at: float, start_seconds: float) -> None:
-        """Note a lost task, the time of its start, and its limit; replaces an earlier loss."""
-        self._absent[task] = _Absence(start_at, start_seconds)
-
-    def due(self, now: float) -> list[tuple[str, float]]:
-        """Return the tasks to start now, each once, with the limit of their start."""
-        found = [(task, absence) for task, absence in self._absent.items() if absence.ready_by is None and absence.start_at <= now]
-        for _, absence in found:
-            absence.ready_by = now + absence.start_seconds
-        return [(task, absence.start_seconds) for task, absence in found]
-
-    def overdue(self, now: float) -> str | None:
-        """Return a started task that is not ready in time, if any."""
-        return next((task for task, absence in self._absent.items() if absence.ready_by is not None and now > absence.ready_by), None)
-
-    @property
-    def started(self) -> list[str]:
-        """The started tasks that are not ready yet."""
-        return [task for task, absence in self._absent.items() if absence.ready_by is not None]
-
-    def end(self, task: str) -> None:
-        """Note that a task is ready again."""
-        del self._absent[task]
-
-
-@dataclass(frozen=True)
-class LoneRestarts:
-    """Restarts lost tasks (`replace`, after seconds), and records and notifies that."""
-
-    recording: Recording
-    replace: Callable[[str, float], None]
-    on_absent: Callable[[str], None]
-    on_back: Callable[[str], None]
-    notify: Callable[[str, str], None]  # gets the cause and the task when it is back
-    _lost: dict[str, tuple[float, str]] = field(default_factory=dict, init=False)
-
-    def begin(self, task: str, cause: str, after_seconds: float) -> None:
-        """Restart a lost task after a pause."""
-        since, _ = self._lost.get(task, (time.monotonic(), ""))
-        self._lost[task] = since, cause
-        self.recording.event("task_failed", task=task, cause=cause)
-        self.recording.progress.message(f"{cause}; {task} restarts while training continues")
-        self.on_absent(task)
-        self.replace(task, after_seconds)
-
-    def end(self, task: str) -> None:
-        """Report that a task is ready again."""
-        since, cause = self._lost.pop(task)
-        absent_seconds = time.monotonic() - since
-        self.recording.event("task_restarted", task=task, absent_seconds=absent_seconds)
-        self.recording.progress.message(f"{task} takes part again, after {absent_seconds:.1f} s")
-        self.on_back(task)
-        self.notify(cause, task)

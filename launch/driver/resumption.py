@@ -40,7 +40,7 @@ from ...models.build import build_model, written_out
 from ...models.objectives import Objective
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
-from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
+from .position import Origin, Resumption, cursor_of, later_checkpoints
 
 # Run directories are untrusted: only the user may choose code, destinations and outside paths, by typing them or with ``--trust-run``.
 TRUST_RUN = "--trust-run"
@@ -186,19 +186,6 @@ _MEASURED = frozenset(  # if one of these changes, ``--compile auto`` measures a
 
 
 @dataclass(frozen=True)
-class Resumption:
-    """A run to resume, read and verified, but not changed yet."""
-
-    path: Path
-    resolved: Resolved
-    origin: Origin
-    changed: Mapping[str, tuple[Any, Any]]  # the run's and the job's value of each field that differs
-    segments: Sequence[Mapping[str, Any]]  # the run's so far
-    notes: tuple[str, ...]
-    compiled: bool | None = None  # the choice of ``--compile auto``, unless a setting that it depends on has changed
-
-
-@dataclass(frozen=True)
 class _SavedRun:
     path: Path
     reader: RunReader
@@ -312,9 +299,10 @@ def _prepare(saved: _SavedRun, resolved: Resolved, match: _Match) -> Resumption:
     if later := later_checkpoints(saved.path, checkpoint):
         names = ", ".join(path.name for path in reversed(later))
         notes.append(f"later steps are repeated: once training resumes, their records and {names} are removed")
-    evals = evaluations_until(saved.reader, checkpoint)
+    origin = Origin.at(saved.path, checkpoint, saved.damaged, state, cursor)
     target = None if job.until is None else Target.parse(job.until)
-    reached = next((record for record in evals if target is not None and target.reached(record.figure(target.metric))), None)
+    evaluations = origin.start.evaluations
+    reached = next((record for record in evaluations if target is not None and target.reached(record.figure(target.metric))), None)
     if reached is not None and not (resolved.sources["until"].startswith("run ") and _stopped_by(saved.reader, job, meta.run_seconds)):
         notes.append(f"an evaluation after step {reached.step:,} reached {job.until} already; this part ends at the next one that does")
         reached = None
@@ -322,9 +310,8 @@ def _prepare(saved: _SavedRun, resolved: Resolved, match: _Match) -> Resumption:
     if SCHEDULES[job.schedule].ends_with_training and any(before.get(field) != getattr(job, field) for field in BUDGETS):
         course = f"the {job.schedule} of the learning rate"
         notes.append(f"{course} now reaches to the new end of training, so the rate resumes from a higher value")
-    target_seconds = None if reached is None else reached.time_seconds
-    start = resume_point(cursor, evals, saved_figures(saved.path, meta.step), meta.spent, target_seconds)
-    origin = Origin(start, state, checkpoint, meta.spent, tuple(saved.damaged))
+    if reached is not None:
+        origin = replace(origin, start=replace(origin.start, time_to_target_seconds=reached.time_seconds))
     compiled = None if _MEASURED & changed.keys() else saved.document.get("compiled")
     return Resumption(saved.path, resolved, origin, changed, saved.document.get("segments", ()), tuple(notes), compiled)
 

@@ -1,14 +1,15 @@
 """The tasks of one attempt: the driver's messages to them, and their answers.
 
-A lost task may restart while the others train (`on_loss`). Each attempt has its own group, which receives messages until the nodes report
-that all of its tasks have ended, so tasks of two attempts cannot be confused.
+A failure is raised once, where messages are received. What has arrived meanwhile waits, so a lost task may restart (`replace`) while the
+others train. Each attempt has its own group, which receives messages until the nodes report that all of its tasks have ended, so tasks of
+two attempts cannot be confused.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -23,9 +24,18 @@ from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields
 from ..node.links import LinkInquiry, cut_off
 from ..node.stacks import COLLECT_SECONDS, Inquiries, TaskStack
-from .first_failure import FORK_SERVER, Failures, NodeLostError, TaskDiedError, ended_with_fork_server, first_cause
+from .first_failure import (
+    FORK_SERVER,
+    Failures,
+    NodeLostError,
+    RestartedTask,
+    SilentTaskError,
+    TaskDiedError,
+    TaskState,
+    ended_with_fork_server,
+    first_cause,
+)
 from .nodes import Nodes
-from .restart_policy import AbsentTasks
 
 CAUSE_WINDOW_SECONDS = 1.0  # wait for further deaths, to tell the root cause from its victims
 KILL_SECONDS = 15.0  # for nodes to kill their tasks and to send their last reports
@@ -67,14 +77,10 @@ class TaskGroup:
         self._rejoins = {task.name for task in placed if task.role in rejoins}
         self._tasks: dict[str, Task] = {}
         self._request: Callable[[int], dict[str, Any]] = lambda node: {}
-        self._absent = AbsentTasks()
         self._timings: dict[str, Timing] = {}
         self.compile_choice: CompileChoice | None = None
-        self._stalled: deque[str] = deque()
+        self._stalled: deque[StalledRunError] = deque()
         self._unheard: deque[tuple[int, Message]] = deque()
-        # Called within `receive` for the end or stall of a task that rejoins: calls `replace` and returns True, or the error is raised.
-        self.on_loss: Callable[[TrainerError], bool] = lambda error: False
-        self.on_rejoined: Callable[[str], None] = lambda task: None
         self._ending = False
         self.inquiries = Inquiries(partial(nodes.ask, kind="stacks"))
         self._links = LinkInquiry(nodes.ask)
@@ -140,7 +146,7 @@ class TaskGroup:
         return ", ".join(map(self._described_start, sorted(set(self.node_of).difference(ready)))) + " to be ready"
 
     def _described_start(self, task: str) -> str:
-        doing = self._failures.phase_of(task)
+        doing = self._failures.tasks[task].phase
         return f"task {task} on {self.nodes.name(self.node_of[task])}" + (f" ({doing})" if doing else "")
 
     def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str) -> dict[int, Message]:
@@ -189,32 +195,34 @@ class TaskGroup:
         return self._leaders[fields.pop("from")], Message(message.kind, fields, message.arrays)
 
     def _next(self, timeout_seconds: float) -> tuple[int, Message] | None:
-        """Return the next message for the caller; handle errors and deaths."""
-        left = self._unheard.popleft() if self._unheard else self._sorted(timeout_seconds)
+        """Return the next message for the caller. Raises failures, before which nothing is lost."""
+        if not self._unheard:
+            self._put_off(self._sorted(timeout_seconds))
         if not self._ending:
             self.nodes.raise_if_interrupted()
-            while self._failures:
-                error = self.first_failure()
-                if not (self._failures.only_of(self._rejoins) and self.on_loss(error)):
-                    raise error
-            self._bring_back()
+            if self._failures:
+                raise self.first_failure()
+            self._raise_stall()
+            self._restart_lost()
             self._look_at_links()
             self.nodes.check()
-        return left
+        return self._unheard.popleft() if self._unheard else None
 
-    def _bring_back(self) -> None:
+    def _raise_stall(self) -> None:
         while self._stalled:
-            if (task := self._stalled.popleft()) not in self._absent:
-                error = StalledRunError(f"stalled: {task} has finished nothing for most of --stall-timeout, while others were idle", task)
-                if not self.on_loss(error):
-                    raise error
-        now = time.monotonic()
-        for task, seconds in self._absent.due(now):
+            error = self._stalled.popleft()
+            name = str(error.task)
+            if not self._failures.tasks[name].is_absent and (self.can_replace(name) or not isinstance(error, SilentTaskError)):
+                raise error
+
+    def _restart_lost(self) -> None:
+        for task in self._failures.start_due():
             node = self.node_of[task]
-            fields = {**self._request(node), "start_seconds": seconds, "tasks": [task_to_fields(self._tasks[task])]}
+            start_seconds = self._failures.tasks[task].start_seconds
+            fields = {**self._request(node), "start_seconds": start_seconds, "tasks": [task_to_fields(self._tasks[task])]}
             self.nodes.asked.started_again(task)
             self.nodes.members.tell(node, Message("start_again", fields))
-        if (late := self._absent.overdue(now - 2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
+        if (late := self._failures.overdue(2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
             raise StalledRunError(f"{self._described_start(late)} was restarted, but not ready within --start-timeout", late)
 
     def _look_at_links(self) -> None:
@@ -258,11 +266,11 @@ class TaskGroup:
         elif message.kind == "compile_timed":
             self._hear_timing(message)
         elif message.kind == "worker_stalled":
-            self._stalled.append(f"worker-{message['worker']}")
-        elif message.kind == "ready" and message["from"] in self._absent:
-            self._absent.end(message["from"])
+            task = f"worker-{message['worker']}"
+            how = "has finished nothing for most of --stall-timeout, while others were idle"
+            self._stalled.append(StalledRunError(f"stalled: {task} {how}", task))
+        elif message.kind == "ready" and self._failures.tasks[message["from"]].is_absent:
             self._failures.mark_ready(message["from"])
-            self.on_rejoined(message["from"])
         else:
             return False
         return True
@@ -275,15 +283,28 @@ class TaskGroup:
         for task in self._timings:
             self._send_to(task, Message("compile", {"compile": self.compile_choice.compiled}))
 
-    def can_replace(self, task: str) -> bool:
-        """Return whether a task can restart alone: its node answers, and another task trains."""
-        others = (other for other in self._rejoins if other != task and self._failures.is_ready(other))
-        return task in self._rejoins and any(others) and self.node_of[task] in self.nodes.answering and not self._ending
+    def can_replace(self, task: str | None) -> bool:
+        """Return whether a failed task can restart alone: its node answers, another trains, and no other has failed."""
+        failures = self._failures
+        if task not in self._rejoins or failures.tasks[task].state is TaskState.OVERDUE or not failures.only_of(self._rejoins):
+            return False
+        others = (other for other in self._rejoins if other != task and failures.is_training(other))
+        return any(others) and self.node_of[task] in self.nodes.answering and not self._ending
 
-    def replace(self, task: str, after_seconds: float, start_seconds: float) -> None:
+    def replace(self, task: str, cause: str, after_seconds: float, start_seconds: float) -> None:
         """Restart a task after a pause, within `start_seconds`; its remains are killed then."""
-        self._failures.replaced(task)
-        self._absent.begin(task, time.monotonic() + after_seconds, start_seconds)
+        self._failures.replace(task, cause, after_seconds, start_seconds)
+
+    def restarted(self) -> Iterator[RestartedTask]:
+        """Yield the tasks that are ready again after `replace`, each once."""
+        while self._failures.restarted:
+            yield self._failures.restarted.popleft()
+
+    def on_silent(self, worker: int) -> None:
+        """Request the stacks of a worker that is silent while others are not, and raise that later if it can restart."""
+        task = f"worker-{worker}"
+        self.inquiries.ask(self.node_of[task], [task], awaited=False)
+        self._stalled.append(SilentTaskError(f"stalled: {task} has finished no step for --stall-timeout, while others have", task))
 
     def _refuse(self, node: int, wrong: str) -> NoReturn:
         """Cut a node off for a message. Raises the first failure, which may be earlier."""
@@ -321,10 +342,6 @@ class TaskGroup:
         silent = {node: f"the agent of {self.nodes.name(node)} does not answer" for node in sorted(waiting)}
         return ClusterState({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent}, stacks)
 
-    def find_stacks(self, task: str) -> None:
-        """Request a task's stacks, without waiting for them."""
-        self.inquiries.ask(self.node_of[task], [task], awaited=False)
-
     def _stacks_of(self, nodes: Iterable[int]) -> dict[str, TaskStack]:
         inquiries = self.inquiries
         inquiries.found.clear()
@@ -345,8 +362,9 @@ class TaskGroup:
         nodes = self.nodes
         nodes.give_up_silent()
         waiting = nodes.answering & self._places
-        for name in self._absent.started:  # starting tasks receive nothing
-            nodes.members.tell(self.node_of[name], Message("kill", {"task": name}))
+        for name, task in self._failures.tasks.items():
+            if task.state in (TaskState.RESTARTING, TaskState.OVERDUE):  # starting tasks receive nothing
+                nodes.members.tell(self.node_of[name], Message("kill", {"task": name}))
         if politely:
             for name, place in self.node_of.items():
                 if place in waiting:

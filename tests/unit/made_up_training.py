@@ -114,3 +114,10 @@ def training_loop(job, tasks, records=None, saver=None, objective=CLASSIFICATION
         Outputs(records or Records(), QuietProgress(), saver or Saver(), lambda: 1.0),
         start=start,
     )
+
+
+def to_the_end(loop):
+    """What a loop has done, once nothing is left to do."""
+    while loop.advance():
+        pass
+    return loop.outcome

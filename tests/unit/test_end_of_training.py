@@ -1,7 +1,7 @@
 """What is trained is saved before the whole test split is translated, and an interrupt then ends the translations, not the run."""
 
 import pytest
-from made_up_training import LeadingTask, Records, Saver, training_loop
+from made_up_training import LeadingTask, Records, Saver, to_the_end, training_loop
 from test_translation_orders import OBJECTIVE, answer
 
 from crosstrain.core.errors import RunFailedError
@@ -52,7 +52,7 @@ class Run:
 
 def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
     run = Run()
-    outcome = run.loop.run()
+    outcome = to_the_end(run.loop)
     assert run.saved_before_orders == [1] * ORDERS_AT_THE_END
     assert run.tasks.commands.count("state") == 1
     assert (outcome.updates_reported, outcome.interrupted) == (STEPS, False)
@@ -62,7 +62,7 @@ def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
 def test_translating_at_the_end_is_time_of_its_own():
     """Each command takes as long, says the task; those before the end are evaluations."""
     run = Run()
-    outcome = run.loop.run()
+    outcome = to_the_end(run.loop)
     decoded = run.tasks.commands.count("decode") - ORDERS_AT_THE_END
     assert outcome.translate_seconds == pytest.approx(0.1 * ORDERS_AT_THE_END)
     assert outcome.eval_seconds == pytest.approx(0.1 * (run.tasks.commands.count("evaluate") + decoded))
@@ -100,7 +100,7 @@ class TwoTasks(Task):
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
 def test_translating_takes_as_long_as_the_slowest_task(slower):
     tasks = TwoTasks(slower)
-    outcome = training_loop({"epochs": 3, "eval_every": "end"}, tasks, Records(), Saver(), OBJECTIVE, SENTENCES).run()
+    outcome = to_the_end(training_loop({"epochs": 3, "eval_every": "end"}, tasks, Records(), Saver(), OBJECTIVE, SENTENCES))
     orders = -(-SENTENCES // 128)  # of both
     decoded = tasks.commands.count("decode") - orders
     assert outcome.translate_seconds == pytest.approx(0.1 * max(1.0, slower) * orders)
@@ -113,7 +113,7 @@ def test_a_failure_of_the_translations_costs_no_state():
 
     run = Run(fail)
     with pytest.raises(RunFailedError, match="out of memory"):
-        run.loop.run()
+        to_the_end(run.loop)
     assert (run.saver.written, run.loop.outcome.updates_reported) == (1, STEPS)
 
 
@@ -131,7 +131,7 @@ class Seen(QuietProgress):
 def test_how_far_evaluations_and_the_translation_at_the_end_are_is_told():
     run = Run()
     run.loop.progress = seen = Seen()
-    run.loop.run()
+    to_the_end(run.loop)
     said = [text for text in seen.said if text is not None]
     assert said[0] == f"evaluating after step {STEPS}"
     assert [text for text in said if "greedy" in text] == [f"translating 500 test sentences (greedy): {done} done" for done in (0, 256)]
@@ -144,7 +144,7 @@ def test_how_far_evaluations_and_the_translation_at_the_end_are_is_told():
 def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
     found = []
     run = Run(lambda loop, number: found.append(loop.interrupt()) if number == 1 else None, **saves)
-    outcome = run.loop.run()
+    outcome = to_the_end(run.loop)
     assert found == [True]
     assert run.loop.only_translates
     assert run.orders == 2
@@ -158,7 +158,7 @@ def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
 def test_nodes_that_come_back_while_the_end_is_translated_change_nothing():
     found = []
     run = Run(lambda loop, number: found.append(loop.pause()), checkpoint_every="10steps")
-    outcome = run.loop.run()
+    outcome = to_the_end(run.loop)
     assert found == [False] * ORDERS_AT_THE_END
     assert not outcome.interrupted
     assert run.records.events["translated"]["step"] == STEPS
@@ -167,7 +167,7 @@ def test_nodes_that_come_back_while_the_end_is_translated_change_nothing():
 def test_a_pause_while_training_stops_it_with_a_checkpoint():
     run = Run(checkpoint_every="10steps")
     run.tasks.before = lambda command: run.loop.pause() if command.kind == "train" else None
-    outcome = run.loop.run()
+    outcome = to_the_end(run.loop)
     assert not run.loop.only_translates
     assert outcome.interrupted
     assert outcome.updates_reported < STEPS
@@ -176,5 +176,5 @@ def test_a_pause_while_training_stops_it_with_a_checkpoint():
 
 def test_empty_translations_of_a_model_that_has_diverged_are_told():
     run = Run()
-    run.loop.run()
+    to_the_end(run.loop)
     assert run.records.events["translations_without_numbers"] == {"step": STEPS, "split": "test", "sentences": 700}

@@ -19,9 +19,8 @@ from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.epochs import DataCursor
 from crosstrain.engine.loop_interfaces import ResumePoint
 from crosstrain.launch.driver.cluster_setup import cluster_document, make_cluster, make_tasks, node_beside_driver
-from crosstrain.launch.driver.origin import Origin
+from crosstrain.launch.driver.position import Origin, RunPosition
 from crosstrain.launch.driver.restart_policy import Resize
-from crosstrain.launch.driver.segments import ResizedSegments
 from crosstrain.launch.driver.training_job import TrainingJob
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.launch.node.scratch import node_identity
@@ -180,20 +179,26 @@ def origin(step, train_seconds=0.0):
     return Origin(ResumePoint(DataCursor(step, 0, step), train_seconds, 0.5, 0.25))
 
 
-def test_a_part_begins_where_the_nodes_change_or_training_goes_back_behind_it():
-    parts = ResizedSegments(3, ["trainer", "run"])
-    assert parts.goes_on([0, 1, 2], origin(0))
-    assert (parts.described, parts.earlier) == ([], None)
-    assert not parts.goes_on([0, 2], origin(40))
-    parts.begin([0, 2], origin(40, 1.0), 2.0)
-    assert parts.goes_on([0, 2], origin(40))
-    assert parts.goes_on([0, 2], origin(60))
-    assert not parts.goes_on([0, 2], origin(20))
-    assert not parts.goes_on([0, 1], origin(60))
-    assert parts.earlier == {"run_seconds": 2.0, "train_seconds": 1.0, "eval_seconds": 0.5, "checkpoint_seconds": 0.25}
-    (part,) = parts.described
-    described = {"nodes": 3, "segments": [{"run_seconds": 0.0, "step": 0}, part]}
-    assert part["changed"] == {"nodes": [3, 2]}
+def test_a_segment_begins_where_the_nodes_change_or_training_goes_back_behind_it():
+    position = RunPosition(3, ["trainer", "run"])
+
+    def begins(places, step, train_seconds=0.0):
+        position.origin = origin(step, train_seconds)
+        return position.begin_segment(places, 2.0)
+
+    assert not begins([0, 1, 2], 0)
+    first = {"command": ["trainer", "run"], "step": 0, "epoch": 0, "examples": 0, "run_seconds": 0.0}
+    assert [segment | first for segment in position.segments] == position.segments
+    assert set(position.earlier.values()) == {0.0}
+    assert begins([0, 2], 40, 1.0)
+    assert position.earlier == {"run_seconds": 2.0, "train_seconds": 1.0, "eval_seconds": 0.5, "checkpoint_seconds": 0.25}
+    described = {"nodes": 3, "segments": list(position.segments)}
+    assert not begins([0, 2], 40)
+    assert not begins([0, 2], 60)
+    assert position.segments == described["segments"]
+    assert begins([0, 2], 20)
+    assert begins([0, 1], 60)
+    assert [segment.get("changed") for segment in position.segments] == [None, *({"nodes": [before, 2]} for before in (3, 2, 2))]
     assert (last_segment(described), resumed_seconds(described), nodes_of_last_segment(described)) == ((2.0, 40), [2.0], 2)
 
 

@@ -12,11 +12,10 @@ from crosstrain.engine.loop_interfaces import PendingCheckpoint
 from crosstrain.engine.progress import QuietProgress
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.state_transfer import PeerMemory
-from crosstrain.launch.driver.attempt import Attempt, Restarts
+from crosstrain.launch.driver.attempt import Attempt
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
-from crosstrain.launch.driver.origin import Origin
+from crosstrain.launch.driver.position import Origin
 from crosstrain.launch.driver.recorder import Recording
-from crosstrain.launch.driver.restart_policy import policy_of
 from crosstrain.launch.driver.training_job import TrainingJob
 from crosstrain.launch.launchers.base import NodeChannel
 
@@ -40,8 +39,7 @@ def test_memory_is_read_for_nodes_of_this_machine_alone(tmp_path, on_this_machin
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, on_this_machine)
         nodes = Nodes([channel], ReportHandlers(recording.sample, recording.log))
-        restarts = Restarts(policy_of(job), training, nodes, recording, lambda: False)
-        attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, restarts, lambda *told: None, False)
+        attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, lambda *told: None, False)
         try:
             attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), Message("state_begin", begin))
             told = theirs.receive()

@@ -14,6 +14,7 @@ from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledR
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.driver import task_group
 from crosstrain.launch.driver.cluster_setup import make_tasks
+from crosstrain.launch.driver.first_failure import SilentTaskError
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outcome import with_task_states
 from crosstrain.launch.driver.task_group import TaskGroup
@@ -226,7 +227,7 @@ def test_where_a_task_stands_may_be_asked_while_others_go_on(cluster):
     control, (agent,) = cluster(1)
     told = []
     control.inquiries.on_answer = told.append
-    control.find_stacks("worker-0")
+    control.on_silent(0)
     number = agent.stream.receive()["number"]
     agent.send("stacks", number=number, stacks={"worker-0": {"text": '  File "/a.py", line 7 in f\n', "problem": None}})
     assert control.receive(1.0) is None
@@ -308,83 +309,105 @@ def test_the_victim_of_another_node_is_not_blamed(cluster):
     assert "cannot read image 17" in str(error)
 
 
-def rejoining(cluster, *, wanted=True):
-    """Three workers that are ready; whoever is lost is started anew where that is `wanted`. Returns also what was asked about."""
+def rejoining(cluster):
+    """Three workers that are ready and may be started anew alone."""
     control, agents = cluster(3, rejoins=["worker"])
     placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(3)]
     tasks = make_tasks(Cluster(tuple(placed), ("",) * 3, dict.fromkeys((task.name for task in placed), 1), "5e"), [1, 1, 1])
     control.start_tasks(tasks, lambda node: {"sample_interval_seconds": None, "start_seconds": 0.0})
     ready(agents)
     control.await_ready(10.0)
-    asked, back = [], []
-
-    def on_loss(error):
-        asked.append((error.task, str(error).splitlines()[0]))
-        if wanted and control.can_replace(error.task):
-            control.replace(error.task, 0.0, 30.0)
-            return True
-        return False
-
-    control.on_loss, control.on_rejoined = on_loss, back.append
     for agent in agents:
         assert agent.stream.receive().kind == "start"
-    return control, agents, asked, back
+    return control, agents
 
 
 def report_ready(agent):
     agent.send("ready", precision_used=None, device_used=None, **{"from": f"worker-{agent.node}"})
 
 
-def hear(control, until):
+def lost(control):
+    """The failed task, which is started anew."""
+    error = failure(control)
+    assert control.can_replace(error.task)
+    control.replace(error.task, str(error).splitlines()[0], 0.0, 30.0)
+    return error.task
+
+
+def back(control):
+    """The tasks that are ready again, as soon as there are some."""
     for _ in range(50):
-        if until():
-            return
         control.receive(0.1)
-    raise AssertionError("it did not come about")
+        if found := list(control.restarted()):
+            return [task.name for task in found]
+    raise AssertionError("none is")
 
 
 def test_a_task_that_rejoins_is_started_anew_and_what_the_others_say_meanwhile_is_heard(cluster):
-    control, agents, asked, back = rejoining(cluster)
+    control, agents = rejoining(cluster)
     control.send(Message("drain", {"sequence": 1}))
     agents[1].death("worker-1", error="connection reset by peer")  # a victim: other ends are awaited for a second
     agents[0].send("done", sequence=1, command="drain", seconds=0.1, drain_seconds=0.0, **{"from": "worker-0"})
+    assert lost(control) == "worker-1"
     heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
     assert heard == ["done"]
-    assert [task for task, _ in asked] == ["worker-1"]
     assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost a node that the others do not reach
     again = agents[1].stream.receive()
     assert (again.kind, [task["task"] for task in again["tasks"]], again["start_seconds"]) == ("start_again", ["worker-1"], 30.0)
     report_ready(agents[1])
-    hear(control, lambda: back == ["worker-1"])
+    assert back(control) == ["worker-1"]
     agents[1].death("worker-1", signal="SIGKILL", code=None)  # once more: its death may be told once of each start
-    hear(control, lambda: len(asked) == 2)
+    assert lost(control) == "worker-1"
     assert [death["task"] for death in control.deaths] == ["worker-1"] * 2
 
 
 def test_a_task_that_is_found_stalled_is_replaced_and_its_end_is_no_failure(cluster):
-    control, agents, asked, back = rejoining(cluster)
+    control, agents = rejoining(cluster)
     agents[0].send("worker_stalled", worker=2, **{"from": "worker-0"})
-    hear(control, lambda: asked)
-    assert asked[0][0] == "worker-2"
+    assert lost(control) == "worker-2"
     agents[2].death("worker-2", signal="SIGKILL", code=None)
     report_ready(agents[2])
-    hear(control, lambda: back == ["worker-2"])
-    assert len(asked) == 1
+    assert back(control) == ["worker-2"]
+
+
+def test_a_silent_task_is_raised_as_such_where_it_can_restart(cluster):
+    control, _ = rejoining(cluster)
+    control.on_silent(2)
+    error = failure(control)
+    assert (type(error), error.task) == (SilentTaskError, "worker-2")
+    assert control.receive(0.1) is None  # training may continue without it
+    control, agents = cluster(3)
+    ready(agents)
+    control.await_ready(10.0)
+    control.on_silent(2)
+    assert control.receive(0.1) is None
 
 
 def test_the_first_cause_ends_all_where_it_is_none_that_rejoins_or_nobody_wants_that_or_no_other_is_left(cluster):
-    control, agents, asked, _ = rejoining(cluster, wanted=False)
+    control, agents = rejoining(cluster)
     agents[1].death("worker-1", signal="SIGKILL", code=None)
-    assert failure(control).task == "worker-1"
-    assert [task for task, _ in asked] == ["worker-1"]
-    control, agents, asked, _ = rejoining(cluster)
+    for _ in range(2):  # until it is replaced
+        assert failure(control).task == "worker-1"
+    control, agents = rejoining(cluster)
     agents[1].death("worker-1", error="connection closed by peer")
     agents[2].go()
     assert failure(control).task == "agent-2"
-    assert asked == []
-    control, agents, asked, _ = rejoining(cluster)
+    assert not control.can_replace("worker-1")
+    control, agents = rejoining(cluster)
     for node in (1, 2):
         agents[node].death(f"worker-{node}", signal="SIGKILL", code=None)
-        hear(control, lambda node=node: len(asked) == node)
+        assert lost(control) == f"worker-{node}"
     agents[0].death("worker-0", signal="SIGKILL", code=None)
     assert failure(control).task == "worker-0"
+    assert not control.can_replace("worker-0")
+
+
+def test_a_restarted_task_that_is_not_ready_in_time_cannot_restart_again(cluster, monkeypatch):
+    monkeypatch.setattr(task_group, "REPORT_SECONDS", 0.0)
+    control, agents = rejoining(cluster)
+    agents[1].death("worker-1", signal="SIGKILL", code=None)
+    assert failure(control).task == "worker-1"
+    control.replace("worker-1", "killed", 0.0, 0.0)
+    error = failure(control)
+    assert "was restarted, but not ready within --start-timeout" in str(error)
+    assert (error.task, control.can_replace("worker-1")) == ("worker-1", False)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-MAX_FILES = (10, 12, 8, 18)
+MAX_FILES = (10, 12, 8, 10)
 MAX_WORDS = 15
 ROW = re.compile(r"\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \| (calls|returned|callback|(?:message|file) `([^`]+)`) \| (.+) \|")
 
