@@ -140,7 +140,6 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("svhn", "crosstrain.data.sources.svhn:DATASET"),
         Plugin("image-folder", "crosstrain.data.sources.image_folder:DATASET"),
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
-        Plugin("debian-text", "crosstrain.data.sources.debian.source:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),
     "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
@@ -148,6 +147,10 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         *(Plugin(name, f"crosstrain.launch.launchers.{name}:LAUNCHER") for name in ("rendezvous", "local", "ssh", "slurm")),
         Plugin("ray", "crosstrain.launch.launchers.ray:LAUNCHER", requires="ray", install="pip install 'crosstrain[ray]'"),
     ),
+}
+
+SEPARATE: Mapping[Kind, Mapping[str, str]] = {  # installation of what has a package of its own in this repository
+    "dataset": {"debian-text": "pip install ./examples/debian_text, in a clone of trainer's repository"}
 }
 
 
@@ -188,7 +191,7 @@ def model_base(text: str) -> str:
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """Return the named plugin, or a model's module. Raises UsageError with the nearest name."""
+    """Return the named plugin, or a model's module. Raises UsageError with the nearest name, MissingPackageError for a `SEPARATE` one."""
     if kind == "dataset":
         name = name.partition(":")[0]
     elif kind == "model":
@@ -200,8 +203,11 @@ def find(kind: Kind, name: str) -> Plugin:
         return known[name]
     if kind == "model" and "." in name and all(name.split(".")):
         return Plugin(name, f"{name}:build")
+    key = "data" if kind == "dataset" else kind
+    if install := SEPARATE.get(kind, {}).get(name):
+        raise MissingPackageError(f"{key}: {name!r} has a package of its own, which is not installed. Install it with: {install}")
     allowed = ["auto", *known] if kind == "launcher" else [*known]
-    raise UsageError.of(kind if kind != "dataset" else "data", name, ", ".join(allowed), allowed)
+    raise UsageError.of(key, name, ", ".join(allowed), allowed)
 
 
 def load(plugin: Plugin, kind: Kind) -> Any:

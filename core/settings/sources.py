@@ -350,6 +350,8 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValu
     value = given.get(field, GivenValue(name, flag_name(field), "default"))
     try:
         find(kind, name)
+    except MissingPackageError:
+        raise
     except UsageError:
         names = (["auto"] if field == "backend" else []) + list(available(kind))
         listed = f"{', '.join(names)} (`trainer {'data list' if field == 'data' else f'{field}s'}` shows them)"

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ....core.console import note
-from ....core.errors import UsageError
-from ...base import PreparedColumns
-from ..arguments import read_arguments, whole_number, write_arguments
-from ..translation.pairs import PairSplits, prepared_pairs
-from ..translation.text_files import text_package
-from ..translation.tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
+from crosstrain.core.console import note
+from crosstrain.core.errors import UsageError
+from crosstrain.data.base import PreparedColumns
+from crosstrain.data.sources.arguments import read_arguments, whole_number, write_arguments
+from crosstrain.data.sources.translation.pairs import PairSplits, prepared_pairs
+from crosstrain.data.sources.translation.text_files import text_package
+from crosstrain.data.sources.translation.tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
+
 from .packages import PACKAGES, Extraction, fetch
 
 _NAME = "debian-text"
