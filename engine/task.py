@@ -28,8 +28,8 @@ from ..core.errors import MissingPackageError, RunFailedError
 from ..core.job import Job
 from ..core.liveness import add_phase_listener, startup_deadline, startup_phase, write_stacks_on_signal
 from ..core.process import die_with_parent, ignore_interrupts
-from ..data.base import Dataset, PlaceholderText
-from ..data.store.stored_dataset import open_dataset
+from ..data.base import Dataset
+from ..data.store.stored_dataset import open_dataset, placeholder_text
 from ..models.build import build_model
 from .protocol.codec import (
     calibrated_to_message,
@@ -286,7 +286,7 @@ def open_session(task: Task, opened: Message) -> Session | Server:
 
 def _open_data(job: Job, opened: Message) -> Dataset:
     if opened.get("placeholder") is not None:
-        return PlaceholderText.of(data_info(opened["placeholder"]))
+        return placeholder_text(data_info(opened["placeholder"]))
     data = open_dataset(job.data, job.data_dir)
     return data if opened.get("normalisation") is None else data.normalised_as(*opened["normalisation"])
 

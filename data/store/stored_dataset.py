@@ -23,6 +23,7 @@ from ...core.errors import DamagedStoreError, TrainerError, UsageError
 from ..base import IMAGE, LABEL, DataInfo, Split, TextFeatures
 from ..columns import TOKENS, Column
 from ..preprocessing import normal_table
+from ..text import END
 from .build import build_store
 from .location import cache_root, resolve, store_key, stores_of
 from .manifest import (
@@ -113,6 +114,17 @@ class StoredDataset:
             for start in range(0, len(images), _CHUNK):
                 np.take(table, images[start : start + _CHUNK, channel], out=result[start : start + _CHUNK, channel], mode="clip")
         return result
+
+
+def placeholder_text(info: DataInfo) -> StoredDataset:
+    """Return a text with the columns of another, and one example per split: END alone, or zeros. Raises UsageError for other data."""
+    _ = info.text
+    columns: dict[tuple[Split, str], Column] = {}
+    for spec in info.columns:
+        values = np.full((1, *spec.fixed_shape), END if spec.varies else 0, spec.dtype)
+        column = Column(values, np.array([0, 1]) if spec.varies else None)
+        columns |= {(split, spec.name): column for split in SPLITS}
+    return StoredDataset(replace(info, sizes={"train": 1, "test": 1}), Path(), "", (), columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +75,6 @@ class VirtualNetwork:
                 raise UsageError.of("cores_per_node", f"{limit:g}", f"0.001 to 10000 cores (node {node})")
         self._started: _Started | None = None
         self._programs: list[subprocess.Popen[Any]] = []
-        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Make the nodes. Raises MissingCapabilityError (a UsageError), leaving nothing behind."""
@@ -145,21 +143,8 @@ class VirtualNetwork:
         user = {} if started.user is None else {"user": started.user}
         return {**user, "network": started.networks[node]}, started.processes_files[node] or "-"
 
-    def peer_counters(self) -> list[tuple[int, int]]:
-        """Return the switch's counters by node: bytes (received from it, sent to it), whole frames."""
-        started = self._running()
-        try:
-            with self._lock:
-                started.control.send(json.dumps({"do": "counters"}).encode())
-                answer = started.control.recv(MESSAGE_BYTES)
-        except (BrokenPipeError, ConnectionResetError):
-            answer = b""
-        if not answer:
-            raise RuntimeError("the holder of the virtual network has ended, so nobody can count any more")
-        return [(received, sent) for received, sent in json.loads(answer)["counters"]]
-
     def check(self) -> None:
-        """Raise NetworkLostError if the holder, which counts and cleans up, has ended."""
+        """Raise NetworkLostError if the holder, which cleans up, has ended."""
         code = None if self._started is None else self._started.holder.poll()
         if code is not None:
             raise NetworkLostError(f"the holder of the virtual network (process {self.holder_pid}) {ending_in_words(code)}")
@@ -169,9 +154,9 @@ class VirtualNetwork:
         started, self._started = self._started, None
         if started is None:
             return
-        with self._lock, started.control:
+        with started.control:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the holder was killed
-                started.control.send(json.dumps({"do": "close"}).encode())
+                started.control.send(json.dumps("close").encode())
             _wait_or_kill(started.holder)
         for program in self._programs:  # the holder does not see those that had not entered their node
             _kill_if_running(program)
