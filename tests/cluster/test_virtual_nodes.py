@@ -342,7 +342,7 @@ def open_folder(repository: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="crosstrain-test-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        for package in ("core", "launch"):
+        for package in ("core", "launch", "monitor"):
             shutil.copytree(repository / package, folder / "crosstrain" / package, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(
             Path(sysconfig.get_paths()["purelib"], "pyroute2"), folder / "pyroute2", ignore=shutil.ignore_patterns("__pycache__")
