@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -67,20 +66,12 @@ class DebianText:
             raise UsageError(f"data_dir: {str(data_dir)!r} holds no .deb files; leave --data-dir out, and apt fetches them.")
         return found
 
-    def load(self, data_dir: Path | None) -> PreparedColumns:
-        """Prepare the data without keeping packages for another attempt."""
-        with TemporaryDirectory(prefix="crosstrain-debian-") as folder:
-            return self._made(Path(folder), data_dir, None)
-
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
         """Fetch the packages unless `data_dir` holds some, and read them. Keeps finished parts in `work`."""
-        return self._made(work, data_dir, work)
-
-    def _made(self, folder: Path, data_dir: Path | None, work: Path | None) -> PreparedColumns:
         text_package("sentencepiece")  # before fetching half a gigabyte
         missing: list[str] = []
         if data_dir is None:
-            packages = folder / "packages"
+            packages = work / "packages"
             packages.mkdir(exist_ok=True)
             files, missing = fetch(PACKAGES, packages)
         else:
