@@ -27,7 +27,6 @@ from ..text import END
 from .build import build_store
 from .location import cache_root, resolve, store_key, stores_of
 from .manifest import (
-    FILES,
     MANIFEST,
     SPLITS,
     ColumnManifest,
@@ -40,10 +39,8 @@ from .manifest import (
     digests_verified,
     file_sha256,
     identity,
-    offsets_file,
     read_manifest,
     remember,
-    values_file,
 )
 
 _PART = 1 << 23  # elements of a map examined at a time
@@ -200,7 +197,10 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
 def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
     """Map files, checking the range of classes and tokens if `look_inside`. Raises DamagedStoreError for a mismatch."""
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
-    columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
+    columns: dict[tuple[Split, str], Column] = {}
+    for key, (values, offsets) in manifest.column_files.items():
+        array = arrays[values].transpose(0, 3, 1, 2) if isinstance(manifest, Manifest) and key[1] == IMAGE else arrays[values]
+        columns[key] = Column(array, None if offsets is None else cast("NDArray[np.int64]", arrays[offsets]))
     attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
     info = manifest.info()
     for (split, column), found in columns.items():
@@ -233,20 +233,6 @@ def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
         part = np.memmap(values.filename, values.dtype, "r", values.offset + start * values.itemsize, shape)
         found += [int(part.min()), int(part.max())]
     return min(found), max(found)
-
-
-def _image_columns(arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
-    images = {(split, IMAGE): Column(arrays[FILES[split, "images"]].transpose(0, 3, 1, 2)) for split in SPLITS}
-    return images | {(split, LABEL): Column(arrays[FILES[split, "labels"]]) for split in SPLITS}
-
-
-def _columns(manifest: ColumnManifest, arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
-    found: dict[tuple[Split, str], Column] = {}
-    for split in SPLITS:
-        for entry in manifest.columns:
-            offsets = cast("NDArray[np.int64]", arrays[offsets_file(split, entry.name)]) if entry.spec().varies else None
-            found[split, entry.name] = Column(arrays[values_file(split, entry.name)], offsets)
-    return found
 
 
 def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
