@@ -27,6 +27,7 @@ from ...monitor.gpu import GpuHardware, nvidia_hardware
 from ...monitor.host import describe_host
 from ..preflight.findings import described_gpus
 from ..preflight.interview import probe_kept
+from ..virtual.namespaces import VirtualNodeCapability
 from ..virtual.network import Possibility, possible
 
 _GIB = 2**30
@@ -127,18 +128,17 @@ def _memory_check(host: dict[str, Any]) -> Check:
 
 def virtual_node_checks(virtual: Possibility) -> Iterator[Check]:
     """Check whether virtual nodes work, and with which limits."""
-    if not virtual.ok:
-        yield Check("virtual nodes", "lack", f"not possible: {virtual.reason}", virtual.remedy)
+    if (none := virtual.lacks.get("namespaces")) is not None:
+        yield Check("virtual nodes", "lack", f"not possible: {none.reason}", none.remedy)
         return
     yield Check("virtual nodes", "ok", f"possible, {'in a user namespace' if virtual.rootless else 'as root'}")
-    for name, option, works, reason in (
-        ("link limits", "--bandwidth", virtual.bandwidth, virtual.bandwidth_reason),
-        ("core limits", "--cores-per-node", virtual.cpu_quota, virtual.cpu_quota_reason),
-    ):
-        if works:
-            yield Check(name, "ok", f"{option} works")
-        else:
-            yield Check(name, "lack", f"{option} does not work here", reason)
+    limits: tuple[tuple[str, str, VirtualNodeCapability], ...] = (
+        ("link limits", "--bandwidth", "bandwidth"),
+        ("core limits", "--cores-per-node", "cpu_quota"),
+    )
+    for name, option, capability in limits:
+        lack = virtual.lacks.get(capability)
+        yield Check(name, "ok", f"{option} works") if lack is None else Check(name, "lack", f"{option} does not work here", str(lack))
 
 
 def disk_check(name: str, folder: Path) -> Check:

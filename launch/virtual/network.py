@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -219,16 +219,10 @@ def _wait_or_kill(holder: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Possibility:
-    """What this machine allows. Without `ok`, limits do not work either."""
+    """What this machine does not allow of virtual nodes; without namespaces, limits do not work either."""
 
-    ok: bool
     rootless: bool
-    reason: str | None
-    remedy: str | None
-    bandwidth: bool
-    bandwidth_reason: str | None
-    cpu_quota: bool
-    cpu_quota_reason: str | None
+    lacks: Mapping[VirtualNodeCapability, MissingCapabilityError]
 
 
 def possible() -> Possibility:
@@ -247,7 +241,7 @@ def possible() -> Possibility:
             lacks[lack.capability] = lack
             rate = None if "bandwidth" in lacks else rate
             cores = None if "cpu_quota" in lacks else cores
-    return _possibility(rootless, lacks)
+    return Possibility(rootless, lacks)
 
 
 def _run_something(network: VirtualNetwork) -> None:
@@ -256,17 +250,3 @@ def _run_something(network: VirtualNetwork) -> None:
     if program.returncode != 0:
         reason = f"A program could not be started in a virtual node ({written.decode(errors='replace').strip()})"
         raise MissingCapabilityError("namespaces", reason, "Use --network host.")
-
-
-def _possibility(rootless: bool, lacks: dict[VirtualNodeCapability, MissingCapabilityError]) -> Possibility:
-    none, bandwidth, quota = (lacks.get(capability) for capability in ("namespaces", "bandwidth", "cpu_quota"))
-    return Possibility(
-        ok=none is None,
-        rootless=rootless,
-        reason=none.reason if none else None,
-        remedy=none.remedy if none else None,
-        bandwidth=not (none or bandwidth),
-        bandwidth_reason=str(bandwidth or none) if bandwidth or none else None,
-        cpu_quota=not (none or quota),
-        cpu_quota_reason=str(quota or none) if quota or none else None,
-    )
