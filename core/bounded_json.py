@@ -149,7 +149,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_LONG_INTEGER = re.compile(rb"(?<![.\d])\d{19}")  # may exceed 64 bits; only then all are checked, which doubles the time
+_LONG_INTEGER = re.compile(rb"\d{19}")  # may exceed 64 bits; only then all are checked, which doubles the time
 _decoder = json.JSONDecoder()
 _checking_decoder = json.JSONDecoder(parse_int=_integer)
 _strict_decoder = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_unique)
@@ -164,9 +164,10 @@ def _check(root: dict[str, Any] | list[Any]) -> None:
         if isinstance(holder, list) and _all_sound(holder):
             continue
         for key, item in holder.items() if isinstance(holder, dict) else enumerate(holder):
-            if isinstance(item, dict | list):
+            kind = type(item)
+            if kind is dict or kind is list:
                 waiting.append(((*place, key), item))
-            elif not _is_sound(item):
+            elif kind is float and not math.isfinite(item):
                 raise UnreadableError(f"{_path((*place, key))}: is {_named(item)}")
 
 
