@@ -29,8 +29,7 @@ from crosstrain.report.compare.run_tables import one_run, to_text
 from crosstrain.report.compare.runs_list import runs_table
 from crosstrain.report.pages.page import render
 from crosstrain.report.pages.pictures import pictures
-from crosstrain.report.runs.index import list_runs
-from crosstrain.report.runs.query import Condition, fitting
+from crosstrain.report.runs.query import Condition, fitting, list_runs
 from crosstrain.report.runs.run import Run
 from crosstrain.report.runs.summary_rows import Searched, measured_on, metric_figures, row
 
