@@ -16,7 +16,7 @@ _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})  # words that are not text in YAML 1.1
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc] # without types
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow)
 

@@ -31,7 +31,7 @@ from ..launchers.machine_checks import EndingSignals
 from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
 from .nodes import Nodes, ReportHandlers
-from .notify import Notifier, RunNotices
+from .notify import Notifier
 from .origin import Origin, newest_origin
 from .outcome import Ending, Outcome, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
 from .recorder import Recording
@@ -69,7 +69,8 @@ class Driver:
         self._command = job.recorded_command(invocation.command)
         self._resumption = resumption
         self._policy = policy or policy_of(job)
-        self._notices = RunNotices(notifier or Notifier({}, note), job.name, self._done)
+        self._notices = notifier or Notifier({}, note)
+        self._notices.begin(job.name, self._done)
         self._starts_again = starts_again
         self._segments = Segments(resumption, self._command)
         self._resized = ResizedSegments(job.nodes, self._command)
