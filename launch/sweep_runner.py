@@ -251,14 +251,10 @@ def _cause(path: Path, code: int, error: str | None) -> str:
     return f"it was killed by {signal.Signals(code - 128).name}" if code > 128 else f"it ended with exit code {code}"
 
 
-def _done(sweep: SweepFolder) -> list[Finished]:
+def _progress_text(sweep: SweepFolder, spent_seconds: float) -> str:
     succeeded = [entry for entry in sweep.entries if entry.state == "succeeded"]
     summaries = [(entry.point.job, RunReader(sweep.run_path(entry)).summary()) for entry in succeeded]
-    return [finished(job, summary) for job, summary in summaries if summary is not None]
-
-
-def _progress_text(sweep: SweepFolder, spent_seconds: float) -> str:
-    done = _done(sweep)
+    done = [finished(job, summary) for job, summary in summaries if summary is not None]
     if not done:
         return ""
     left = seconds_left(done, [entry.point.job for entry in sweep.entries if entry.state != "succeeded"])
