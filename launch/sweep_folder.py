@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from ..checkpoint.writer import lock
 from ..core.bounded_json import JsonObject, UnreadableError, first_problem, open_regular, read_json
 from ..core.console import one_line
 from ..core.drafts import lock
