@@ -47,19 +47,12 @@ class SignalsToChild(HeardSignals):
             self._child.send_signal(number)
 
 
-@dataclass(frozen=True, slots=True)
-class ChildOutcome:
-    """A child's standard output and exit code (128 + signal number if killed)."""
+def run_child(arguments: Sequence[str], signals: SignalsToChild, on_error_line: Callable[[str], None] | None = None) -> tuple[int, str]:
+    """Run ``trainer`` with these arguments to its end; return exit code and standard output.
 
-    exit_code: int
-    output: str
-
-
-def run_child(arguments: Sequence[str], signals: SignalsToChild, on_error_line: Callable[[str], None] | None = None) -> ChildOutcome:
-    """Run ``trainer`` with these arguments to its end.
-
-    `on_error_line` gets each line of standard error; without it, this process's is used. The child leads a process group, so that Ctrl-C
-    reaches it only through this process, and ends with this process, even if that is killed.
+    The exit code of a killed one is 128 + its signal's number. `on_error_line` gets each line of standard error; without it, this process's
+    is used. The child leads a process group, so that Ctrl-C reaches it only through this process, and ends with this process, even if that
+    is killed.
     """
     with subprocess.Popen(
         command_ending_with_parent(python("crosstrain.cli.main", *arguments)),
@@ -81,7 +74,7 @@ def run_child(arguments: Sequence[str], signals: SignalsToChild, on_error_line: 
         signals.watch(None)
         reader.join()
     code = child.returncode
-    return ChildOutcome(code if code >= 0 else 128 - code, written[0])
+    return code if code >= 0 else 128 - code, written[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +229,8 @@ def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: 
         if line.startswith("error: "):
             errors.append(line.removeprefix("error: ").strip())
 
-    outcome = run_child(arguments, signals, hear)
-    return outcome.exit_code, errors[-1] if errors else None
+    exit_code, _ = run_child(arguments, signals, hear)
+    return exit_code, errors[-1] if errors else None
 
 
 def _cause(path: Path, code: int, error: str | None) -> str:
