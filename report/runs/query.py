@@ -53,22 +53,15 @@ def list_runs(out: Path) -> list[dict[str, Any]]:
 
 def run_row(run: Run) -> dict[str, Any]:
     """Return the row of one run from its files, without `folder`."""
-    created = None
+    created, problem = None, None
     try:
         created = str(run.status["created_at"])
         figures = flat_row(run.summary) if run.has_summary else _without_summary(run)
-        return {"path": str(run.path), "created_at": created, "problem": None, **figures, "state": run.state}
+        state = run.state
     except (TrainerError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         problem = str(error) if isinstance(error, TrainerError) else f"{run.path}: {type(error).__name__}: {error}"
-        unknown = flat_row({"per_node": []})
-        return {
-            "path": str(run.path),
-            "created_at": created,
-            "problem": problem,
-            **unknown,
-            "run": run.path.name,
-            "state": DAMAGED,
-        }
+        figures, state = {**flat_row({"per_node": []}), "run": run.path.name}, DAMAGED
+    return {"path": str(run.path), "created_at": created, "problem": problem, **figures, "state": state}
 
 
 def _without_summary(run: Run) -> dict[str, Any]:
