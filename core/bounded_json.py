@@ -76,7 +76,9 @@ def _expect_regular(status: os.stat_result) -> None:
 def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
     """Return the JSON value of a file. Raises what `open_regular` and `parse_json` raise."""
     with open_regular(path) as file:
-        data = _read(file.read, most_bytes + 1)
+        size = min(os.fstat(file.fileno()).st_size, most_bytes)  # memory for the most would take longer than most documents
+        data = _read(file.read, size + 1)
+        data += _read(file.read, most_bytes - size) if len(data) > size else b""
     if len(data) > most_bytes:
         raise UnreadableError(f"is larger than {most_bytes >> 20} MiB, the most that is read of such a file")
     return parse_json(data)
@@ -149,7 +151,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_LONG_INTEGER = re.compile(rb"(?<![.\d])\d{19}")  # may exceed 64 bits; only then all are checked, which doubles the time
+_LONG_INTEGER = re.compile(rb"\d{19}")  # may exceed 64 bits; only then all are checked, which doubles the time
 _decoder = json.JSONDecoder()
 _checking_decoder = json.JSONDecoder(parse_int=_integer)
 _strict_decoder = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_unique)
@@ -164,9 +166,10 @@ def _check(root: dict[str, Any] | list[Any]) -> None:
         if isinstance(holder, list) and _all_sound(holder):
             continue
         for key, item in holder.items() if isinstance(holder, dict) else enumerate(holder):
-            if isinstance(item, dict | list):
+            kind = type(item)
+            if kind is dict or kind is list:
                 waiting.append(((*place, key), item))
-            elif not _is_sound(item):
+            elif kind is float and not math.isfinite(item):
                 raise UnreadableError(f"{_path((*place, key))}: is {_named(item)}")
 
 

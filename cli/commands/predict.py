@@ -80,12 +80,13 @@ def predict(
     chosen = _topology(topology, observed[0])
     name_settings({"ps": "flag"})
     servers = _servers(ps, observed, chosen)
+    check_choice("--scaling", scaling, ("weak", "strong", "both"))
     question = Question(
         nodes=_default_nodes(servers, observed) if nodes is None else _nodes(nodes),
         link=Link(_bytes_per_second(bandwidth, observed[0]), _seconds(latency)),
         topology=chosen,
         ps=servers,
-        scalings=_scalings(scaling),
+        scalings=("weak", "strong") if scaling == "both" else (cast(Scaling, scaling),),
     )
     fitted, validation = fit(observed, _exchange(exchange, chosen)), read_validation()
     rows = predicted(fitted, question, validation)
@@ -155,8 +156,3 @@ def _servers(count: int | None, observed: list[Observed], topology: Topology) ->
     if topology == "ring":
         raise UsageError("--ps: a ring has no parameter servers; it belongs to --topology ps")
     return count
-
-
-def _scalings(text: str) -> tuple[Scaling, ...]:
-    check_choice("--scaling", text, ("weak", "strong", "both"))
-    return ("weak", "strong") if text == "both" else (cast(Scaling, text),)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,6 @@ from .followed_runs import FollowedRuns, Refresher
 from .live_pages import RefusedRequestError, parse_request, read_head
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SCRIPT = re.compile(r"/script-(\d{1,2})\.js")
 
 
 class Site:
@@ -35,33 +33,17 @@ class Site:
     def find(self, path: str, token: str) -> Document | None:
         """Return the document at a path, if there is one (yet)."""
         self._refresher.ask()
-        content = self._refresher.published.content
-        if path == "/":
-            return Document("text/html", self._frame.replace(b"{token}", token.encode()))
-        if path == "/live.js":
-            return Document("text/javascript", self._script)
-        if path == "/state":
-            return Document("application/json", self._state())
-        if content is None:
-            return None
-        if path == "/page":
-            return Document("text/html", content.document)
-        found = _SCRIPT.fullmatch(path)
-        if found is None or int(found[1]) >= len(content.scripts):
-            return None
-        return Document("text/javascript", content.scripts[int(found[1])])
-
-    def _state(self) -> bytes:
         published = self._refresher.published
-        state = {
-            "version": published.version,
-            "scripts": 0 if published.content is None else len(published.content.scripts),
-            "read_at_unix_seconds": published.read_at_unix_seconds,
-            "runs": published.runs,
-            "at_work": published.at_work,
-            "notes": published.notes,
-        }
-        return json.dumps(state).encode()
+        state = {field.name: getattr(published, field.name) for field in fields(published) if field.name != "content"}
+        scripts: Sequence[bytes] = ()
+        documents = {"/": Document("text/html", self._frame.replace(b"{token}", token.encode()))}
+        if published.content is not None:
+            scripts = published.content.scripts
+            documents["/page"] = Document("text/html", published.content.document)
+        for name, script in {"live": self._script, **{f"script-{number}": script for number, script in enumerate(scripts)}}.items():
+            documents[f"/{name}.js"] = Document("text/javascript", script)
+        documents["/state"] = Document("application/json", json.dumps({**state, "scripts": len(scripts)}).encode())
+        return documents.get(path)
 
 
 MOST_ANSWERS = 32  # concurrent, each with a thread; a browser asks for two or three

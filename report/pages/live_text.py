@@ -37,14 +37,9 @@ def title(run: WatchedRun) -> str:
     """Return the run's name and what it trains."""
     if run.job is None:
         return run.reader.name
-    state = TrainingState()
-    state.begin(_job(run.job), None)
+    state, names = TrainingState(), ("model", "data", "backend", "mode", "nodes", "procs_per_node")
+    state.begin(Job.model_validate({name: run.job[name] for name in names if name in run.job}), None)
     return one_line(f"{run.reader.name}: {state.title}")
-
-
-def _job(values: Mapping[str, Any]) -> Job:
-    names = ("model", "data", "backend", "mode", "nodes", "procs_per_node")
-    return Job.model_validate({name: values[name] for name in names if name in values})
 
 
 def state_line(run: WatchedRun) -> str:

@@ -12,12 +12,9 @@ import os
 import random
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
-import zlib
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -233,21 +230,6 @@ def test_a_run_without_a_status_is_not_watched_for_ever(place, commands, kind):
     code, said = outcome(commands, work, "watch", "out/one", "--wait", "0")
     assert code == 2
     assert "status.json" in said
-
-
-def test_an_index_that_a_folder_brings_along_is_made_anew_where_its_rows_are_none(place, commands):
-    work = fresh(place)
-    assert outcome(commands, work, "runs", "--out", "out")[0] == 0
-    for evil in ({"state": 3}, {"examples_per_second": "fast"}, {"node_cpu_cores_used_mean": ["x"]}, {"nodes": [[[]]]}, {"run": None}):
-        with closing(sqlite3.connect(work / "out" / ".index.sqlite")) as database:
-            rows = database.execute("SELECT name, stamp, state, row FROM runs").fetchall()
-            for name, stamp, state, row in rows:
-                text = json.dumps({**json.loads(row), **evil})
-                digest = zlib.crc32(b"\0".join([name, stamp.encode(), state.encode(), text.encode()]))
-                database.execute("UPDATE runs SET row = ?, digest = ? WHERE name = ?", (text, digest, name))
-            database.commit()
-        (listed,) = commands.run(work, [["runs", "--out", "out"]])["results"]
-        assert (listed["code"], listed["problem"]) == (0, None), evil
 
 
 @pytest.mark.parametrize(
