@@ -14,11 +14,9 @@ from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...records.store.jsonl import finite_json
 from ...report.analysis.cost_model import Exchange, Link, Topology
-from ...report.analysis.extrapolation import Question, Scaling, read_validation
-from ...report.analysis.extrapolation import predict as predicted
-from ...report.analysis.fit import fit
-from ...report.analysis.observations import Observed, observe_all
-from ...report.analysis.prediction_table import document, prediction_table
+from ...report.analysis.fit import Observed, fit, observe_all
+from ...report.analysis.predictions import Question, Scaling, document, prediction_table, read_validation
+from ...report.analysis.predictions import predict as predicted
 from ...report.compare.run_tables import to_text
 from ...report.runs.locate import find_run
 from ...report.runs.run import Run, diverged, labelled

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from ...core.job import saved_every
 from ...core.units import Cadence
 from ..runs.run import diverged, real_batch
-from .evidence import Evidence, busiest
-from .time_shares import Worker, idle_fraction
+from .evidence import Evidence, Worker, busiest, idle_fraction
 from .verdict import NEARLY_ALL, NOTABLE, Explanation
 
 _LEARNS_OTHERWISE = "{} doubles, so tune the learning rate again{} and check the quality"

@@ -15,8 +15,8 @@ from rich.table import Table
 from ...core.console import one_line
 from ...records.text import bytes_text, saving_text
 from ..runs.run import Run
-from .answer import Answer
 from .duration import AS_PLANNED, Wanted, duration
+from .evidence import Answer
 from .learning import learning, learning_rate, training_set
 from .utilisation import hardware_use, network_use, step_time_and_network
 from .verdict import Explanation

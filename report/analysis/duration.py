@@ -18,8 +18,7 @@ from ...records.time_shares import last_segment
 from ..runs.run import Run, number, train_size
 from ..runs.series import checkpoint_pauses, end_translations, pauses, training_clock
 from ..runs.series_arrays import Floats, Integers, StepSeries
-from .answer import Answer, time_text
-from .evidence import NAMES, percent
+from .evidence import NAMES, Answer, percent, time_text
 
 MOST_BLOCKS = 10  # of equal training time; each holds several groups of updates
 LEAST_BLOCKS = 4  # for a band; from so many on the first block, which warms up, is excluded

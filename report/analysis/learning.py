@@ -17,7 +17,7 @@ from ...records.text import bytes_text, count_text, figure_text
 from ..runs.run import Run, diverged, number
 from ..runs.series_arrays import Floats, StepSeries
 from ..runs.summary_rows import Searched, scored_at_the_end
-from .answer import Answer, digits3
+from .evidence import Answer, digits3
 
 State = Literal["improving", "flat", "rising", "overfitting", "worsening", "unclear"]
 LEAST_EVALUATIONS = 8  # for a trend and its noise

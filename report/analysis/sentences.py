@@ -13,8 +13,7 @@ from ..compare.factors import RULES, some_of
 from ..compare.formats import text_width
 from ..compare.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
 from ..runs.run import Run, real_batch
-from .axis import AxisVerdict
-from .conclusion import Best, Conclusion, Limit, cautions
+from .conclusion import AxisVerdict, Best, Conclusion, Limit, cautions
 from .evidence import NAMES, percent
 from .loss_agreement import agreements_told, learnt_told, quality_told
 from .set_ups import (

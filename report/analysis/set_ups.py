@@ -19,8 +19,8 @@ from ..compare.ratios import USUAL_SCATTER, Ratio, Sample, better_by, interval_o
 from ..compare.rows import Row, make_entries, tells_apart
 from ..runs.cpu_starvation import CpuStarvation, contention_judged, cpu_starvation, log_speed_lost, timed_runs
 from ..runs.run import Run, number
+from .evidence import STEP_COMPONENTS, read_workers
 from .quality import Quality, judge_quality
-from .time_shares import STEP_COMPONENTS, read_workers
 
 # Settings that follow from others; an axis only if varied independently.
 FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})

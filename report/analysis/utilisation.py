@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from ...records.text import bytes_text, seconds_text
 from ..runs.run import Run
 from ..runs.series import pauses, training_clock
 from ..runs.series_arrays import Floats, NodeSeries, StepSeries
-from .answer import LEAST_POINTS, Answer, correlation, digits3, grid_of, on_grid
-from .evidence import NAMES, bits_text, busiest, percent
+from .evidence import NAMES, Answer, bits_text, busiest, digits3, percent
 from .verdict import NEARLY_ALL, Explanation, NodeView
 
 MOST_NAMED = 3  # nodes named one by one; of more only the least and most busy
@@ -143,6 +143,70 @@ def _waits_text(explanation: Explanation, waits: Mapping[str, float]) -> str | N
         return None
     named = ", ".join(f"{NAMES[name]} {percent(share)}" for name, share in sorted(waits.items(), key=lambda item: -item[1]))
     return f"of the run time: {named}"
+
+
+LEAST_POINTS = 10  # minimum intervals of a correlation
+MOST_POINTS = 2000  # maximum intervals of a run
+CONSTANT = 0.02  # coefficient of variation below which a series is constant but for clock jitter
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Intervals of equal length: their `edges` [k + 1] in seconds on the run clock."""
+
+    edges: Floats
+
+    @property
+    def seconds(self) -> float:
+        """The length of an interval."""
+        return float(self.edges[1] - self.edges[0])
+
+
+def grid_of(nodes: Sequence[NodeSeries], began: float, until: float, least_seconds: float = 0.0) -> Grid | None:
+    """Return intervals at least `least_seconds` and a sampling interval long, if two or more."""
+    times = [node.time_seconds for node in nodes if len(node.time_seconds) > 1]
+    if not times:
+        return None
+    began, until = max(began, min(float(own[0]) for own in times)), min(until, max(float(own[-1]) for own in times))
+    apart = np.concatenate([np.diff(own) for own in times])
+    apart = apart[apart > 0]
+    if not len(apart) or not until > began:
+        return None
+    width = max(float(np.median(apart)), least_seconds)
+    count = min(MOST_POINTS, int((until - began) / width))
+    return Grid(np.linspace(began, until, count + 1)) if count >= 2 else None
+
+
+def on_grid(grid: Grid, time_seconds: Floats, per_second: Floats) -> Floats:
+    """Return the mean rate since the sample before, by interval [k]; NaN if half is unknown."""
+    if len(time_seconds) < 2:
+        return np.full(len(grid.edges) - 1, np.nan)
+    order = np.argsort(time_seconds, kind="stable")
+    times, rates = time_seconds[order], per_second[order]
+    lengths = np.diff(times)
+    known = np.isfinite(rates[1:])
+    amount = np.concatenate([[0.0], np.cumsum(np.where(known, np.where(known, rates[1:], 0.0) * lengths, 0.0))])
+    covered = np.concatenate([[0.0], np.cumsum(np.where(known, lengths, 0.0))])
+    amounts, seconds = np.diff(np.interp(grid.edges, times, amount)), np.diff(np.interp(grid.edges, times, covered))
+    enough = seconds >= 0.5 * grid.seconds
+    return np.where(enough, amounts / np.where(enough, seconds, 1.0), np.nan)
+
+
+def varies(values: Floats) -> bool:
+    """Return whether finite values [k] are not constant."""
+    mean = float(np.mean(np.abs(values))) if len(values) else 0.0
+    return bool(mean > 0 and float(np.std(values)) > CONSTANT * mean)
+
+
+def correlation(first: Floats, second: Floats) -> tuple[float | None, int]:
+    """Return Pearson's r (None: too few, or constant) and the number of known intervals."""
+    known = np.isfinite(first) & np.isfinite(second)
+    count = int(known.sum())
+    one, other = first[known], second[known]
+    if count < LEAST_POINTS or not varies(one) or not varies(other):
+        return None, count
+    one, other = (one - one.mean()) / one.std(), (other - other.mean()) / other.std()
+    return float(np.clip(np.mean(one * other), -1.0, 1.0)), count
 
 
 MOST_NODES_IN_TABLE = 16  # the first nodes, compared in 240 pairs

@@ -24,11 +24,10 @@ from ...records.text import UNKNOWN, bytes_text, code_text, count_text, instruct
 from ..analysis.advice import Advice, advise
 from ..analysis.answers import answers
 from ..analysis.conclusion import conclude
-from ..analysis.diagnosis_text import headline, notes
+from ..analysis.explanation_text import HEADER as EXPLAINED
+from ..analysis.explanation_text import explain_several, headline, notes
 from ..analysis.sentences import QUESTION, Told
 from ..analysis.sentences import told as sentences
-from ..analysis.several_explanations import HEADER as EXPLAINED
-from ..analysis.several_explanations import explain_several
 from ..analysis.verdict import explain
 from ..compare.columns import holds_figures
 from ..compare.comparison import compare_runs
@@ -36,8 +35,7 @@ from ..compare.comparison_tables import ComparisonTable, above, below, default_t
 from ..compare.run_tables import SYNTHETIC
 from ..runs.run import Run, as_recorded, lost_updates
 from ..runs.summary_rows import repeat_command
-from .figure import Bars, Picture, Stroke, colour, dash, keys, kinds, marker
-from .lines import REPEATS, Lines, lines_of
+from .figure import REPEATS, Bars, Lines, Picture, Stroke, colour, dash, keys, kinds, lines_of, marker
 from .pictures import pictures
 from .plotly_renderer import plots
 

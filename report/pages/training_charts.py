@@ -26,8 +26,7 @@ from ..runs.series import (
 )
 from ..runs.series_arrays import Floats, Integers, StepSeries
 from ..runs.summary_rows import measured_on
-from .figure import Band, Curve, Kind, Panel, Picture, band, curve
-from .lines import Line, Lines
+from .figure import Band, Curve, Kind, Line, Lines, Panel, Picture, band, curve
 
 _STEPS, _SECONDS = "updates", "wall-clock time (s)"
 _SMOOTHED = "Exponential moving average with a time constant of 1 % of the updates (at least 10)."

@@ -19,7 +19,7 @@ from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.comparison_tables import above
 from crosstrain.report.compare.formats import as_csv, as_text
 from crosstrain.report.compare.ratios import Sample, better_by
-from crosstrain.report.pages.lines import lines_of
+from crosstrain.report.pages.figure import lines_of
 from crosstrain.report.pages.paper_table import as_latex
 from crosstrain.report.runs.cpu_starvation import STARVED, cpu_starvation
 from crosstrain.report.runs.run import labelled
