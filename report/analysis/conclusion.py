@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -16,24 +16,24 @@ from ..compare.ratios import Ratio, better_by, geometric_mean, repeats_that_woul
 from ..runs.cpu_starvation import contention_judged, timed_runs
 from ..runs.run import Run, labelled, number
 from .advice import Advice, advise
-from .evidence import percent
-from .loss_agreement import LossAgreement, loss_agreements
-from .set_ups import (
+from .configurations import (
     FIGURES,
     SPEED_FIGURE,
+    Configuration,
+    ConfigurationSet,
     Figure,
-    SetUp,
-    SetUps,
     called,
     coarse_gaps,
+    configuration_set,
     counted,
     differing,
-    set_ups,
     shown,
     times_as_good,
     times_text,
 )
-from .set_ups import TARGET_FIGURE as TARGET
+from .configurations import TARGET_FIGURE as TARGET
+from .evidence import percent
+from .loss_agreement import LossAgreement, loss_agreements
 from .verdict import Explanation, explain
 
 
@@ -41,7 +41,7 @@ from .verdict import Explanation, explain
 class Missed:
     """A configuration that reached the target only in `reached` of its `runs`."""
 
-    set_up: str
+    configuration: str
     reached: int
     runs: int
 
@@ -83,15 +83,15 @@ class AxisVerdict:
             "repeats_that_would_tell": self.repeats,
             "worst": self.last,
             "ratio_over_worst": None if self.over_last is None else self.over_last.to_json(),
-            "missed_the_target": [asdict(one) for one in self.missed],
+            "missed_the_target": [{"set_up": one.configuration, "reached": one.reached, "runs": one.runs} for one in self.missed],
             "why_not": self.why_not,
         }
 
 
-Pairs = list[tuple[SetUp, SetUp]]
+Pairs = list[tuple[Configuration, Configuration]]
 
 
-def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
+def judge_axis(found: ConfigurationSet, axis: Factor, figure: Figure) -> AxisVerdict:
     """Return the verdict on an axis by a figure."""
     groups = found.strata(axis)
     values = sorted({one.values[axis.key] for group in groups for one in group}, key=lambda value: (value is None, axis.order(value)))
@@ -131,7 +131,7 @@ def judge_axis(found: SetUps, axis: Factor, figure: Figure) -> AxisVerdict:
     )
 
 
-def _pairs(found: SetUps, groups: Sequence[Sequence[SetUp]], key: str, figure: Figure, value: Any, other: Any) -> Pairs:
+def _pairs(found: ConfigurationSet, groups: Sequence[Sequence[Configuration]], key: str, figure: Figure, value: Any, other: Any) -> Pairs:
     ranked = [[one for one in group if one.figures(figure) and found.ranks(one)] for group in groups]
     return [
         (one, two)
@@ -167,7 +167,7 @@ def _ranked(values: Sequence[Any], pairs: Mapping[tuple[Any, Any], Pairs], figur
     return sorted((value for value in values if value in logs), key=lambda value: -math.fsum(logs[value]) / len(logs[value]))
 
 
-def _why_not(found: SetUps, groups: Sequence[Sequence[SetUp]], figure: Figure) -> str:
+def _why_not(found: ConfigurationSet, groups: Sequence[Sequence[Configuration]], figure: Figure) -> str:
     pairs = [pair for group in groups for pair in combinations(group, 2)]
     if not pairs:
         return "no pair differs only in this setting"
@@ -182,7 +182,7 @@ def _why_not(found: SetUps, groups: Sequence[Sequence[SetUp]], figure: Figure) -
     return f"it is confounded with {', '.join(dict.fromkeys(reasons))}"
 
 
-def _why_not_measured(pairs: Sequence[tuple[SetUp, SetUp]], figure: Figure) -> str:
+def _why_not_measured(pairs: Sequence[tuple[Configuration, Configuration]], figure: Figure) -> str:
     every = {id(one): one for pair in pairs for one in pair}.values()
     contended = [run.name for one in every if not timed_runs(one.runs) for run in one.runs]
     if contended and (figure.better > 0 or all(one.row.all_converged for one in every)):
@@ -190,7 +190,7 @@ def _why_not_measured(pairs: Sequence[tuple[SetUp, SetUp]], figure: Figure) -> s
     return "no pair differing only in this setting reached the target in every run" if figure.better < 0 else "it is unknown"
 
 
-def _why_not_ranked(found: SetUps, pairs: Sequence[tuple[SetUp, SetUp]]) -> str:
+def _why_not_ranked(found: ConfigurationSet, pairs: Sequence[tuple[Configuration, Configuration]]) -> str:
     places = {found.place(one) for pair in pairs for one in pair}
     if places & found.quality.diverged.keys():
         return "one of the two diverged"
@@ -209,23 +209,23 @@ MOST_ADVICE = 2
 class Best:
     """The best configuration by a figure."""
 
-    set_up: SetUp
+    configuration: Configuration
     figure: Figure
     value: float  # geometric mean over the repeats
     interval: tuple[float, float] | None  # 95 %, None for one run
-    worst: SetUp | None  # last of the `compared` ones, None for a single one
+    worst: Configuration | None  # last of the `compared` ones, None for a single one
     over_worst: Ratio | None  # ratio of the best to the worst
     compared: int = 1
     left: int = 0  # number with this figure that are not comparable
-    rivals: tuple[SetUp, ...] = ()  # not significantly worse than the best, in order
+    rivals: tuple[Configuration, ...] = ()  # not significantly worse than the best, in order
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return {
-            "set_up": self.set_up.label,
+            "set_up": self.configuration.label,
             "figure": self.figure.key,
             "value": self.value,
-            "runs": len(self.set_up.figures(self.figure)),
+            "runs": len(self.configuration.figures(self.figure)),
             "interval": self.interval,
             "worst": None if self.worst is None else self.worst.label,
             "ratio_over_worst": None if self.over_worst is None else self.over_worst.to_json(),
@@ -239,7 +239,7 @@ class Best:
 class Limit:
     """The bottleneck of a configuration, by its typical run's calibration."""
 
-    set_up: SetUp
+    configuration: Configuration
     explanation: Explanation
 
 
@@ -247,7 +247,7 @@ class Limit:
 class Conclusion:
     """The conclusion from several runs."""
 
-    set_ups: SetUps
+    configurations: ConfigurationSet
     best: tuple[Best, ...]  # by each of the `figures`
     verdicts: tuple[AxisVerdict, ...]  # by axis and each of the `figures`
     limits: tuple[Limit, ...]  # bottlenecks of the best and the worst
@@ -258,25 +258,25 @@ class Conclusion:
     @property
     def concludes(self) -> bool:
         """Whether there are several runs to conclude from."""
-        return sum(len(one.runs) for one in self.set_ups.all) > 1
+        return sum(len(one.runs) for one in self.configurations.all) > 1
 
     def to_json(self, sentences: Sequence[str] = ()) -> dict[str, Any]:
         """Return it as a JSON object, with its sentences."""
         document = {
             "sentences": list(sentences),
-            "set_ups": [{"label": one.label, "runs": [run.name for run in one.runs]} for one in self.set_ups.all],
+            "set_ups": [{"label": one.label, "runs": [run.name for run in one.runs]} for one in self.configurations.all],
             "best": [one.to_json() for one in self.best],
             "axes": [one.to_json() for one in self.verdicts],
             "limits": [
-                {"set_up": limit.set_up.label, "run": limit.explanation.evidence.name, "verdict": limit.explanation.verdict}
+                {"set_up": limit.configuration.label, "run": limit.explanation.evidence.name, "verdict": limit.explanation.verdict}
                 for limit in self.limits
             ],
             "next": [{"option": one.option, "speedup": one.speedup, "bound": one.bound, "reason": one.reason} for one in self.advice],
             "losses": [one.to_json() for one in self.losses],
-            "quality": self.set_ups.quality.to_json([one.label for one in self.set_ups.all]),
+            "quality": self.configurations.quality.to_json([one.label for one in self.configurations.all]),
             "left_out": [
                 {"run": one.run.name, "starved_fraction": one.by.fraction, "foreign_cores": one.by.foreign_cores}
-                for one in self.set_ups.disturbed
+                for one in self.configurations.disturbed
             ],
         }
         found: dict[str, Any] = finite_json(document)
@@ -284,8 +284,8 @@ class Conclusion:
 
 
 def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequence[Figure] = FIGURES) -> Conclusion:
-    """Return the conclusion from runs with figures, ranked by `figures`; `swept`: see `set_ups`."""
-    found = set_ups(labelled(runs), swept)
+    """Return the conclusion from runs with figures, ranked by `figures`; `swept`: see `configuration_set`."""
+    found = configuration_set(labelled(runs), swept)
     best = [one for figure in figures if (one := _best(found, figure)) is not None]
     # a target ranks an axis only if two configurations always reached it
     ranked = [figure for figure in figures if figure.better > 0 or sum(bool(one.figures(figure)) for one in found.all) > 1]
@@ -298,7 +298,7 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequenc
     return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice), tuple(losses), tuple(figures))
 
 
-def _best(found: SetUps, figure: Figure) -> Best | None:
+def _best(found: ConfigurationSet, figure: Figure) -> Best | None:
     among = found.all_comparable(figure)
     if not among or (len(among) == 1 and not (len(found.all) > 1 and _alone_reached(found, among[0], figure))):
         return None
@@ -311,23 +311,23 @@ def _best(found: SetUps, figure: Figure) -> Best | None:
     return Best(first, figure, value, first.interval(figure), worst, over, len(among), left, tuple(rivals))
 
 
-def _alone_reached(found: SetUps, one: SetUp, figure: Figure) -> bool:
+def _alone_reached(found: ConfigurationSet, one: Configuration, figure: Figure) -> bool:
     return figure.better < 0 and all(
         other is one or (other.missed_target and found.comparable(one, other, figure.group)) for other in found.all
     )
 
 
-def _limits(found: SetUps, best: Sequence[Best]) -> list[Limit]:
+def _limits(found: ConfigurationSet, best: Sequence[Best]) -> list[Limit]:
     place = found.quality.best if found.quality.best is not None else 0 if len(found.all) == 1 else None
     alone = () if place is None or not found.quality.ranks(place) else (found.all[place],)
-    looked_at = (best[0].set_up, best[0].worst) if best else alone
+    looked_at = (best[0].configuration, best[0].worst) if best else alone
     return [Limit(one, explain(one.typical_run)) for one in looked_at if one is not None and one.typical_run.calibration is not None]
 
 
 MOST_TOO_FAST = 3
 
 
-def _too_fast(more: SetUp, fewer: SetUp, times: Ratio) -> str:
+def _too_fast(more: Configuration, fewer: Configuration, times: Ratio) -> str:
     ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
     return (
         f"{more.label} is {times_text(times.ratio)} as fast as {fewer.label}, above the ideal {ideal:.3g} ×: a measurement is wrong or "
@@ -344,12 +344,12 @@ def _target_times(conclusion: Conclusion) -> list[str]:
     if best is None:
         return []
     found = []
-    named = [one for one in (best.set_up, *best.rivals, best.worst) if one is not None]
+    named = [one for one in (best.configuration, *best.rivals, best.worst) if one is not None]
     starts = [(one, fmean(known)) for one in named if (known := _starts(one))]
     if any(seconds >= LEAST_START * geometric_mean(one.figures(TARGET)) for one, seconds in starts):
         told = ", ".join(f"{duration_text(seconds)} with {one.label}" for one, seconds in starts[:MOST_STARTS])
         found.append(f"Time to target excludes start-up: {told}.")
-    measured = [one for one in conclusion.set_ups.all if one.figures(TARGET)]
+    measured = [one for one in conclusion.configurations.all if one.figures(TARGET)]
     if gaps := coarse_gaps(measured):
         apart = duration_text(gaps[0]) if gaps[0] == gaps[-1] else f"{duration_text(gaps[0])} to {duration_text(gaps[-1])}"
         every = {str(run.job.get("eval_every")) for one in measured for run in one.runs}
@@ -358,11 +358,11 @@ def _target_times(conclusion: Conclusion) -> list[str]:
     return found
 
 
-def _starts(one: SetUp) -> list[float]:
+def _starts(one: Configuration) -> list[float]:
     return [seconds for run in one.runs if (seconds := number(run.summary.get("init_seconds"))) is not None]
 
 
-def _contention(found: SetUps) -> list[str]:
+def _contention(found: ConfigurationSet) -> list[str]:
     lines = [
         f"CPU contention: other programs took {percent(one.by.fraction)} of the CPU time that {one.run.name} needed; its speed and "
         "times are not used."
@@ -388,12 +388,12 @@ def _contention(found: SetUps) -> list[str]:
 def cautions(conclusion: Conclusion) -> list[str]:
     """Return the caveats, a sentence each."""
     found = []
-    summaries = [run.summary for one in conclusion.set_ups.all for run in one.runs]
+    summaries = [run.summary for one in conclusion.configurations.all for run in one.runs]
     if any((summary.get("nodes_sharing_cores") or 1) > 1 for summary in summaries):
         found.append("Nodes share cores: results do not predict separate machines.")
     found += _target_times(conclusion)
-    found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.set_ups.beyond_ideal[:MOST_TOO_FAST]]
-    found += _contention(conclusion.set_ups)
+    found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.configurations.beyond_ideal[:MOST_TOO_FAST]]
+    found += _contention(conclusion.configurations)
     if any(summary.get("synthetic") for summary in summaries):
         found.append("The data is synthetic, so quality has no meaning.")
     return found

@@ -18,9 +18,9 @@ from ..compare.factors import Factor
 from ..compare.ratios import geometric_mean
 from ..runs.run import Run, as_recorded, diverged_text, labelled
 from .advice import Advice
+from .configurations import SPEED_FIGURE, Configuration, ConfigurationSet, called, configuration_set, shown
 from .evidence import BESIDE_TRAINING, NAMES, SELDOM, bits_text, busiest, exchange_seconds, padding_text, percent
 from .sentences import held_back
-from .set_ups import SPEED_FIGURE, SetUp, SetUps, called, set_ups, shown
 from .verdict import NEARLY_ALL, NOTABLE, SLOW, Explanation, NodeView, exchange_text, explain, hidden_exchange
 
 
@@ -447,21 +447,23 @@ def explain_several(runs: Sequence[Run]) -> SeveralExplanations:
     """Explain each run and the changes along the axes. Raises UsageError without updates."""
     every = labelled([as_recorded(run) for run in runs])
     explained = {id(run): explain(run) for run in every}
-    found = set_ups(every)
+    found = configuration_set(every)
     changes = [change for axis in found.axes for group in found.strata(axis) for change in _changes(found, axis, group, explained)]
     return SeveralExplanations(tuple((run, explained[id(run)]) for run in _in_order_of_axes(found)), tuple(changes))
 
 
-def _in_order_of_axes(found: SetUps) -> list[Run]:
+def _in_order_of_axes(found: ConfigurationSet) -> list[Run]:
 
-    def place(one: SetUp) -> list[tuple[bool, Any]]:
+    def place(one: Configuration) -> list[tuple[bool, Any]]:
         values = [(axis, one.values[axis.key]) for axis in found.axes]
         return [(value is None, () if value is None else axis.order(value)) for axis, value in values]
 
     return [run for one in sorted(found.all, key=place) for run in one.runs]
 
 
-def _changes(found: SetUps, axis: Factor, group: Sequence[SetUp], explained: Mapping[int, Explanation]) -> Iterable[Change]:
+def _changes(
+    found: ConfigurationSet, axis: Factor, group: Sequence[Configuration], explained: Mapping[int, Explanation]
+) -> Iterable[Change]:
     known = [one for one in group if one.values[axis.key] is not None]
     ordered = sorted(known, key=lambda one: axis.order(one.values[axis.key]))
     if len({one.values[axis.key] for one in ordered}) < 2:

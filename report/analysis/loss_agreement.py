@@ -18,7 +18,7 @@ from ...records.text import figure_text, number_text
 from ..compare.caveats import changed_on_resume
 from ..compare.factors import RULES, some_of
 from ..runs.run import Run
-from .set_ups import SetUps, counted, differing
+from .configurations import ConfigurationSet, counted, differing
 
 EQUAL_WITHIN = 1e-4  # relative difference of equal losses: the effect of other kernels and orders of summation
 MOST_PAIRS = 20
@@ -87,7 +87,7 @@ def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreemen
 _MOST_REACHED = 2  # configurations named as reaching a quality
 
 
-def quality_told(found: SetUps, *, speed: bool = True) -> list[str]:
+def quality_told(found: ConfigurationSet, *, speed: bool = True) -> list[str]:
     """Return sentences on the best quality and on runs not ranked; `speed`: throughput follows."""
     quality, every = found.quality, found.all
     lines = []
@@ -125,7 +125,7 @@ def quality_told(found: SetUps, *, speed: bool = True) -> list[str]:
     return lines
 
 
-def learnt_told(found: SetUps) -> list[str]:
+def learnt_told(found: ConfigurationSet) -> list[str]:
     """Return a sentence on the best and the worst quality, if comparable and without target."""
     quality, every = found.quality, found.all
     runs = [run for one in every for run in one.runs]

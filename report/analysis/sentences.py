@@ -14,13 +14,11 @@ from ..compare.formats import text_width
 from ..compare.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
 from ..runs.run import Run, real_batch
 from .conclusion import AxisVerdict, Best, Conclusion, Limit, cautions
-from .evidence import NAMES, percent
-from .loss_agreement import agreements_told, learnt_told, quality_told
-from .set_ups import (
+from .configurations import (
     SPEED_FIGURE,
+    Configuration,
+    ConfigurationSet,
     Figure,
-    SetUp,
-    SetUps,
     counted,
     interval_text,
     ratio_text,
@@ -28,7 +26,9 @@ from .set_ups import (
     times_text,
     value_text,
 )
-from .set_ups import TARGET_FIGURE as TARGET
+from .configurations import TARGET_FIGURE as TARGET
+from .evidence import NAMES, percent
+from .loss_agreement import agreements_told, learnt_told, quality_told
 from .verdict import Explanation
 
 SHARED = ("model", "data", "backend", "mode", "nodes", "global_batch_size")  # settings in the head if equal for all configurations
@@ -83,7 +83,7 @@ class Told:
 
 def told(conclusion: Conclusion) -> Told:
     """Return the sentences of a conclusion."""
-    found = conclusion.set_ups
+    found = conclusion.configurations
     unrepeated, many = _unrepeated(found), len(found.all)
     speed = SPEED_FIGURE in conclusion.figures
     best = quality_told(found, speed=speed)
@@ -117,7 +117,7 @@ def _lines(sentences: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(one_line, sentences))
 
 
-def _why_no_best(found: SetUps) -> str:
+def _why_no_best(found: ConfigurationSet) -> str:
     if len(found.all) == 1:
         speeds = found.all[0].figures(SPEED_FIGURE)
         speed = f", with a throughput of {_rate(geometric_mean(speeds))} examples/s (n = {len(speeds)})" if speeds else ""
@@ -128,7 +128,7 @@ def _why_no_best(found: SetUps) -> str:
     return "No winner: no two configurations are comparable."
 
 
-def _unrepeated(found: SetUps) -> str:
+def _unrepeated(found: ConfigurationSet) -> str:
     counts = [len(one.runs) for one in found.all]
     if min(counts, default=0) > 1:
         return "CPU contention leaves fewer than two repeats of some"
@@ -138,7 +138,7 @@ def _unrepeated(found: SetUps) -> str:
 _USUAL_REPEATS = 3  # advised if the scatter is unknown
 
 
-def _head(found: SetUps) -> str:
+def _head(found: ConfigurationSet) -> str:
     every = found.all
     runs = sum(len(one.runs) for one in every)
     counts = {len(one.runs) for one in every}
@@ -180,24 +180,24 @@ def _restates(verdict: AxisVerdict, best: Best) -> bool:
     )
 
 
-def _told_of_quality(verdict: AxisVerdict, found: SetUps) -> bool:
+def _told_of_quality(verdict: AxisVerdict, found: ConfigurationSet) -> bool:
     axis = next(one for one in found.axes if one.key == verdict.axis)
     groups = [group for group in found.strata(axis) if len(group) > 1]
     return found.quality.leads and bool(groups) and all(sum(map(found.ranks, group)) < 2 for group in groups)
 
 
-def _best(one: Best, restated: AxisVerdict | None, unrepeated: str, set_ups: int, advised: bool) -> str:
+def _best(one: Best, restated: AxisVerdict | None, unrepeated: str, configurations: int, advised: bool) -> str:
     what = _does(one)
     if one.left:
         what = f"{what}, of {counted(one.compared, 'comparable configuration')}"
     if one.worst is None or one.over_worst is None:
-        return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
+        return f"{one.configuration.label} {what}{'; no other does in every run' if one.figure is TARGET and configurations > 1 else ''}."
     times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}{_interval(one.over_worst)}"
     if restated is None:
         significance = _significance(one.over_worst, unrepeated)
     else:
         significance = _sure(one.over_worst, restated.repeats, unrepeated, advised)
-    return f"{one.set_up.label} {what}{_rivals(one)}: {times}; {significance}."
+    return f"{one.configuration.label} {what}{_rivals(one)}: {times}; {significance}."
 
 
 MOST_RIVALS = 2  # named if not significantly worse than the best
@@ -225,8 +225,8 @@ def _interval(found: Ratio) -> str:
 MOST_MISSED = 4  # named if they missed the target
 
 
-def _missed(found: SetUps) -> list[str]:
-    by_goal: dict[str, list[SetUp]] = {}
+def _missed(found: ConfigurationSet) -> list[str]:
+    by_goal: dict[str, list[Configuration]] = {}
     for one in found.all:
         if one.missed_target:
             by_goal.setdefault(one_line(str(one.row.figures["target"])), []).append(one)
@@ -248,10 +248,10 @@ def _does(one: Best) -> str:
     within = ""
     if one.interval is not None:
         low, high = map(duration_text if one.figure is TARGET else _rate, one.interval)
-        within = f"geometric mean; {interval_text(low, high, widened=one.set_up.contended)}, "
-    interval = f" ({within}n = {len(one.set_up.figures(one.figure))})"
+        within = f"geometric mean; {interval_text(low, high, widened=one.configuration.contended)}, "
+    interval = f" ({within}n = {len(one.configuration.figures(one.figure))})"
     if one.figure is TARGET:
-        goal = one_line(str(one.set_up.row.figures["target"]))
+        goal = one_line(str(one.configuration.row.figures["target"]))
         return f"reaches {goal} first, after {duration_text(one.value)}{interval}"
     return f"has the highest throughput, {_rate(one.value)} examples/s{interval}"
 
@@ -312,14 +312,14 @@ def _opposed(one: AxisVerdict) -> str:
 
 def _limits(limits: Sequence[Limit]) -> list[str]:
     """Return each bottleneck with the time of equal examples, as fractions do not compare."""
-    first = limits[0].set_up.typical_run if limits else None
+    first = limits[0].configuration.typical_run if limits else None
     batch = None if first is None else first.summary.get("global_batch_size")
     examples = None if first is None or not batch else real_batch(first.job, batch)
     found = []
     for limit in limits:
-        speeds = limit.set_up.figures(SPEED_FIGURE)
+        speeds = limit.configuration.figures(SPEED_FIGURE)
         takes = f" ({examples:,} examples take {seconds_text(examples / geometric_mean(speeds))})" if examples and speeds else ""
-        found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{takes}.")
+        found.append(f"{limit.configuration.label}: {held_back(limit.explanation)}{takes}.")
     return found
 
 
@@ -346,7 +346,7 @@ def _next(conclusion: Conclusion) -> list[str]:
         for place, one in enumerate(conclusion.advice)
     ]
     check = "; check the quality" if any(one.caution for one in conclusion.advice) else ""
-    return [f"{conclusion.limits[0].set_up.label}: {'; '.join(gains)} (estimated{check})."]
+    return [f"{conclusion.limits[0].configuration.label}: {'; '.join(gains)} (estimated{check})."]
 
 
 QUESTION = "Comparison"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..analysis.set_ups import Disturbed, SetUp, SetUps, called, set_ups
+from ..analysis.configurations import Configuration, ConfigurationSet, Disturbed, called, configuration_set
 from ..compare.factors import Factor, some_of
 from ..runs.cpu_starvation import contention_judged
 from ..runs.run import Run
@@ -257,7 +257,7 @@ class Line:
     stroke: Stroke
     part: str  # name of its small multiple
     runs: tuple[Run, ...]
-    set_up: SetUp | None
+    configuration: Configuration | None
     timed: tuple[Run, ...]  # without CPU contention, drawn over time
     repeated: bool = False  # whether some line of the picture has repeats
 
@@ -272,7 +272,7 @@ class Lines:
 
     all: tuple[Line, ...]
     left_out: tuple[Disturbed, ...]
-    set_ups: SetUps | None
+    configurations: ConfigurationSet | None
     coloured: str | None = None
     dashed: str | None = None
 
@@ -312,7 +312,7 @@ def lines_of(runs: Sequence[Run]) -> Lines:
     """Return the lines for labelled runs; without any uncontended run, all are drawn over time."""
     ended = [run for run in runs if run.has_summary]
     others = [run for run in runs if not run.has_summary]
-    found = set_ups(ended) if ended else None
+    found = configuration_set(ended) if ended else None
     if found is None:
         return Lines(tuple(Line(number, run.name, stroke(number), "", (run,), None, (run,)) for number, run in enumerate(runs)), (), None)
     coloured, dashed, looks = _looks(found)
@@ -334,13 +334,13 @@ def lines_of(runs: Sequence[Run]) -> Lines:
     return Lines(tuple(lines), found.disturbed, found, coloured, dashed)
 
 
-def _label(one: SetUp, found: SetUps, runs: int) -> str:
+def _label(one: Configuration, found: ConfigurationSet, runs: int) -> str:
     if runs == 1:
         return one.runs[0].name
     return one.label if found.axes else one.row.label
 
 
-def _looks(found: SetUps) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:
+def _looks(found: ConfigurationSet) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:
     """Return the axes of colour and dash, and each configuration's stroke and small multiple."""
     # Colour shows the first axis with a colour for each value (numbers have pictures of their own), dash the next, small multiples the
     # others. If two would look equal, or without axes, configurations are numbered, as many to a picture as there are colours.
@@ -358,7 +358,7 @@ def _looks(found: SetUps) -> tuple[str | None, str | None, list[tuple[Stroke, st
     return None, None, [(stroke(index % size), parts[index // size] if count > size else "") for index in range(count)]
 
 
-def values_of(found: SetUps, axis: Factor) -> list[Any]:
+def values_of(found: ConfigurationSet, axis: Factor) -> list[Any]:
     """Return the sorted values of an axis, None last."""
     values = {one.values[axis.key] for one in found.all}
     return sorted(values, key=lambda value: (value is None, () if value is None else axis.order(value)))
@@ -369,5 +369,5 @@ def counts_something(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _place(found: SetUps, axis: Factor | None, one: SetUp) -> int:
+def _place(found: ConfigurationSet, axis: Factor | None, one: Configuration) -> int:
     return 0 if axis is None else values_of(found, axis).index(one.values[axis.key])

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...metrics import MetricInfo
 from ...records.text import duration_text, number_text, rate_text
-from ..analysis.set_ups import FIGURES, Figure, SetUp, SetUps, called
+from ..analysis.configurations import FIGURES, Configuration, ConfigurationSet, Figure, called
 from ..compare.factors import Factor
 from ..compare.ratios import geometric_mean
 from ..runs.cpu_starvation import timed_runs
@@ -48,40 +48,40 @@ TARGET, _ = FIGURES
 
 def decision(lines: Lines) -> Picture | None:
     """Return the picture; None for one configuration, or without any of the figures."""
-    found = [line for line in lines.all if line.set_up is not None]
-    if lines.set_ups is None or len(found) < 2:
+    found = [line for line in lines.all if line.configuration is not None]
+    if lines.configurations is None or len(found) < 2:
         return None
-    by_figure = ((one, lines.set_ups.all_comparable(one)) for one in FIGURES)
+    by_figure = ((one, lines.configurations.all_comparable(one)) for one in FIGURES)
     figure, among = next(((one, members) for one, members in by_figure if members), (None, []))
     if figure is None:
         return None
     comparable = {id(one) for one in among}
-    ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.set_up) in comparable))
+    ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.configuration) in comparable))
     rows = ranked[:MOST_ROWS]
     panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
     if (learnt := _learnt(lines, ranked)) is not None:
         panels.append(learnt)
-    widened = any(_of(line).contended for line in rows if id(line.set_up) in comparable)
+    widened = any(_of(line).contended for line in rows if id(line.configuration) in comparable)
     bar = f" Tick: geometric mean. Bar: its 95 % confidence interval{', widened for CPU contention' * widened}."
     note = f"Dot: a run.{bar * lines.repeated} "
     words = "; ".join(_words_of_line(lines, line, figure, comparable) for line in rows)
-    title = "Fastest first, no recommendation" if lines.set_ups.quality.undecided and figure is not TARGET else "Best first"
+    title = "Fastest first, no recommendation" if lines.configurations.quality.undecided and figure is not TARGET else "Best first"
     return Picture("decision", title, (note + lines.note).strip(), words, tuple(panels), place="first")
 
 
-def _of(line: Line) -> SetUp:
-    assert line.set_up is not None
-    return line.set_up
+def _of(line: Line) -> Configuration:
+    assert line.configuration is not None
+    return line.configuration
 
 
-def _rank(one: SetUp, figure: Figure, comparable: bool) -> tuple[bool, float, float]:
+def _rank(one: Configuration, figure: Figure, comparable: bool) -> tuple[bool, float, float]:
     if comparable:
         return False, 0.0, -figure.better * geometric_mean(one.figures(figure))
     return True, -(one.row.converged or 0) / len(one.runs), 0.0
 
 
 def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: Collection[int]) -> Dots:
-    values = [_of(line).figures(figure) if id(line.set_up) in comparable else () for line in rows]
+    values = [_of(line).figures(figure) if id(line.configuration) in comparable else () for line in rows]
     title = f"Time to {_of(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
     if of > len(rows):
         title += f", the best {len(rows)} of {of} configurations"
@@ -98,13 +98,13 @@ def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: C
     )
 
 
-def _missing(lines: Lines, one: SetUp, figure: Figure) -> str:
-    assert lines.set_ups is not None
-    quality, place = lines.set_ups.quality, lines.set_ups.place(one)
+def _missing(lines: Lines, one: Configuration, figure: Figure) -> str:
+    assert lines.configurations is not None
+    quality, place = lines.configurations.quality, lines.configurations.place(one)
     if place in quality.diverged:
         return f"diverged: {quality.diverged[place]}"
     if not quality.ranks(place) and place not in quality.judged:
-        why = [fault.label for fault in lines.set_ups.why_not_judged(one)]
+        why = [fault.label for fault in lines.configurations.why_not_judged(one)]
         return f"not ranked: other {' and '.join(why)}" if why else "not ranked: quality not comparable"
     if not quality.ranks(place) and quality.info is not None:
         return f"test {quality.info.label} significantly worse: {quality.text(place)}"
@@ -140,7 +140,7 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
 
 def _words_of_line(lines: Lines, line: Line, figure: Figure, comparable: Collection[int]) -> str:
     values = _of(line).figures(figure)
-    if not values or id(line.set_up) not in comparable:
+    if not values or id(line.configuration) not in comparable:
         return f"{line.label}: {_missing(lines, _of(line), figure)}"
     show = duration_text if figure is TARGET else rate_text
     scatter = _of(line).interval(figure)
@@ -171,12 +171,12 @@ class _Row:
     label: str
     stroke: Stroke
     line: int
-    set_ups: tuple[SetUp, ...]
+    configurations: tuple[Configuration, ...]
 
 
 def over_settings(lines: Lines) -> list[Picture]:
     """Return a picture for each axis of at least three numbers (two for nodes)."""
-    found = lines.set_ups
+    found = lines.configurations
     if found is None:
         return []
     return [
@@ -186,12 +186,12 @@ def over_settings(lines: Lines) -> list[Picture]:
     ]
 
 
-def _picture(lines: Lines, found: SetUps, axis: Factor) -> Picture:
+def _picture(lines: Lines, found: ConfigurationSet, axis: Factor) -> Picture:
     values = values_of(found, axis)
     rows = _rows(lines, found, axis)
     logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
     measures = _measures(metrics_of_all(lines), lines.runs)
-    runs = [run for row in rows for one in row.set_ups for run in one.runs]
+    runs = [run for row in rows for one in row.configurations for run in one.runs]
     uneven = {measure.title for measure in measures if any(differ(measure.values(run)) for run in runs)}
     panels = [_panel(axis, measure, rows, logarithmic, uneven=measure.title in uneven) for measure in measures]
     words = "; ".join(_words_of_row(axis, row) for row in rows)
@@ -206,9 +206,9 @@ def _picture(lines: Lines, found: SetUps, axis: Factor) -> Picture:
     return Picture(f"over-{axis.key}", title, note, words, tuple(panel for panel in panels if panel.curves))
 
 
-def _rows(lines: Lines, found: SetUps, axis: Factor) -> list[_Row]:
+def _rows(lines: Lines, found: ConfigurationSet, axis: Factor) -> list[_Row]:
     others = found.others(axis)
-    by_id = {id(line.set_up): line for line in lines.all if line.set_up is not None}
+    by_id = {id(line.configuration): line for line in lines.all if line.configuration is not None}
     rows = []
     for place, group in enumerate(found.strata(axis)):
         members = tuple(sorted(group, key=lambda one: axis.order(one.values[axis.key])))
@@ -217,7 +217,7 @@ def _rows(lines: Lines, found: SetUps, axis: Factor) -> list[_Row]:
     return (
         rows
         if len({row.stroke for row in rows}) == len(rows)
-        else [_Row(row.label, stroke(place), row.line, row.set_ups) for place, row in enumerate(rows)]
+        else [_Row(row.label, stroke(place), row.line, row.configurations) for place, row in enumerate(rows)]
     )
 
 
@@ -287,7 +287,7 @@ def _points(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return x, mean, lowest and highest [configurations]; `timed` excludes contended runs."""
     table = []
-    for one in row.set_ups:
+    for one in row.configurations:
         found = [values(run) for run in (timed_runs(one.runs) if timed else one.runs)]
         known = [value for each in found if each and math.isfinite(value := of(each))]
         nothing = not known or len(known) < len(found)
@@ -307,7 +307,7 @@ def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: b
         curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in own if np.isfinite(mean).any()]
         pale = band(row.stroke, x, low, high, row.line)
         bands += [] if pale is None else [pale]
-    ticks = {float(one.values[axis.key]) for row in rows for one in row.set_ups}
+    ticks = {float(one.values[axis.key]) for row in rows for one in row.configurations}
     return Panel(
         f"{measure.title}, lowest and highest node" if uneven else measure.title,
         axis.label,

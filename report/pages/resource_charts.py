@@ -206,7 +206,7 @@ _MOST_NODES = 12  # with more nodes in all, a bar is the mean of a configuration
 
 def time_shares(lines: Lines) -> Picture:
     """Return bars for each configuration with figures, and for its nodes unless too many."""
-    representatives = [(line, line.runs[0] if line.set_up is None else line.set_up.typical_run) for line in lines.all]
+    representatives = [(line, line.runs[0] if line.configuration is None else line.configuration.typical_run) for line in lines.all]
     ended = [(line, run) for line, run in representatives if run.has_summary]
     clocks = [_clock(run.summary) for _, run in ended]
     each = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MOST_NODES
