@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -38,22 +38,13 @@ from .verdict import Explanation, explain
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """A configuration that reached the target only in `reached` of its `runs`."""
-
-    configuration: str
-    reached: int
-    runs: int
-
-
-@dataclass(frozen=True, slots=True)
 class AxisVerdict:
     """The ranking of an axis by one figure."""
 
     axis: str
     label: str
     figure: str
-    missed: tuple[Missed, ...]  # ranked last, without a ratio
+    missed: tuple[Configuration, ...]  # the target in some of their runs; ranked last, without a ratio
     winner: str | None = None  # the best value; None if no two compare
     other: str | None = None  # the second
     ratio: Ratio | None = None  # over all pairs of otherwise equal configurations with these two values
@@ -83,7 +74,7 @@ class AxisVerdict:
             "repeats_that_would_tell": self.repeats,
             "worst": self.last,
             "ratio_over_worst": None if self.over_last is None else self.over_last.to_json(),
-            "missed_the_target": [{"set_up": one.configuration, "reached": one.reached, "runs": one.runs} for one in self.missed],
+            "missed_the_target": [{"set_up": one.label, "reached": one.row.converged or 0, "runs": len(one.runs)} for one in self.missed],
             "why_not": self.why_not,
         }
 
@@ -97,15 +88,9 @@ def judge_axis(found: ConfigurationSet, axis: Factor, figure: Figure) -> AxisVer
     values = sorted({one.values[axis.key] for group in groups for one in group}, key=lambda value: (value is None, axis.order(value)))
     pairs = {(a, b): _pairs(found, groups, axis.key, figure, a, b) for a, b in combinations(values, 2)}
     known = [pair for pair, members in pairs.items() if members]
-    missed = tuple(
-        Missed(one.label, one.row.converged or 0, len(one.runs))
-        for group in groups
-        for one in group
-        if figure.better < 0 and one.missed_target
-    )
+    missed = tuple(one for group in groups for one in group if figure.better < 0 and one.missed_target)
     if not known:
-        why = _why_not(found, groups, figure)
-        return AxisVerdict(axis.key, axis.label, figure.key, missed, why_not=why)
+        return AxisVerdict(axis.key, axis.label, figure.key, missed, why_not=_why_not(found, groups, figure))
     ranked = _ranked(values, pairs, figure)
     winner = ranked[0]
     beside = [value for value in ranked[1:] if _between(pairs, winner, value)]  # a value may be comparable only with others
@@ -271,8 +256,8 @@ class Conclusion:
                 {"set_up": limit.configuration.label, "run": limit.explanation.evidence.name, "verdict": limit.explanation.verdict}
                 for limit in self.limits
             ],
-            "next": [{"option": one.option, "speedup": one.speedup, "bound": one.bound, "reason": one.reason} for one in self.advice],
-            "losses": [one.to_json() for one in self.losses],
+            "next": [{name: getattr(one, name) for name in ("option", "speedup", "bound", "reason")} for one in self.advice],
+            "losses": [asdict(one) for one in self.losses],
             "quality": self.configurations.quality.to_json([one.label for one in self.configurations.all]),
             "left_out": [
                 {"run": one.run.name, "starved_fraction": one.by.fraction, "foreign_cores": one.by.foreign_cores}
@@ -300,7 +285,10 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequenc
 
 def _best(found: ConfigurationSet, figure: Figure) -> Best | None:
     among = found.all_comparable(figure)
-    if not among or (len(among) == 1 and not (len(found.all) > 1 and _alone_reached(found, among[0], figure))):
+    if not among or (len(among) == 1 and (len(found.all) == 1 or figure.better > 0)):
+        return None
+    missed = [one.missed_target and found.comparable(among[0], one, figure.group) for one in found.all if one is not among[0]]
+    if len(among) == 1 and not all(missed):  # alone it is only the best if it alone reached the target
         return None
     ordered = sorted(among, key=lambda one: -figure.better * geometric_mean(one.figures(figure)))
     first, worst = ordered[0], ordered[-1] if len(ordered) > 1 else None
@@ -311,12 +299,6 @@ def _best(found: ConfigurationSet, figure: Figure) -> Best | None:
     return Best(first, figure, value, first.interval(figure), worst, over, len(among), left, tuple(rivals))
 
 
-def _alone_reached(found: ConfigurationSet, one: Configuration, figure: Figure) -> bool:
-    return figure.better < 0 and all(
-        other is one or (other.missed_target and found.comparable(one, other, figure.group)) for other in found.all
-    )
-
-
 def _limits(found: ConfigurationSet, best: Sequence[Best]) -> list[Limit]:
     place = found.quality.best if found.quality.best is not None else 0 if len(found.all) == 1 else None
     alone = () if place is None or not found.quality.ranks(place) else (found.all[place],)
@@ -325,75 +307,64 @@ def _limits(found: ConfigurationSet, best: Sequence[Best]) -> list[Limit]:
 
 
 MOST_TOO_FAST = 3
-
-
-def _too_fast(more: Configuration, fewer: Configuration, times: Ratio) -> str:
-    ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
-    return (
-        f"{more.label} is {times_text(times.ratio)} as fast as {fewer.label}, above the ideal {ideal:.3g} ×: a measurement is wrong or "
-        "another advantage helped, so this pair does not count for the effect of nodes; measure both again."
-    )
-
-
 MOST_STARTS = 3
 LEAST_START = 0.1  # from this fraction of the time to target on, start-up may change the ranking
 
 
-def _target_times(conclusion: Conclusion) -> list[str]:
+def cautions(conclusion: Conclusion) -> Iterator[str]:
+    """Yield the caveats, a sentence each."""
+    configurations = conclusion.configurations
+    summaries = [run.summary for one in configurations.all for run in one.runs]
+    if any((summary.get("nodes_sharing_cores") or 1) > 1 for summary in summaries):
+        yield "Nodes share cores: results do not predict separate machines."
+    yield from _target_times(conclusion)
+    for more, fewer, times in configurations.beyond_ideal[:MOST_TOO_FAST]:
+        ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
+        yield (
+            f"{more.label} is {times_text(times.ratio)} as fast as {fewer.label}, above the ideal {ideal:.3g} ×: a measurement is wrong or "
+            "another advantage helped, so this pair does not count for the effect of nodes; measure both again."
+        )
+    yield from _contention(configurations)
+    if any(summary.get("synthetic") for summary in summaries):
+        yield "The data is synthetic, so quality has no meaning."
+
+
+def _target_times(conclusion: Conclusion) -> Iterator[str]:
     best = next((one for one in conclusion.best if one.figure is TARGET), None)
     if best is None:
-        return []
-    found = []
-    named = [one for one in (best.configuration, *best.rivals, best.worst) if one is not None]
-    starts = [(one, fmean(known)) for one in named if (known := _starts(one))]
+        return
+    starts = []
+    for one in (best.configuration, *best.rivals, best.worst):
+        known = [] if one is None else [number(run.summary.get("init_seconds")) for run in one.runs]
+        if one is not None and (seconds := [value for value in known if value is not None]):
+            starts.append((one, fmean(seconds)))
     if any(seconds >= LEAST_START * geometric_mean(one.figures(TARGET)) for one, seconds in starts):
-        told = ", ".join(f"{duration_text(seconds)} with {one.label}" for one, seconds in starts[:MOST_STARTS])
-        found.append(f"Time to target excludes start-up: {told}.")
+        named = ", ".join(f"{duration_text(seconds)} with {one.label}" for one, seconds in starts[:MOST_STARTS])
+        yield f"Time to target excludes start-up: {named}."
     measured = [one for one in conclusion.configurations.all if one.figures(TARGET)]
     if gaps := coarse_gaps(measured):
         apart = duration_text(gaps[0]) if gaps[0] == gaps[-1] else f"{duration_text(gaps[0])} to {duration_text(gaps[-1])}"
         every = {str(run.job.get("eval_every")) for one in measured for run in one.runs}
         now = f" (--eval-every {every.pop()})" if len(every) == 1 else ""
-        found.append(f"Time to target has the resolution of evaluations{now}, {apart} here; evaluate more often for a finer one.")
-    return found
+        yield f"Time to target has the resolution of evaluations{now}, {apart} here; evaluate more often for a finer one."
 
 
-def _starts(one: Configuration) -> list[float]:
-    return [seconds for run in one.runs if (seconds := number(run.summary.get("init_seconds"))) is not None]
-
-
-def _contention(found: ConfigurationSet) -> list[str]:
-    lines = [
-        f"CPU contention: other programs took {percent(one.by.fraction)} of the CPU time that {one.run.name} needed; its speed and "
-        "times are not used."
-        for one in found.disturbed[:MOST_NAMED]
-    ]
-    if (more := len(found.disturbed) - MOST_NAMED) > 0:
-        lines.append(f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either.")
-    ranked = [one for one in found.all if found.ranks(one)]
+def _contention(configurations: ConfigurationSet) -> Iterator[str]:
+    every, disturbed = configurations.all, configurations.disturbed
+    for one in disturbed[:MOST_NAMED]:
+        taken = f"other programs took {percent(one.by.fraction)} of the CPU time that {one.run.name} needed"
+        yield f"CPU contention: {taken}; its speed and times are not used."
+    if (more := len(disturbed) - MOST_NAMED) > 0:
+        yield f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either."
+    ranked = [one for one in every if configurations.ranks(one)]
     slowed = [one for one in ranked if len(ranked) > 1 and one.contended]
     if slowed:
         named = some_of([f"{one.label} up to {times_text(one.contention_factor)} as fast" for one in slowed])
         widened = any(one.interval(SPEED_FIGURE) for one in slowed)
         what = "* Widened for CPU contention" if widened else "CPU contention may have reduced throughput"
-        lines.append(f"{what}; without it: {named}.")
-    unjudged = [run.name for one in found.all for run in one.runs if not contention_judged(run.summary)]
+        yield f"{what}; without it: {named}."
+    unjudged = [run.name for one in every for run in one.runs if not contention_judged(run.summary)]
     if unjudged:
-        lines.append(f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}.")
-    if any(one.run.summary["mode"] == "async" for one in found.disturbed):
-        lines.append("CPU contention changes the staleness of async updates, and so the quality of async runs.")
-    return lines
-
-
-def cautions(conclusion: Conclusion) -> list[str]:
-    """Return the caveats, a sentence each."""
-    found = []
-    summaries = [run.summary for one in conclusion.configurations.all for run in one.runs]
-    if any((summary.get("nodes_sharing_cores") or 1) > 1 for summary in summaries):
-        found.append("Nodes share cores: results do not predict separate machines.")
-    found += _target_times(conclusion)
-    found += [_too_fast(more, fewer, times) for more, fewer, times in conclusion.configurations.beyond_ideal[:MOST_TOO_FAST]]
-    found += _contention(conclusion.configurations)
-    if any(summary.get("synthetic") for summary in summaries):
-        found.append("The data is synthetic, so quality has no meaning.")
-    return found
+        yield f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
+    if any(one.run.summary["mode"] == "async" for one in disturbed):
+        yield "CPU contention changes the staleness of async updates, and so the quality of async runs."

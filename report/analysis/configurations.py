@@ -190,11 +190,6 @@ class ConfigurationSet:
         """Return whether two configurations are a pair of `beyond_ideal`."""
         return any({id(one), id(other)} == {id(more), id(fewer)} for more, fewer, _ in self.beyond_ideal)
 
-    @property
-    def without_speed(self) -> list[str]:
-        """The names of the runs of configurations with CPU contention in all runs."""
-        return [run.name for one in self.all if not timed_runs(one.runs) for run in one.runs]
-
     def others(self, axis: Factor) -> list[Factor]:
         """Return all axes but this one."""
         return [rule for rule in self.axes if rule.key != axis.key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ...core.units import parse_bandwidth
@@ -16,7 +16,12 @@ from ...records.time_shares import COMPONENTS, nodes_of_last_segment, resumed_se
 from ..compare.caveats import changed_text, restarts_text
 from ..runs.run import Run, as_recorded
 
-STEP_COMPONENTS = ("compute", "data", "peers", "network")  # all of a step
+STEP_COMPONENTS = {
+    "compute": "compute_seconds",
+    "data": "data_seconds",
+    "peers": "peers_seconds",
+    "network": "communicate_seconds",
+}  # all of a step, and their figures of a worker
 TRAINING_COMPONENTS = (*STEP_COMPONENTS, "idle")  # async workers may be idle
 BESIDE_TRAINING = {
     "evaluating": "eval_seconds",
@@ -49,8 +54,7 @@ class Worker:
     @property
     def fractions(self) -> dict[str, float]:
         """The components of its step as fractions."""
-        seconds = (self.compute_seconds, self.data_seconds, self.peers_seconds, self.communicate_seconds)
-        return {component: value / self.step_seconds for component, value in zip(STEP_COMPONENTS, seconds, strict=True)}
+        return {component: getattr(self, name) / self.step_seconds for component, name in STEP_COMPONENTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,9 @@ def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
     for entry in summary["time_shares"]["workers"]:
         if not entry["step_seconds"] or None in [entry[name] for name in COMPONENTS]:
             continue
-        known = {name: entry[name] for name in ("worker", "node", "step_seconds", "data_seconds", "compute_seconds", "peers_seconds")}
+        known = {name: entry[name] for name in ("worker", "node", "step_seconds", *STEP_COMPONENTS.values())}
         updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None
-        found.append(Worker(**known, communicate_seconds=entry["communicate_seconds"], spread=entry["spread"] or 0.0, updates=updates))
+        found.append(Worker(**known, spread=entry["spread"] or 0.0, updates=updates))
     return found
 
 
@@ -89,11 +93,6 @@ def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**summary, **clock, "run_seconds": sum(shares["run"].values()), "updates_by_worker": by_worker}
 
 
-def ordinary(workers: Sequence[Worker]) -> Worker:
-    """Return the median worker by own time; of two in the middle the faster."""
-    return sorted(workers, key=lambda worker: worker.own_seconds)[(len(workers) - 1) // 2]
-
-
 def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the fractions of the run clock in training, `BESIDE_TRAINING` and otherwise."""
     beside = {component: summary[name] for component, name in BESIDE_TRAINING.items()}
@@ -106,11 +105,10 @@ def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
 def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares:
     """Return the shares of a run from its summary and its workers (at least one)."""
     slowest = max(workers, key=lambda worker: worker.own_seconds)
-    usual = ordinary(workers)
-    if summary["mode"] == "sync":
-        step, idle = _of_a_common_step(workers, usual, slowest), 0.0
-    else:
-        step, idle = _of_all_workers(summary, workers)
+    usual = sorted(workers, key=lambda worker: worker.own_seconds)[(len(workers) - 1) // 2]  # the median, of two in the middle the faster
+    sync = summary["mode"] == "sync"
+    step = _of_a_common_step(workers, usual, slowest) if sync else _of_all_steps(workers)
+    idle = 0.0 if sync else _idle(summary, workers)
     around = around_training(summary)
     training = around["training"] * (1.0 - idle)
     run = {component: fraction * training for component, fraction in step.items()} | {"idle": around["training"] * idle}
@@ -144,17 +142,28 @@ def _of_a_common_step(workers: Sequence[Worker], usual: Worker, slowest: Worker)
     return _normalised(seconds)
 
 
-def _of_all_workers(summary: Mapping[str, Any], workers: Sequence[Worker]) -> tuple[dict[str, float], float]:
+def step_fractions(workers: Sequence[Worker]) -> dict[str, float]:
+    """Return the fractions of all steps of some workers."""
+    weights = [1 if worker.updates is None else worker.updates for worker in workers]
+    pairs = [*zip(weights, workers, strict=True)]
+    sums = {component: sum(weight * getattr(worker, name) for weight, worker in pairs) for component, name in STEP_COMPONENTS.items()}
+    return _normalised(sums)
+
+
+def _of_all_steps(workers: Sequence[Worker]) -> dict[str, float]:
     seconds = dict.fromkeys(STEP_COMPONENTS, 0.0)
-    busy = 0.0
     for worker in workers:
-        updates = 1 if worker.updates is None else worker.updates
-        busy += updates * worker.step_seconds
+        spent = (1 if worker.updates is None else worker.updates) * worker.step_seconds
         for component, fraction in worker.fractions.items():
-            seconds[component] += updates * worker.step_seconds * fraction
-    whole = len(workers) * summary["train_seconds"]
-    known = all(worker.updates is not None for worker in workers) and whole > 0
-    return _normalised(seconds), max(0.0, 1.0 - busy / whole) if known else 0.0
+            seconds[component] += spent * fraction
+    return _normalised(seconds)
+
+
+def _idle(summary: Mapping[str, Any], workers: Sequence[Worker]) -> float:
+    whole: float = len(workers) * summary["train_seconds"]
+    if whole <= 0 or any(worker.updates is None for worker in workers):
+        return 0.0
+    return max(0.0, 1.0 - sum((worker.updates or 0) * worker.step_seconds for worker in workers) / whole)
 
 
 def idle_fraction(summary: Mapping[str, Any]) -> float:
@@ -163,23 +172,12 @@ def idle_fraction(summary: Mapping[str, Any]) -> float:
         return 0.0
     segment = calibrated_segment(summary)
     workers = read_workers(segment)
-    return _of_all_workers(segment, workers)[1] if workers else 0.0
+    return _idle(segment, workers) if workers else 0.0
 
 
 def _normalised(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = sum(seconds.values())
     return {component: value / whole if whole else 0.0 for component, value in seconds.items()}
-
-
-def node_fractions(workers: Sequence[Worker], node: int) -> dict[str, float] | None:
-    """Return the fractions of a node's steps over its workers; None without updates."""
-    own = [worker for worker in workers if worker.node == node]
-    if not own:
-        return None
-    names = ("compute_seconds", "data_seconds", "peers_seconds", "communicate_seconds")
-    weights = [1 if worker.updates is None else worker.updates for worker in own]
-    sums = [sum(weight * getattr(worker, name) for weight, worker in zip(weights, own, strict=True)) for name in names]
-    return _normalised(dict(zip(STEP_COMPONENTS, sums, strict=True)))
 
 
 NetworkCause = Literal["link", "messages", "transfer", "waiting"]  # messages: latency and overhead; transfer: bytes, but not a full link
@@ -198,22 +196,24 @@ class Link:
     @property
     def sent_fraction(self) -> float | None:
         """Utilization of the sending direction."""
-        return _fraction(self.sent_bytes_per_second, self.limit_bytes_per_second)
+        return self._fraction(self.sent_bytes_per_second)
 
     @property
     def received_fraction(self) -> float | None:
         """Utilization of the receiving direction."""
-        return _fraction(self.received_bytes_per_second, self.limit_bytes_per_second)
+        return self._fraction(self.received_bytes_per_second)
 
     @property
     def fraction(self) -> float | None:
         """Utilization of the busier direction."""
-        known = [fraction for fraction in (self.sent_fraction, self.received_fraction) if fraction is not None]
-        return max(known, default=None)
+        return max((value for value in (self.sent_fraction, self.received_fraction) if value is not None), default=None)
 
+    def _fraction(self, rate: float | None) -> float | None:
+        return rate / self.limit_bytes_per_second if rate is not None and self.limit_bytes_per_second else None
 
-def _fraction(value: float | None, limit: float | None) -> float | None:
-    return value / limit if value is not None and limit else None
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object, with the utilization of both directions."""
+        return {**asdict(self), "sent_fraction": self.sent_fraction, "received_fraction": self.received_fraction}
 
 
 def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence[Mapping[str, Any]]) -> list[Link]:
@@ -225,13 +225,10 @@ def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence
         address = addresses[node] if node < len(addresses) else None
         limit, source = _limit(job.get("bandwidth"), env[node] if node < len(env) else {}, address)
         seconds = summary["train_seconds"] + summary.get("profile_seconds", 0.0)
-        sent, received = (_rate(figures[f"network_{way}_bytes"], seconds) for way in ("sent", "received"))
+        amounts = (figures[f"network_{way}_bytes"] for way in ("sent", "received"))
+        sent, received = (amount / seconds if amount is not None and seconds > 0 else None for amount in amounts)
         found.append(Link(node, sent, received, limit, source))
     return found
-
-
-def _rate(amount: float | None, seconds: float) -> float | None:
-    return amount / seconds if amount is not None and seconds > 0 else None
 
 
 def _limit(bandwidth: str | None, host: Mapping[str, Any], address: str | None) -> tuple[float | None, str | None]:
@@ -300,6 +297,10 @@ class Evidence:
     steps_mixed: bool  # step times are of all segments together, as in older releases
     state: str
     recorded_until: float | None  # run clock of a summary computed from records
+
+    def calibration_of(self, worker: Worker) -> Mapping[str, Any]:
+        """Return a worker's seconds in the calibration; empty without them."""
+        return next((entry for entry in (self.calibration or {}).get("workers", ()) if entry["worker"] == worker.worker), {})
 
 
 def read_evidence(run: Run) -> Evidence:

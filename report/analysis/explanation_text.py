@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,26 +23,49 @@ from .evidence import BESIDE_TRAINING, NAMES, SELDOM, bits_text, busiest, exchan
 from .sentences import held_back
 from .verdict import NEARLY_ALL, NOTABLE, SLOW, Explanation, NodeView, exchange_text, explain, hidden_exchange
 
+_HEADLINES = {
+    "data": "data-bound: {share} of a worker's step is gathering, augmenting and normalising the batch.",
+    "evaluating": "evaluation is the bottleneck: it takes {share} of the run time ({evaluations} of {evaluation_seconds} s).",
+    "translating": "the final translation is the bottleneck: it takes {share} of the run time ({translate_seconds} s{unfinished}). "
+    "It happens once, so its share falls in longer runs.",
+    "saving": "checkpoints are the bottleneck: they pause training for {share} of the run time ({saved} saved), not counting background "
+    "writing.",
+    "profiling": "profiling is the bottleneck: it takes {share} of the run time ({profile_seconds} s). Run without --profile.",
+    "idle": "idle workers: workers wait for their next steps, or for the run's end, for {share} of the run's {run_seconds} s; they get "
+    "{group_size} steps at a time.",
+    "other": "idle and coordination: {share} of the run's {run_seconds} s is neither training nor evaluation; {lost}.",
+    "mixed": "nothing dominates: {candidates}.",
+    "unknown": "no verdict: {why_unknown}.",
+}
+
 
 def headline(explanation: Explanation) -> str:
     """Return the verdict in a sentence with its figures."""
-    writer = {
-        "starved": _starved,
-        "network": _network,
-        "compute": _compute,
-        "data": _data,
-        "peers": _peers,
-        "idle": _idle,
-        "evaluating": _evaluating,
-        "translating": _translating,
-        "saving": _saving,
-        "profiling": _profiling,
-        "other": _other,
-        "mixed": _mixed,
-        "unclear": _unclear,
-        "unknown": _unknown,
-    }[explanation.verdict]
-    return writer(explanation)
+    if explanation.verdict in _HEADLINES:
+        return _HEADLINES[explanation.verdict].format_map(_facts(explanation))
+    writers = {"starved": _starved, "network": _network, "compute": _compute, "peers": _peers, "unclear": _unclear}
+    return writers[explanation.verdict](explanation)
+
+
+def _facts(explanation: Explanation) -> dict[str, str]:
+    evidence, verdict = explanation.evidence, explanation.verdict
+    summary = evidence.summary
+    lost = summary.get("restart_seconds_lost") if evidence.part_began_seconds is None else None
+    changed = "the run changed when it was resumed, and only its last part was calibrated"
+    return {
+        "share": percent((explanation.step_fractions if verdict == "data" else explanation.run_fractions).get(verdict)),
+        "evaluations": f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''}",
+        "evaluation_seconds": number_text(summary["eval_seconds"] / max(1, evidence.evaluations), 3),
+        "translate_seconds": number_text(summary["translate_seconds"], 1),
+        "unfinished": "" if summary.get("translated") else ", and was not finished",
+        "saved": str(evidence.saved),
+        "profile_seconds": number_text(summary["profile_seconds"], 1),
+        "run_seconds": number_text(summary["run_seconds"], 2),
+        "group_size": number_text((summary.get("step_seconds") or {}).get("group_size"), 0),
+        "lost": f"restarts took {number_text(lost, 2)} s of it" if lost else "measure a longer run",
+        "candidates": _list(explanation, " and ") if explanation.candidates else "",
+        "why_unknown": changed if evidence.steps_mixed else "the run was not calibrated",
+    }
 
 
 def _starved(explanation: Explanation) -> str:
@@ -100,82 +123,18 @@ def _compute(explanation: Explanation) -> str:
     return f"{text}; node {most.node} uses {used} of the {available} cores it may use."
 
 
-def _data(explanation: Explanation) -> str:
-    return (
-        f"data-bound: {percent(explanation.step_fractions['data'])} of a worker's step is gathering, augmenting and normalising the batch."
-    )
-
-
 def _peers(explanation: Explanation) -> str:
     times = f"takes {number_text(explanation.slowness, 1)} times as long as the median worker's"
-    slow = f"node {explanation.slow_node}"
     view = next(view for view in explanation.nodes if view.node == explanation.slow_node)
     cores = "" if view.cores_available is None else f" (it has {number_text(view.cores_available, 2)} cores)"
-    if explanation.evidence.summary["mode"] == "sync":
-        waits = percent(explanation.step_fractions["peers"])
-        text = f"straggler: workers wait for {slow} for {waits} of a step; its own work {times}{cores}"
-        return f"{text}{_exchange_of_the_slow(explanation, view)}."
-    share = percent(view.updates_fraction)
-    return f"straggler: the work of {slow} {times}{cores}. It makes {share} of the updates; no worker waits for it."
-
-
-def _exchange_of_the_slow(explanation: Explanation, view: NodeView) -> str:
-    share = explanation.step_fractions["network"]
-    if share < NOTABLE or explanation.network_cause == "link" or (view.cpu_fraction or 0.0) < NEARLY_ALL:
-        return ""
-    used = percent(view.cpu_fraction)
-    return f"; communication, {percent(share)} of the step, waits for it too, as it uses {used} of its cores"
-
-
-def _evaluating(explanation: Explanation) -> str:
-    evidence = explanation.evidence
-    each = evidence.summary["eval_seconds"] / max(1, evidence.evaluations)
-    how = f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''} of {number_text(each, 3)} s"
-    return f"evaluation is the bottleneck: it takes {percent(explanation.run_fractions['evaluating'])} of the run time ({how})."
-
-
-def _translating(explanation: Explanation) -> str:
-    evidence = explanation.evidence
-    share, seconds = percent(explanation.run_fractions["translating"]), number_text(evidence.summary["translate_seconds"], 1)
-    finished = "" if evidence.summary["translated"] else ", and was not finished"
-    return (
-        f"the final translation is the bottleneck: it takes {share} of the run time ({seconds} s{finished}). "
-        "It happens once, so its share falls in longer runs."
-    )
-
-
-def _saving(explanation: Explanation) -> str:
-    share = percent(explanation.run_fractions["saving"])
-    saved = explanation.evidence.saved
-    return (
-        f"checkpoints are the bottleneck: they pause training for {share} of the run time ({saved} saved), not counting background writing."
-    )
-
-
-def _profiling(explanation: Explanation) -> str:
-    summary = explanation.evidence.summary
-    share, seconds = percent(explanation.run_fractions["profiling"]), number_text(summary["profile_seconds"], 1)
-    return f"profiling is the bottleneck: it takes {share} of the run time ({seconds} s). Run without --profile."
-
-
-def _idle(explanation: Explanation) -> str:
-    summary = explanation.evidence.summary
-    share, seconds = percent(explanation.run_fractions["idle"]), number_text(summary["run_seconds"], 2)
-    size = number_text((summary["step_seconds"] or {}).get("group_size"), 0)
-    waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
-    return f"idle workers: {waits}; they get {size} steps at a time."
-
-
-def _other(explanation: Explanation) -> str:
-    seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
-    share = percent(explanation.run_fractions["other"])
-    lost = explanation.evidence.summary.get("restart_seconds_lost") if explanation.evidence.part_began_seconds is None else None
-    more = f"restarts took {number_text(lost, 2)} s of it" if lost else "measure a longer run"
-    return f"idle and coordination: {share} of the run's {seconds} s is neither training nor evaluation; {more}."
-
-
-def _mixed(explanation: Explanation) -> str:
-    return f"nothing dominates: {_list(explanation, ' and ')}."
+    if explanation.evidence.summary["mode"] == "async":
+        share = percent(view.updates_fraction)
+        return f"straggler: the work of node {view.node} {times}{cores}. It makes {share} of the updates; no worker waits for it."
+    waits, exchange = percent(explanation.step_fractions["peers"]), explanation.step_fractions["network"]
+    text = f"straggler: workers wait for node {view.node} for {waits} of a step; its own work {times}{cores}"
+    if exchange >= NOTABLE and explanation.network_cause != "link" and (view.cpu_fraction or 0.0) >= NEARLY_ALL:
+        text += f"; communication, {percent(exchange)} of the step, waits for it too, as it uses {percent(view.cpu_fraction)} of its cores"
+    return f"{text}."
 
 
 def _unclear(explanation: Explanation) -> str:
@@ -204,47 +163,32 @@ def _list(explanation: Explanation, joint: str) -> str:
     return f"{listed} of the run time{' (±: spread of the calibration)' if uncertain else ''}"
 
 
-def _unknown(explanation: Explanation) -> str:
-    if explanation.evidence.steps_mixed:
-        return "no verdict: the run changed when it was resumed, and only its last part was calibrated."
-    return "no verdict: the run was not calibrated."
+_UNCALIBRATED = "{} Only figures that were recorded during the run are shown."
+NOT_CALIBRATED = "This run has no calibration (--no-calibrate, or it did not complete), so the components of its steps are unknown."
+MIXED = "An older version of this program recorded step times over all parts of the run, so those of the calibrated part are unknown."
 
 
-NOT_CALIBRATED = (
-    "This run has no calibration (--no-calibrate, or it did not complete), so the components of its steps are unknown. "
-    "Only figures that were recorded during the run are shown."
-)
-
-MIXED = (
-    "An older version of this program recorded step times over all parts of the run, so those of the calibrated part are unknown. "
-    "Only figures that were recorded during the run are shown."
-)
-
-
-def _basis(explanation: Explanation) -> str:
+def _footnotes(explanation: Explanation) -> Iterator[str]:
+    summary = explanation.evidence.summary
     over = "the whole run" if explanation.evidence.part_began_seconds is None else "the run since it was resumed"
-    again = ", with what restarts had done again" if explanation.evidence.summary.get("restart_seconds_lost") else ""
+    again = ", with what restarts had done again" if summary.get("restart_seconds_lost") else ""
     shares = "bottleneck and shares: of the node's steps; " if explanation.calibrated else ""
-    return f"{shares}CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
-
-
-def _memory(explanation: Explanation) -> list[str]:
-    nodes = explanation.evidence.summary["per_node"]
+    yield f"{shares}CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
+    nodes = summary["per_node"]
     figures = [[(node.get(f"memory_{kind}_bytes") or {}).get("max") or 0 for node in nodes] for kind in ("rss", "pss")]
     rss, pss = (bytes_text(max(found, default=0) or None) for found in figures)
     sampled = "" if pss == UNKNOWN else f", sampled PSS {pss}"
-    return [] if rss == UNKNOWN else [f"largest memory of a node: peak RSS {rss}{sampled}. {memory_basis(bool(sampled))}"]
+    if rss != UNKNOWN:
+        yield f"largest memory of a node: peak RSS {rss}{sampled}. {memory_basis(bool(sampled))}"
 
 
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
     """Return the whole output of `trainer explain`."""
-    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation)]
-    parts += [_basis(explanation), *_memory(explanation)]
-    for note in notes(explanation):
-        parts += ["", note]
+    found = [line for note in notes(explanation) for line in ("", note)]
     if advice:
-        parts += ["", "What would help, by this run's figures:", *(f"  {_advice_line(entry)}" for entry in advice)]
-    return Group(*parts)
+        found += ["", "What would help, by this run's figures:", *(f"  {entry.sentence}" for entry in advice)]
+    first = (headline(explanation), "", _run_line(explanation), "")
+    return Group(*first, _nodes(explanation), *_footnotes(explanation), *found)
 
 
 def _run_line(explanation: Explanation) -> str:
@@ -299,13 +243,10 @@ def _waiting(view: NodeView) -> float | None:
     return None if view.cpu_fraction is None else -view.cpu_fraction
 
 
-def _traffic(view: NodeView) -> tuple[str, str]:
+def _traffic(view: NodeView) -> Iterator[str]:
     limit = view.link.limit_bytes_per_second
-    sent, received = (
-        bytes_text(rate, per_second=True) + (f" ({percent(rate / limit)})" if rate is not None and limit else "")
-        for rate in (view.link.sent_bytes_per_second, view.link.received_bytes_per_second)
-    )
-    return sent, received
+    for rate in (view.link.sent_bytes_per_second, view.link.received_bytes_per_second):
+        yield bytes_text(rate, per_second=True) + (f" ({percent(rate / limit)})" if rate is not None and limit else "")
 
 
 def _unfinished(state: str, recorded_until: float) -> str:
@@ -327,7 +268,7 @@ def notes(explanation: Explanation) -> list[str]:
         text for text in (evidence.restarted, evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text
     ]
     if not explanation.calibrated:
-        found.append(MIXED if evidence.steps_mixed else NOT_CALIBRATED)
+        found.append(_UNCALIBRATED.format(MIXED if evidence.steps_mixed else NOT_CALIBRATED))
         found += _native(explanation)
     if explanation.starved is not None:
         return found
@@ -375,15 +316,6 @@ def _native(explanation: Explanation) -> list[str]:
     figures = (("data", summary["data_wait_seconds"]), ("other tasks", summary["network_wait_seconds"]))
     known = [f"for {what} {percent(seconds / whole)}" for what, seconds in figures if seconds is not None and whole]
     return [f"Recorded by the framework, as shares of the training time: waiting {', '.join(known)}."] if known else []
-
-
-FAR = 10.0  # from this speed-up on without decimals
-
-
-def _advice_line(entry: Advice) -> str:
-    effect = "" if entry.speedup is None else f" ({entry.bound} {number_text(entry.speedup, 2 if entry.speedup < FAR else 0)} × as fast)"
-    caution = f"; {entry.caution}" if entry.caution else ""
-    return f"{entry.change}: {entry.reason}{effect}{caution}"
 
 
 HEADER = ("run", "examples/s", "bottleneck")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...records.store.jsonl import DamagedRunError
 from ..runs.cpu_starvation import cpu_starvation
-from ..runs.run import Run, diverged, labelled, real_batch
+from ..runs.run import Run, diverged, real_batch
 from .cost_model import (
     BACKWARD_SHARE,
     WIRE_BYTES,
@@ -106,26 +106,11 @@ class Observed:
         return fmean(getattr(worker, figure) for worker in (self.workers if workers is None else workers))
 
     @property
-    def beside_server(self) -> list[Worker]:
-        """The async workers on a node with a parameter server."""
-        return [worker for worker in self.workers if worker.node < self.ps]
-
-    @property
-    def elsewhere(self) -> list[Worker]:
-        """The other async workers."""
-        return [worker for worker in self.workers if worker.node >= self.ps]
-
-    @property
     def examples_per_second(self) -> float:
         """The throughput of all workers while they train."""
         if self.mode == "sync":
             return self.global_batch_size / self.mean("step")
         return sum(self.batch_size / worker.step for worker in self.workers)
-
-
-def observe_all(runs: Sequence[Run]) -> list[Observed]:
-    """Return the observation of each run, with unique labels. Raises UsageError as `observe`."""
-    return [observe(run) for run in labelled(runs)]
 
 
 def _check_fit_for_use(run: Run) -> Mapping[str, Any]:
@@ -194,10 +179,7 @@ def observe(run: Run) -> Observed:
         server_cores=server_cores,
         nodes_sharing_cores=summary["nodes_sharing_cores"] or 1,
         served_bytes=_served_bytes(job, summary["per_node"]),
-        workers=tuple(
-            _worker(figures, steps[figures["worker"]], calibration, _kind(job, run.nodes[figures["node"]], figures["node"]))
-            for figures in calibration["workers"]
-        ),
+        workers=tuple(_worker(run, calibration, figures, steps[figures["worker"]]) for figures in calibration["workers"]),
         reported_examples_per_second=summary["examples_per_second"],
         exchange=job.get("exchange") or "native",
         untried=calibration.get("direct_untried"),
@@ -227,28 +209,21 @@ def _cores(job: Mapping[str, Any], host: Mapping[str, Any], node: int) -> float:
     return float(host["cores_available"] if limits is None else limits[node if len(limits) > 1 else 0])
 
 
-def _kind(job: Mapping[str, Any], host: Mapping[str, Any], node: int) -> str:
-    return f"{_cores(job, host, node):g} cores of {host['cpu_model']}"
-
-
-def _worker(figures: Mapping[str, Any], step: float, calibration: Mapping[str, Any], kind: str) -> Worker:
-    half = figures["half_compute_seconds"]
+def _worker(run: Run, calibration: Mapping[str, Any], figures: Mapping[str, Any], step: float) -> Worker:
+    node, half = figures["node"], figures["half_compute_seconds"]
     share = calibration["half_batch_size"] / calibration["batch_size"] if half is not None else 0.0
+    host = run.nodes[node]
+    exchange, message, tried = (figures.get(name) for name in ("direct_seconds", "direct_message_seconds", "direct_step_seconds"))
     return Worker(
-        node=figures["node"],
-        kind=kind,
+        node=node,
+        kind=f"{_cores(run.job, host, node):g} cores of {host['cpu_model']}",
         own=figures["data_seconds"] + figures["compute_seconds"],
         half_own=None if half is None else figures["data_seconds"] * share + half,
         communicate=figures["communicate_seconds"],
         message=figures["message_seconds"],
         step=step,
-        direct=_tried(figures),
+        direct=None if exchange is None or message is None or tried is None else (exchange, message, tried),
     )
-
-
-def _tried(figures: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    exchange, message, step = (figures.get(name) for name in ("direct_seconds", "direct_message_seconds", "direct_step_seconds"))
-    return None if exchange is None or message is None or step is None else (exchange, message, step)
 
 
 def _served_bytes(job: Mapping[str, Any], per_node: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
@@ -281,24 +256,7 @@ class Fitted:
 
 def fit(runs: Sequence[Observed], exchange: Exchange | None = None) -> Fitted:
     """Fit the model to runs, sync ones with `exchange`. Raises UsageError if their work differs."""
-    first = runs[0]
-    for other in runs[1:]:
-        for name in SAME:
-            if first.same[name] != other.same[name]:
-                raise UsageError(
-                    f"run: {first.name!r} and {other.name!r} are not the same work: {name} is {first.same[name]} and {other.same[name]}. "
-                    "Runs of one prediction may differ in mode, nodes, batch size and bandwidth."
-                )
-        if first.payload_bytes != other.payload_bytes:
-            raise UsageError(
-                f"run: {first.name!r} and {other.name!r} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes."
-            )
-    for other in runs[1:]:
-        if other.compiled != runs[0].compiled:
-            on, off = (runs[0], other) if runs[0].compiled else (other, runs[0])
-            raise UsageError(
-                f"run: {on.name!r} computed compiled steps, and {off.name!r} others (compile): what computing takes is not one figure."
-            )
+    _expect_same_work(runs)
     own: list[Exchange] = [run.exchange for run in runs if run.mode == "sync" and run.communicates]
     chosen = exchange or (own[0] if own else "native")
     runs = [run.with_exchange(chosen) or run if run.mode == "sync" else run for run in runs]
@@ -313,10 +271,30 @@ def fit(runs: Sequence[Observed], exchange: Exchange | None = None) -> Fitted:
     return Fitted(
         runs=tuple(runs),
         compute=compute,
-        ring=ring or replace(_ring_like(server) if server else Ring(), exchange=chosen),
+        ring=ring or replace(_ring_like(server), exchange=chosen),
         server=server or _server_like(ring or Ring(), shared),
         measured=measured,
     )
+
+
+def _expect_same_work(runs: Sequence[Observed]) -> None:
+    first, *others = runs
+    for other in others:
+        both = f"run: {first.name!r} and {other.name!r}"
+        for name in SAME:
+            if first.same[name] != other.same[name]:
+                raise UsageError(
+                    f"{both} are not the same work: {name} is {first.same[name]} and {other.same[name]}. "
+                    "Runs of one prediction may differ in mode, nodes, batch size and bandwidth."
+                )
+        if first.payload_bytes != other.payload_bytes:
+            raise UsageError(f"{both} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes.")
+    for other in others:
+        if other.compiled != first.compiled:
+            on, off = (first, other) if first.compiled else (other, first)
+            raise UsageError(
+                f"run: {on.name!r} computed compiled steps, and {off.name!r} others (compile): what computing takes is not one figure."
+            )
 
 
 def _refuse_unknown(runs: Sequence[Observed], exchange: Exchange) -> None:
@@ -358,7 +336,10 @@ def fit_ring(runs: Sequence[Observed], compute: Compute) -> Ring:
     exchange_of = runs[0].exchange
     whole = [traffic(exchange_of, run.payload_bytes, len(run.workers)) for run in runs]
     few = [traffic(exchange_of, 0.0, len(run.workers)) for run in runs]
-    beyond = [max(0.0, run.mean("communicate") - _on_link(run)) for run in runs]
+    wired = [
+        on_link(exchange_of, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte for run in runs
+    ]
+    beyond = [max(0.0, run.mean("communicate") - seconds) for run, seconds in zip(runs, wired, strict=True)]
     messages = [
         min(run.mean("message") * all_of.messages / small.messages, rest)
         for run, all_of, small, rest in zip(runs, whole, few, beyond, strict=True)
@@ -424,7 +405,7 @@ def _against(run: Observed, server: Server) -> list[tuple[float, float, float]]:
         ("communicate", cycles(0.0, run.payload_bytes, once), 1.0),
         ("step", cycles(run.mean("own"), run.payload_bytes, server), math.sqrt(2)),
     ]
-    groups = (run.beside_server, run.elsewhere)
+    groups = [[worker for worker in run.workers if (worker.node < run.ps) is near] for near in (True, False)]
     return [
         (predicted[place], run.mean(figure, group), weight)
         for figure, predicted, weight in measured
@@ -444,23 +425,13 @@ def _link(run: Observed) -> Link:
     return Link(run.bytes_per_second)
 
 
-def _on_link(run: Observed) -> float:
-    return on_link(run.exchange, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte
-
-
-def _ring_like(server: Server) -> Ring:
-    return Ring(
-        hop_seconds=(server.service_seconds + server.worker_seconds) / 2,
-        seconds_per_byte=server.service_seconds_per_byte + server.worker_seconds_per_byte,
-    )
+def _ring_like(server: Server | None) -> Ring:
+    if server is None:
+        return Ring()
+    hop = (server.service_seconds + server.worker_seconds) / 2
+    return Ring(hop, server.service_seconds_per_byte + server.worker_seconds_per_byte)
 
 
 def _server_like(ring: Ring, shared: bool) -> Server:
     per_byte = ring.seconds_per_byte
     return Server(ring.hop_seconds, per_byte, ring.hop_seconds, per_byte, WIRE_BYTES, shared_cores=shared)
-
-
-def describe(fitted: Fitted, topology: Topology) -> dict[str, Any]:
-    """Return the fitted figures by name, for JSON."""
-    cost = fitted.ring if topology == "ring" else fitted.server
-    return {"compute": asdict(fitted.compute), topology: asdict(cost)}

@@ -38,10 +38,6 @@ class LossAgreement:
     parts_at: int | None  # first update, from 1, with a difference above `EQUAL_WITHIN`, if any
     losses: tuple[float, float] | None  # of both at that update
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
     """Return how sync runs agree with the first one of equal loss settings and seed."""

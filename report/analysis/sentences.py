@@ -12,13 +12,13 @@ from ...records.text import duration_text, rate_text, seconds_text
 from ..compare.factors import RULES, some_of
 from ..compare.formats import text_width
 from ..compare.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
+from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, real_batch
 from .conclusion import AxisVerdict, Best, Conclusion, Limit, cautions
 from .configurations import (
     SPEED_FIGURE,
     Configuration,
     ConfigurationSet,
-    Figure,
     counted,
     interval_text,
     ratio_text,
@@ -65,20 +65,15 @@ class Told:
     @property
     def named(self) -> list[tuple[str, tuple[str, ...]]]:
         """The parts below the axes that have sentences, with their names."""
-        parts = (
-            ("Quality", self.learnt),
-            ("Bottleneck", self.why),
-            ("Recommendation", self.next),
-            ("Loss agreement", self.losses),
-            ("Caveats", self.mind),
-        )
-        return [(name, sentences) for name, sentences in parts if sentences]
+        parts = {"Quality": self.learnt, "Bottleneck": self.why, "Recommendation": self.next}
+        parts |= {"Loss agreement": self.losses, "Caveats": self.mind}
+        return [(name, sentences) for name, sentences in parts.items() if sentences]
 
     @property
     def sentences(self) -> list[str]:
         """All sentences."""
-        axes = [line.sentence for line in self.axes]
-        return [self.head, *self.best, *axes, *self.learnt, *self.why, *self.next, *self.losses, *self.mind]
+        parts = [sentence for _, sentences in self.named for sentence in sentences]
+        return [self.head, *self.best, *(line.sentence for line in self.axes), *parts]
 
 
 def told(conclusion: Conclusion) -> Told:
@@ -122,9 +117,9 @@ def _why_no_best(found: ConfigurationSet) -> str:
         speeds = found.all[0].figures(SPEED_FIGURE)
         speed = f", with a throughput of {_rate(geometric_mean(speeds))} examples/s (n = {len(speeds)})" if speeds else ""
         return f"There is only one configuration{speed}."
-    if found.without_speed:
-        names = some_of(found.without_speed)
-        return f"Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat {names}."
+    if void := [run.name for one in found.all if not timed_runs(one.runs) for run in one.runs]:
+        contention = "CPU contention from other programs leaves no two configurations to compare"
+        return f"Throughput is not compared: {contention}; repeat {some_of(void)}."
     return "No winner: no two configurations are comparable."
 
 
@@ -192,7 +187,8 @@ def _best(one: Best, restated: AxisVerdict | None, unrepeated: str, configuratio
         what = f"{what}, of {counted(one.compared, 'comparable configuration')}"
     if one.worst is None or one.over_worst is None:
         return f"{one.configuration.label} {what}{'; no other does in every run' if one.figure is TARGET and configurations > 1 else ''}."
-    times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}{_interval(one.over_worst)}"
+    slowest = "" if one.compared <= 2 else ", the slowest of them" if one.left else ", the slowest"
+    times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{slowest}{_interval(one.over_worst)}"
     if restated is None:
         significance = _significance(one.over_worst, unrepeated)
     else:
@@ -207,13 +203,10 @@ def _rivals(one: Best) -> str:
     if not one.rivals:
         return ""
     rivals = [(other, other.figures(one.figure)) for other in one.rivals[:MOST_RIVALS]]
-    named = [f"{other.label} ({_value(one.figure, geometric_mean(values))}, n = {len(values)})" for other, values in rivals]
+    show = duration_text if one.figure is TARGET else lambda value: f"{_rate(value)} examples/s"
+    named = [f"{other.label} ({show(geometric_mean(values))}, n = {len(values)})" for other, values in rivals]
     more = [f"{len(one.rivals) - MOST_RIVALS} more"] if len(one.rivals) > MOST_RIVALS else []
     return f", not significantly {'before' if one.figure is TARGET else 'more than'} {' and '.join([*named, *more])}"
-
-
-def _value(figure: Figure, value: float) -> str:
-    return duration_text(value) if figure is TARGET else f"{_rate(value)} examples/s"
 
 
 def _interval(found: Ratio) -> str:
@@ -238,10 +231,6 @@ def _missed(found: ConfigurationSet) -> list[str]:
         what = f"No configuration reached {goal} in every run" if every else f"Not reached in every run ({goal})"
         lines.append(f"{what}: {', '.join(named)}{more}.")
     return lines
-
-
-def _slowest(one: Best) -> str:
-    return "" if one.compared <= 2 else ", the slowest of them" if one.left else ", the slowest"
 
 
 def _does(one: Best) -> str:

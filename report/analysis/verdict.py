@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from ...records.text import number_text, rate_text, seconds_text
 from ..runs.cpu_starvation import CpuStarvation, cpu_starvation
@@ -22,9 +22,9 @@ from .evidence import (
     around_training,
     message_fraction,
     network_cause,
-    node_fractions,
     percent,
     read_evidence,
+    step_fractions,
 )
 
 BAND = 0.25  # relative error of an estimate; all on a quiet machine were within it (docs/where-the-time-goes.md)
@@ -132,22 +132,7 @@ def exchange_text(costs: ExchangeCosts) -> str:
     )
 
 
-Verdict = Literal[
-    "starved",
-    "compute",
-    "network",
-    "data",
-    "peers",
-    "idle",
-    "evaluating",
-    "translating",
-    "saving",
-    "profiling",
-    "other",
-    "mixed",
-    "unclear",
-    "unknown",
-]
+Verdict = str  # a component of `NAMES`; starved: by other programs; mixed: nothing dominates; unclear; unknown: no calibration
 SLOW = 1.5  # times the median worker's own work
 DOMINANT = 0.4  # below this share nothing dominates
 LEAST_DIFFERENCE = 0.05  # repeats on a shared machine differ by so much; a smaller lead decides nothing
@@ -175,7 +160,7 @@ class NodeView:
 class Explanation:
     """The verdict on a run."""
 
-    verdict: Verdict  # starved: by other programs; mixed: nothing dominates; unknown: no calibration
+    verdict: Verdict
     candidates: tuple[str, ...]  # of an unclear verdict, within the uncertainty
     network_cause: NetworkCause | None  # why communication is slow, if it is
     message_fraction: float | None
@@ -221,15 +206,11 @@ class Explanation:
             "training_fraction": self.training_fraction,
             **{name: self.evidence.summary.get(name) for name in _RESTARTS},
             "exchange_costs": None if self.exchange_costs is None else asdict(self.exchange_costs),
-            "nodes": [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes],
+            "nodes": [{**asdict(node), "link": node.link.to_json()} for node in self.nodes],
         }
 
 
 _RESTARTS = ("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds")  # of a summary
-
-
-def _link_json(link: Link) -> dict[str, Any]:
-    return {**asdict(link), "sent_fraction": link.sent_fraction, "received_fraction": link.received_fraction}
 
 
 def explain(run: Run) -> Explanation:
@@ -248,9 +229,8 @@ def _judged(evidence: Evidence) -> Explanation:
     if shares is None:
         around = around_training(evidence.summary)
         long = [component for component in (*BESIDE_TRAINING, "other") if around[component] > LARGEST_UNSEEN]
-        verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
         views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
-        return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, evidence)
+        return Explanation(long[0] if long else "unknown", tuple(long), None, None, None, None, around, {}, {}, views, evidence)
     exchange = shares.step["network"]
     seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
     cause = network_cause(exchange, evidence.links, evidence.calibration, seconds) if exchange >= NOTABLE else None
@@ -289,10 +269,7 @@ def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, .
         return "mixed", tuple(component for component in order if shares.run[component] >= shares.run[largest] / 2)
     near = [component for component in order if _certain_lead(shares, largest, component) <= LEAST_DIFFERENCE]
     candidates = list(dict.fromkeys(name for component in near for name in _named(component, shares, short_of_cores)))
-    if len(candidates) > 1:
-        return "unclear", tuple(candidates)
-    verdict: Verdict = candidates[0]  # type: ignore[assignment]
-    return verdict, (verdict,)
+    return "unclear" if len(candidates) > 1 else candidates[0], tuple(candidates)
 
 
 def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float:
@@ -322,7 +299,7 @@ def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, .
 def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
     figures = evidence.summary["per_node"][node]
     own = [worker for worker in evidence.workers if worker.node == node]
-    step = node_fractions(evidence.workers, node)
+    step = step_fractions(own) if own else None
     gpu = _gpu_utilization(figures["gpus"] or ())
     return NodeView(
         node,
@@ -375,9 +352,6 @@ def _limit(
     if largest == "network" and short is not None:
         return "CPU" if node == short else "peer"
     if largest == "network":
-        return "link" if cause == "link" and not _serves_itself(evidence, node) else "exchange"
+        serves_itself = evidence.summary["mode"] == "async" and evidence.summary["parameter_servers"] == 1 and node == 0
+        return "link" if cause == "link" and not serves_itself else "exchange"
     return {"data": "data", "peers": "peer"}[largest]
-
-
-def _serves_itself(evidence: Evidence, node: int) -> bool:
-    return evidence.summary["mode"] == "async" and evidence.summary["parameter_servers"] == 1 and node == 0

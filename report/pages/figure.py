@@ -321,8 +321,9 @@ def lines_of(runs: Sequence[Run]) -> Lines:
     void = {id(one.run) for one in found.disturbed} if len(found.disturbed) < every else set()
     timed = [tuple(run for run in one.runs if id(run) not in void) for one, _ in ordered]
     repeated = bool(found.axes) and any(len(one.runs) > 1 for one in found.all)
+    labels = [one.label if found.axes else one.row.label for one, _ in ordered] if len(runs) > 1 else [runs[0].name]
     lines = [
-        Line(number, _label(one, found, len(runs)), drawn, part, one.runs, one, timed[number], repeated)
+        Line(number, labels[number], drawn, part, one.runs, one, timed[number], repeated)
         for number, (one, (drawn, part)) in enumerate(ordered)
     ]
     used = len(set(looks))
@@ -332,12 +333,6 @@ def lines_of(runs: Sequence[Run]) -> Lines:
         for place, run in enumerate(others)
     ]
     return Lines(tuple(lines), found.disturbed, found, coloured, dashed)
-
-
-def _label(one: Configuration, found: ConfigurationSet, runs: int) -> str:
-    if runs == 1:
-        return one.runs[0].name
-    return one.label if found.axes else one.row.label
 
 
 def _looks(found: ConfigurationSet) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:
