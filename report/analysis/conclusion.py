@@ -85,7 +85,7 @@ Pairs = list[tuple[Configuration, Configuration]]
 def judge_axis(found: ConfigurationSet, axis: Factor, figure: Figure) -> AxisVerdict:
     """Return the verdict on an axis by a figure."""
     groups = found.strata(axis)
-    values = sorted({one.values[axis.key] for group in groups for one in group}, key=lambda value: (value is None, axis.order(value)))
+    values = found.values_of(axis)
     pairs = {(a, b): _pairs(found, groups, axis.key, figure, a, b) for a, b in combinations(values, 2)}
     known = [pair for pair, members in pairs.items() if members]
     missed = tuple(one for group in groups for one in group if figure.better < 0 and one.missed_target)

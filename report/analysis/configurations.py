@@ -190,6 +190,17 @@ class ConfigurationSet:
         """Return whether two configurations are a pair of `beyond_ideal`."""
         return any({id(one), id(other)} == {id(more), id(fewer)} for more, fewer, _ in self.beyond_ideal)
 
+    def values_of(self, axis: Factor) -> list[Any]:
+        """Return the sorted values of an axis, None last."""
+        values = {one.values[axis.key] for one in self.all}
+        return sorted(values, key=lambda value: (value is None, () if value is None else axis.order(value)))
+
+    @property
+    def in_order(self) -> list[Configuration]:
+        """All, sorted by their values of the axes."""
+        values = [(axis.key, self.values_of(axis)) for axis in self.axes]
+        return sorted(self.all, key=lambda one: [known.index(one.values[key]) for key, known in values])
+
     def others(self, axis: Factor) -> list[Factor]:
         """Return all axes but this one."""
         return [rule for rule in self.axes if rule.key != axis.key]

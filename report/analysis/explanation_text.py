@@ -339,7 +339,7 @@ class Change:
         """The changes as a sentence."""
         parts = [f"{NAMES[name]} {percent(before)} → {percent(after)} of a step" for name, (before, after) in self.step_fractions.items()]
         if self.examples_per_second is not None:
-            parts.append(f"examples/s {' → '.join(rate_text(speed).removesuffix('/s') for speed in self.examples_per_second)}")
+            parts.append(f"examples/s {' → '.join(rate_text(speed, '') for speed in self.examples_per_second)}")
         within = f" ({self.within})" if self.within else ""
         return f"{self.axis} {self.first} → {self.last}{within}: {', '.join(parts) or 'no part of a step changes'}."
 
@@ -355,7 +355,7 @@ class SeveralExplanations:
     def rows(self) -> list[tuple[str, str, str]]:
         """A row of `HEADER` texts per run."""
         return [
-            (run.name, rate_text(explanation.evidence.summary.get("examples_per_second")).removesuffix("/s"), held_back(explanation))
+            (run.name, rate_text(explanation.evidence.summary.get("examples_per_second"), ""), held_back(explanation))
             for run, explanation in self.runs
         ]
 
@@ -381,16 +381,7 @@ def explain_several(runs: Sequence[Run]) -> SeveralExplanations:
     explained = {id(run): explain(run) for run in every}
     found = configuration_set(every)
     changes = [change for axis in found.axes for group in found.strata(axis) for change in _changes(found, axis, group, explained)]
-    return SeveralExplanations(tuple((run, explained[id(run)]) for run in _in_order_of_axes(found)), tuple(changes))
-
-
-def _in_order_of_axes(found: ConfigurationSet) -> list[Run]:
-
-    def place(one: Configuration) -> list[tuple[bool, Any]]:
-        values = [(axis, one.values[axis.key]) for axis in found.axes]
-        return [(value is None, () if value is None else axis.order(value)) for axis, value in values]
-
-    return [run for one in sorted(found.all, key=place) for run in one.runs]
+    return SeveralExplanations(tuple((run, explained[id(run)]) for one in found.in_order for run in one.runs), tuple(changes))
 
 
 def _changes(

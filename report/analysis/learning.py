@@ -262,31 +262,26 @@ def training_set(run: Run) -> Answer | None:
     if "train" not in sizes:
         return None
     stored: Mapping[str, Any] = (dataset.get("stored") or {}).get("train") or {}
-    amount, elements = stored.get("bytes"), stored.get("elements") or {}
+    amount, elements, text = stored.get("bytes"), stored.get("elements") or {}, bool(dataset.get("vocabulary_sizes"))
     figures = {
         "name": dataset.get("name"),
         "examples": sizes["train"],
         "test_examples": sizes.get("test"),
         "bytes": amount,
-        "lines": sizes["train"] * len(elements) if _is_text(dataset) and elements else None,
-        "tokens": dict(elements) if _is_text(dataset) else None,
+        "lines": sizes["train"] * len(elements) if text and elements else None,
+        "tokens": dict(elements) if text else None,
         "elements": dict(elements),
         "epochs_trained": run.summary.get("epochs"),
     }
-    return Answer("training_set", "training set", one_line(_size_text(dataset, figures)), figures)
+    return Answer("training_set", "training set", one_line(_size_text(figures, text=text)), figures)
 
 
-def _is_text(dataset: Mapping[str, Any]) -> bool:
-    return bool(dataset.get("vocabulary_sizes"))
-
-
-def _size_text(dataset: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+def _size_text(figures: Mapping[str, Any], *, text: bool) -> str:
     lines = figures["lines"]
     of = f" ({count_text(lines)} lines)" if lines is not None and lines != figures["examples"] else ""
     parts = [f"{count_text(figures['examples'])} examples{of} of {figures['name'] or 'an unnamed dataset'}"]
     parts.append("size not recorded by the version that wrote it" if figures["bytes"] is None else bytes_text(figures["bytes"]))
-    what = "tokens" if _is_text(dataset) else "elements"
-    parts += [f"{count_text(number)} {what} of {column}" for column, number in figures["elements"].items()]
+    parts += [f"{count_text(number)} {'tokens' if text else 'elements'} of {column}" for column, number in figures["elements"].items()]
     if figures["epochs_trained"] is not None:
         epochs = digits3(figures["epochs_trained"])
         parts.append(f"{epochs} epoch{'s' if epochs != '1' else ''}")

@@ -19,7 +19,7 @@ from ...core.console import one_line
 from ...core.errors import UsageError
 from ...core.units import bandwidth_text
 from ...records.store.schema import SCHEMA
-from ...records.text import UNKNOWN, bytes_text, count_text, number_text, seconds_text
+from ...records.text import UNKNOWN, bytes_text, count_text, number_text, rate_text, seconds_text
 from ..runs.run import batch_text
 from .cost_model import Link, Step, Topology, ring_step, server_step
 from .fit import Fitted, Observed
@@ -400,15 +400,11 @@ def _cells(row: Row) -> list[str]:
     if row.step is None or row.examples_per_second is None or row.speedup is None or row.efficiency is None:
         return [UNKNOWN] * 6
     low, high = _between(row.examples_per_second, row.factor)
-    band = UNKNOWN if low is None or high is None else f"{_rate(low)} – {_rate(high)}"
+    band = UNKNOWN if low is None or high is None else f"{rate_text(low, '')} – {rate_text(high, '')}"
     component = row.step.limited_by
     share = f"{_LIMITS[component]} ({row.step.components[component] / row.step.seconds:.0%})"
-    speeds = [_rate(row.examples_per_second), band, f"{number_text(row.speedup, 2)}x", f"{row.efficiency:.0%}"]
+    speeds = [rate_text(row.examples_per_second, ""), band, f"{number_text(row.speedup, 2)}x", f"{row.efficiency:.0%}"]
     return [seconds_text(row.step.seconds), *speeds, share]
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _between(value: float | None, factor: float | None) -> tuple[float | None, float | None]:

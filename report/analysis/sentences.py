@@ -31,6 +31,7 @@ from .evidence import NAMES, percent
 from .loss_agreement import agreements_told, learnt_told, quality_told
 from .verdict import Explanation
 
+_rate = partial(rate_text, unit="")
 SHARED = ("model", "data", "backend", "mode", "nodes", "global_batch_size")  # settings in the head if equal for all configurations
 
 
@@ -243,10 +244,6 @@ def _does(one: Best) -> str:
         goal = one_line(str(one.configuration.row.figures["target"]))
         return f"reaches {goal} first, after {duration_text(one.value)}{interval}"
     return f"has the highest throughput, {_rate(one.value)} examples/s{interval}"
-
-
-def _rate(value: float) -> str:
-    return rate_text(value).removesuffix("/s")
 
 
 def _significance(found: Ratio, unrepeated: str) -> str:

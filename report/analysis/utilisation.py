@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,16 +93,18 @@ def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
         by = f"all {len(nodes)} nodes" if counted == len(nodes) else f"{counted} of {len(nodes)} nodes"
         own = digits3(nodes[0].cpu_cores_used)
         return f"{digits3(used)} of {digits3(cores)} shared cores ({percent(used / cores)}) by {by}, {own} by node 0"
-    known = sorted((view for view in nodes if view.cpu_fraction is not None), key=lambda view: view.cpu_fraction or 0.0)
-    if len(known) <= MOST_NAMED:
-        known.sort(key=lambda view: view.node)
-    named = known if len(known) <= MOST_NAMED else [known[0], known[-1]]
+    known = [view for view in nodes if view.cpu_fraction is not None]
     each = ", ".join(
         f"node {view.node} {digits3(view.cpu_cores_used)} of {digits3(view.cores_available)} cores ({percent(view.cpu_fraction)})"
-        for view in named
+        for view in _some(known, lambda view: view.cpu_fraction)
     )
-    of = f"least and most busy of {len(known)} nodes: " if len(known) > MOST_NAMED else ""
-    return f"{of}{each}"
+    return f"{f'least and most busy of {len(known)} nodes: ' if len(known) > MOST_NAMED else ''}{each}"
+
+
+def _some(views: Sequence[NodeView], figure: Callable[[NodeView], float | None]) -> Sequence[NodeView]:
+    """Return all nodes, or of many the ones with the lowest and the highest figure."""
+    ordered = sorted(views, key=lambda view: figure(view) or 0.0)
+    return sorted(views, key=lambda view: view.node) if len(views) <= MOST_NAMED else [ordered[0], ordered[-1]]
 
 
 def _unknown_text(unknown: Sequence[int]) -> str:
@@ -114,12 +116,11 @@ def _unknown_text(unknown: Sequence[int]) -> str:
     return f"; unknown for {len(unknown):,} nodes ({named})"
 
 
-def _gpu_text(gpus: list[NodeView]) -> str:
-    ordered = sorted(gpus, key=lambda view: view.gpu_utilization or 0.0)
-    least, most = ordered[0], ordered[-1]
-    named = [least] if least is most else [least, most] if len(gpus) > MOST_NAMED else sorted(gpus, key=lambda view: view.node)
-    each = ", ".join(f"node {view.node} {percent(view.gpu_utilization)} of the time" for view in named)
-    return f"{_verdict(least.gpu_utilization or 0.0, most.gpu_utilization or 0.0, 'GPUs')}: {each}"
+def _gpu_text(gpus: Sequence[NodeView]) -> str:
+    used = [view.gpu_utilization or 0.0 for view in gpus]
+    some = _some(gpus, lambda view: view.gpu_utilization)
+    each = ", ".join(f"node {view.node} {percent(view.gpu_utilization)} of the time" for view in some)
+    return f"{_verdict(min(used), max(used), 'GPUs')}: {each}"
 
 
 def _threads_text(explanation: Explanation) -> str | None:
@@ -291,24 +292,16 @@ def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
         why = f"{most} samples of at least {LEAST_POINTS}" if most < LEAST_POINTS else pairs[0]["why"]
         return f"correlation of received and sent rates between nodes not computed: {why}"
     ordered = sorted(known, key=lambda pair: pair["correlation"])
-    low, high = ordered[0], ordered[-1]
+    low, high = (ordered[place]["correlation"] for place in (0, -1))
+    follow = "follow" if low >= FOLLOWS else "partly follow" if high >= FOLLOWS else "do not follow"
+    listed = known if len(known) <= 2 else [ordered[0], ordered[-1]]
+    named = [(f"{pair['sender']}→{pair['receiver']}", digits3(pair["correlation"])) for pair in listed]
     if len(known) <= 2:
-        each = ", ".join(f"{_pair(pair)} {digits3(pair['correlation'])}" for pair in known)
-        return f"received rates {_follows(low, high)} sent rates: correlation {each} ({low['samples']} samples)"
-    return (
-        f"received rates {_follows(low, high)} sent rates: correlation {digits3(low['correlation'])} ({_pair(low)}) to "
-        f"{digits3(high['correlation'])} ({_pair(high)}) over {len(known)} pairs of nodes ({low['samples']} samples)"
-    )
-
-
-def _pair(pair: Mapping[str, Any]) -> str:
-    return f"{pair['sender']}→{pair['receiver']}"
-
-
-def _follows(low: Mapping[str, Any], high: Mapping[str, Any]) -> str:
-    if low["correlation"] >= FOLLOWS:
-        return "follow"
-    return "partly follow" if high["correlation"] >= FOLLOWS else "do not follow"
+        each = ", ".join(f"{pair} {r}" for pair, r in named)
+    else:
+        each = f"{' to '.join(f'{r} ({pair})' for pair, r in named)} over {len(known)} pairs of nodes"
+    samples = f"{ordered[0]['samples']} samples"
+    return f"received rates {follow} sent rates: correlation {each} ({samples})"
 
 
 FLAT = 0.05  # coefficient of variation below which a step time is constant

@@ -124,12 +124,10 @@ def exchange_text(costs: ExchangeCosts) -> str:
         return f"{spent}, with --exchange {costs.exchange}"
     if costs.direct_exchange_steps_per_second_estimate is None:
         return f"{spent}; the gain of --exchange direct is unknown: {costs.no_estimate}"
-    low, high = rate_text(costs.direct_exchange_steps_per_second_low), rate_text(costs.direct_exchange_steps_per_second_high)
-    rate = rate_text(costs.direct_exchange_steps_per_second_estimate)
-    return (
-        f"{spent}; estimated with --exchange direct: {rate[:-2]} steps/s ({low[:-2]} to {high[:-2]}), "
-        f"{number_text(costs.direct_exchange_speedup_estimate, 2)} × the {rate_text(1 / costs.step_seconds)[:-2]} of these steps"
-    )
+    rates = [getattr(costs, f"direct_exchange_steps_per_second_{name}") for name in ("estimate", "low", "high")]
+    rate, low, high, now = (rate_text(value, "") for value in (*rates, 1 / costs.step_seconds))
+    faster = f"{number_text(costs.direct_exchange_speedup_estimate, 2)} × the {now} of these steps"
+    return f"{spent}; estimated with --exchange direct: {rate} steps/s ({low} to {high}), {faster}"
 
 
 Verdict = str  # a component of `NAMES`; starved: by other programs; mixed: nothing dominates; unclear; unknown: no calibration

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..analysis.configurations import Configuration, ConfigurationSet, Disturbed, called, configuration_set
-from ..compare.factors import Factor, some_of
+from ..compare.factors import some_of
 from ..runs.cpu_starvation import contention_judged
 from ..runs.run import Run
 from ..runs.series import POINTS, thinned
@@ -316,7 +316,7 @@ def lines_of(runs: Sequence[Run]) -> Lines:
     if found is None:
         return Lines(tuple(Line(number, run.name, stroke(number), "", (run,), None, (run,)) for number, run in enumerate(runs)), (), None)
     coloured, dashed, looks = _looks(found)
-    ordered = sorted(zip(found.all, looks, strict=True), key=lambda pair: [_place(found, axis, pair[0]) for axis in found.axes])
+    ordered = [(one, looks[found.place(one)]) for one in found.in_order]
     every = sum(len(one.runs) for one in found.all)
     void = {id(one.run) for one in found.disturbed} if len(found.disturbed) < every else set()
     timed = [tuple(run for run in one.runs if id(run) not in void) for one, _ in ordered]
@@ -339,13 +339,15 @@ def _looks(found: ConfigurationSet) -> tuple[str | None, str | None, list[tuple[
     """Return the axes of colour and dash, and each configuration's stroke and small multiple."""
     # Colour shows the first axis with a colour for each value (numbers have pictures of their own), dash the next, small multiples the
     # others. If two would look equal, or without axes, configurations are numbered, as many to a picture as there are colours.
-    ordered = sorted(found.axes, key=lambda axis: counts_something(values_of(found, axis)))
-    coloured = next((axis for axis in ordered if len(values_of(found, axis)) <= len(COLOURS)), None)
-    dashed = next((axis for axis in ordered if axis is not coloured and len(values_of(found, axis)) <= len(DASHES)), None)
+    ordered = sorted(found.axes, key=lambda axis: counts_something(found.values_of(axis)))
+    coloured = next((axis for axis in ordered if len(found.values_of(axis)) <= len(COLOURS)), None)
+    dashed = next((axis for axis in ordered if axis is not coloured and len(found.values_of(axis)) <= len(DASHES)), None)
     rest = [axis for axis in found.axes if axis is not coloured and axis is not dashed]
-    looks = [
-        (Stroke(_place(found, coloured, one), _place(found, dashed, one)), called(rest, one.values) if rest else "") for one in found.all
-    ]
+    numbers = {axis.key: {value: place for place, value in enumerate(found.values_of(axis))} for axis in (coloured, dashed) if axis}
+    looks = []
+    for one in found.all:
+        colour_and_dash = (0 if axis is None else numbers[axis.key][one.values[axis.key]] for axis in (coloured, dashed))
+        looks.append((Stroke(*colour_and_dash), called(rest, one.values) if rest else ""))
     if coloured is not None and len(set(looks)) == len(looks):
         return coloured.key, None if dashed is None else dashed.key, looks
     size, count = len(COLOURS), len(found.all)
@@ -353,16 +355,6 @@ def _looks(found: ConfigurationSet) -> tuple[str | None, str | None, list[tuple[
     return None, None, [(stroke(index % size), parts[index // size] if count > size else "") for index in range(count)]
 
 
-def values_of(found: ConfigurationSet, axis: Factor) -> list[Any]:
-    """Return the sorted values of an axis, None last."""
-    values = {one.values[axis.key] for one in found.all}
-    return sorted(values, key=lambda value: (value is None, () if value is None else axis.order(value)))
-
-
 def counts_something(values: Sequence[Any]) -> bool:
     """Return whether all values of an axis are numbers."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def _place(found: ConfigurationSet, axis: Factor | None, one: Configuration) -> int:
-    return 0 if axis is None else values_of(found, axis).index(one.values[axis.key])

@@ -37,7 +37,6 @@ from .figure import (
     curve,
     lines_of,
     stroke,
-    values_of,
 )
 from .resource_charts import resources, time_shares
 from .training_charts import course, evaluations, goal, metrics_of_all, training
@@ -182,12 +181,12 @@ def over_settings(lines: Lines) -> list[Picture]:
     return [
         _picture(lines, found, axis)
         for axis in found.axes
-        if counts_something(values := values_of(found, axis)) and len(values) >= (2 if axis.key == "nodes" else LEAST_VALUES)
+        if counts_something(values := found.values_of(axis)) and len(values) >= (2 if axis.key == "nodes" else LEAST_VALUES)
     ]
 
 
 def _picture(lines: Lines, found: ConfigurationSet, axis: Factor) -> Picture:
-    values = values_of(found, axis)
+    values = found.values_of(axis)
     rows = _rows(lines, found, axis)
     logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
     measures = _measures(metrics_of_all(lines), lines.runs)

@@ -108,8 +108,8 @@ def _described(run: Run, series: StepSeries) -> tuple[str, str]:
     loss = f"{ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
     if not run.has_summary:
         return loss, "no figures, for the run has not ended well"
-    steps, examples = (rate_text(run.summary[name]) for name in ("steps_per_second", "examples_per_second"))
-    return loss, f"{steps.removesuffix('/s')} steps and {examples.removesuffix('/s')} examples per second"
+    steps, examples = (rate_text(run.summary[name], "") for name in ("steps_per_second", "examples_per_second"))
+    return loss, f"{steps} steps and {examples} examples per second"
 
 
 def course(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Sequence[XY]], Spread | None]) -> Drawn:
