@@ -33,7 +33,7 @@ from .configurations import (
 )
 from .configurations import TARGET_FIGURE as TARGET
 from .evidence import percent
-from .loss_agreement import LossAgreement, loss_agreements
+from .quality import LossAgreement, loss_agreements
 from .verdict import Explanation, explain
 
 

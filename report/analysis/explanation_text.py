@@ -19,8 +19,10 @@ from ..compare.ratios import geometric_mean
 from ..runs.run import Run, as_recorded, diverged_text, labelled
 from .advice import Advice
 from .configurations import SPEED_FIGURE, Configuration, ConfigurationSet, called, configuration_set, shown
-from .evidence import BESIDE_TRAINING, NAMES, SELDOM, bits_text, busiest, exchange_seconds, padding_text, percent
-from .sentences import held_back
+from .duration import AS_PLANNED, Wanted, duration
+from .evidence import BESIDE_TRAINING, NAMES, SELDOM, Answer, bits_text, busiest, exchange_seconds, padding_text, percent
+from .learning import checkpoint_files, learning, learning_rate, training_set
+from .utilisation import hardware_use, network_use, step_time_and_network
 from .verdict import NEARLY_ALL, NOTABLE, SLOW, Explanation, NodeView, exchange_text, explain, hidden_exchange
 
 _HEADLINES = {
@@ -318,6 +320,21 @@ def _native(explanation: Explanation) -> list[str]:
     return [f"Recorded by the framework, as shares of the training time: waiting {', '.join(known)}."] if known else []
 
 
+def held_back(found: Explanation) -> str:
+    """Return the bottleneck of a run in a few words: ``communication, 68% of the step time``."""
+    if found.verdict == "starved":
+        return "CPU contention from other programs"
+    if found.verdict == "unknown":
+        return "unknown, as the run has no calibration"
+    shares = {**found.run_fractions, **found.step_fractions} if found.verdict in found.step_fractions else found.run_fractions
+    if found.verdict in shares:
+        of = "step" if found.verdict in found.step_fractions else "run"
+        return f"{NAMES[found.verdict]}, {percent(shares[found.verdict])} of the {of} time"
+    largest = sorted(found.step_fractions.items(), key=lambda item: -item[1])[:2]
+    parts = " and ".join(f"{NAMES[name]} {percent(share)}" for name, share in largest)
+    return f"no single bottleneck{f', {parts} of the step time' if parts else ''}"
+
+
 HEADER = ("run", "examples/s", "bottleneck")
 MOST_COMPONENTS = 2  # parts of a step with the largest changes
 LEAST_CHANGE = 0.05  # usual difference of shares between runs of one job
@@ -406,3 +423,34 @@ def _changes(
         told,
         None if speeds[0] is None or speeds[1] is None else (speeds[0], speeds[1]),
     )
+
+
+def answers(run: Run, explanation: Explanation, wanted: Wanted = AS_PLANNED) -> list[Answer]:
+    """Return the answers about a run with a summary. Raises UsageError, DamagedRunError."""
+    series, nodes = run.step_series(learning_rates=True), run.node_series()
+    found = [
+        duration(run, series, wanted),
+        learning(run, series),
+        hardware_use(explanation),
+        network_use(run, explanation, nodes),
+        step_time_and_network(run, explanation, series, nodes),
+        learning_rate(run, series),
+        training_set(run),
+        checkpoint_files(run),
+    ]
+    return [answer for answer in found if answer is not None]
+
+
+def answers_page(found: Sequence[Answer]) -> RenderableType:
+    """Return the answers as lines, each after its question."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for answer in found:
+        table.add_row(f"  {answer.question}", answer.text)
+    return Group("", "Questions that people ask of a run (docs/explain.md):", table)
+
+
+def answers_json(found: Sequence[Answer]) -> dict[str, Any]:
+    """Return the answers as JSON by their keys."""
+    return {answer.key: {"text": answer.text, **answer.figures} for answer in found}

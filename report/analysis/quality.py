@@ -1,4 +1,4 @@
-"""Quality of configurations: ranking, significance and divergence.
+"""Quality of configurations: ranking, significance and divergence; agreement of the losses of runs that should train alike.
 
 A value is the headline metric of the last test evaluation, averaged over sync runs of one seed, which train alike. Means are compared by
 Welch's test at 95 %; for single values the significance is unknown.
@@ -12,11 +12,15 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...core.setting import LOSS as LOSSES
 from ...core.setting import METRICS, TRANSLATIONS
 from ...metrics import LOSS, MetricInfo
 from ...metrics.base import SHARES_OF_EXAMPLES
 from ...records.text import figure_text
+from ..compare.caveats import changed_on_resume
 from ..compare.factors import RULES
 from ..compare.ratios import CONFIDENCE, interval_of_arithmetic_mean, mean_difference
 from ..runs.run import Run, diverged, number
@@ -265,3 +269,63 @@ def _train_differently(firsts: Sequence[Run]) -> bool:
 def _with_the_same_key(found: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
     spoilt = {keys[place]: why for place, why in found.items()}
     return {place: found.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}
+
+
+EQUAL_WITHIN = 1e-4  # relative difference of equal losses: the effect of other kernels and orders of summation
+MOST_PAIRS = 20
+_MAY_DIFFER = frozenset({"budget", "until", "patience", "trainer"})  # settings without effect on the updates that two runs have in common
+_DECIDING = [rule for rule in RULES if (LOSSES in rule.confounds or rule.key == "global_batch_size") and rule.key not in _MAY_DIFFER]
+
+
+@dataclass(frozen=True, slots=True)
+class LossAgreement:
+    """Agreement of the losses of two runs."""
+
+    run: str
+    other: str
+    updates: int  # common to both
+    identical: bool
+    largest: float  # largest relative difference
+    parts_at: int | None  # first update, from 1, with a difference above `EQUAL_WITHIN`, if any
+    losses: tuple[float, float] | None  # of both at that update
+
+
+def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
+    """Return how sync runs agree with the first one of equal loss settings and seed."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        if run.summary["mode"] == "sync" and not _changed_course(run):
+            groups.setdefault(tuple(rule.value(run) for rule in _DECIDING), []).append(run)
+    found: list[LossAgreement] = []
+    for first, *others in groups.values():
+        held = others[: MOST_PAIRS - len(found)]
+        losses = first.step_series().loss if held else np.zeros(0, np.float32)
+        agreements = [_agreement(first.name, losses, other) for other in held]
+        found += [agreement for agreement in agreements if agreement is not None]
+    return found
+
+
+def _changed_course(run: Run) -> bool:
+    """Return whether a resume changed loss settings: the job has only the last ones."""
+    batch = {"global_batch_size", "accumulate"}
+    if run.job.get("global_batch_size") is None:
+        batch |= {"batch_size", "nodes", "procs_per_node"}
+    return not batch.union(["mode"], (rule.key for rule in _DECIDING)).isdisjoint(changed_on_resume(run))
+
+
+def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreement | None:
+    theirs = other.step_series().loss
+    updates = min(len(mine), len(theirs))
+    if not updates:
+        return None
+    ours, its = mine[:updates].astype(np.float64), theirs[:updates].astype(np.float64)
+    same = (ours == its) | (np.isnan(ours) & np.isnan(its))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.abs(ours - its) / np.maximum(np.abs(ours), np.abs(its))
+    relative = np.where(same, 0.0, np.where(np.isfinite(relative), relative, np.inf))
+    apart = np.flatnonzero(relative > EQUAL_WITHIN)
+    identical, largest = bool(same.all()), float(relative.max())
+    if not len(apart):
+        return LossAgreement(other.name, name, updates, identical, largest, None, None)
+    first = int(apart[0])
+    return LossAgreement(other.name, name, updates, identical, largest, first + 1, (float(ours[first]), float(its[first])))

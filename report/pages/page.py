@@ -22,10 +22,9 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...records.text import UNKNOWN, bytes_text, code_text, count_text, instructions_text, number_text
 from ..analysis.advice import advise
-from ..analysis.answers import answers
 from ..analysis.conclusion import conclude
 from ..analysis.explanation_text import HEADER as EXPLAINED
-from ..analysis.explanation_text import explain_several, headline, notes
+from ..analysis.explanation_text import answers, explain_several, headline, notes
 from ..analysis.sentences import QUESTION
 from ..analysis.sentences import told as sentences
 from ..analysis.verdict import explain
