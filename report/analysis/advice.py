@@ -15,7 +15,7 @@ from ...core.job import saved_every
 from ...core.units import Cadence
 from ...records.text import number_text
 from ..runs.run import diverged, real_batch
-from .evidence import Worker, busiest, idle_fraction
+from .evidence import Worker, idle_fraction
 from .verdict import NEARLY_ALL, NOTABLE, Explanation
 
 _LEARNS_OTHERWISE = "{} doubles, so tune the learning rate again{} and check the quality"
@@ -146,7 +146,7 @@ def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
 
 
 def _wider_link(explanation: Explanation) -> Iterator[Advice]:
-    link, evidence = busiest(explanation.evidence.links), explanation.evidence
+    link, evidence = explanation.evidence.busiest_link, explanation.evidence
     if link is None or link.limit_source != "bandwidth" or evidence.shares is None:
         return
     doubled = bandwidth = evidence.job["bandwidth"].strip()
@@ -161,7 +161,7 @@ def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
     """Recommend another parameter server, or all-reduce, by what the links could carry."""
     # With n nodes and p servers on p of them, a server's node carries (n − 1) / p of the parameters for its clients and (p − 1) / p for its
     # own worker in each direction; a ring of w workers carries 2 (w − 1) / w of them. The workers' own work bounds both.
-    evidence, link = explanation.evidence, busiest(explanation.evidence.links)
+    evidence, link = explanation.evidence, explanation.evidence.busiest_link
     if evidence.calibration is None or link is None or link.limit_bytes_per_second is None:
         return
     nodes, workers, servers = (evidence.summary[name] for name in ("nodes", "workers", "parameter_servers"))

@@ -13,7 +13,7 @@ from ...records.store.jsonl import finite_json
 from ...records.text import duration_text
 from ..compare.factors import MOST_NAMED, Factor, some_of
 from ..compare.ratios import Ratio, better_by, geometric_mean, repeats_that_would_tell
-from ..runs.cpu_starvation import contention_judged, timed_runs
+from ..runs.cpu_starvation import contention_judged, cpu_starvation, timed_runs
 from ..runs.run import Run, labelled, number
 from .advice import Advice, advise
 from .configurations import (
@@ -260,8 +260,9 @@ class Conclusion:
             "losses": [asdict(one) for one in self.losses],
             "quality": self.configurations.quality.to_json([one.label for one in self.configurations.all]),
             "left_out": [
-                {"run": one.run.name, "starved_fraction": one.by.fraction, "foreign_cores": one.by.foreign_cores}
-                for one in self.configurations.disturbed
+                {"run": run.name, "starved_fraction": by.fraction, "foreign_cores": by.foreign_cores}
+                for run in self.configurations.disturbed
+                if (by := cpu_starvation(run.summary)) is not None
             ],
         }
         found: dict[str, Any] = finite_json(document)
@@ -351,8 +352,10 @@ def _target_times(conclusion: Conclusion) -> Iterator[str]:
 
 def _contention(configurations: ConfigurationSet) -> Iterator[str]:
     every, disturbed = configurations.all, configurations.disturbed
-    for one in disturbed[:MOST_NAMED]:
-        taken = f"other programs took {percent(one.by.fraction)} of the CPU time that {one.run.name} needed"
+    for run in disturbed[:MOST_NAMED]:
+        by = cpu_starvation(run.summary)
+        assert by is not None
+        taken = f"other programs took {percent(by.fraction)} of the CPU time that {run.name} needed"
         yield f"CPU contention: {taken}; its speed and times are not used."
     if (more := len(disturbed) - MOST_NAMED) > 0:
         yield f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either."
@@ -366,5 +369,5 @@ def _contention(configurations: ConfigurationSet) -> Iterator[str]:
     unjudged = [run.name for one in every for run in one.runs if not contention_judged(run.summary)]
     if unjudged:
         yield f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
-    if any(one.run.summary["mode"] == "async" for one in disturbed):
+    if any(run.summary["mode"] == "async" for run in disturbed):
         yield "CPU contention changes the staleness of async updates, and so the quality of async runs."

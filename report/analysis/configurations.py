@@ -17,7 +17,7 @@ from ..compare.comparability import Comparability, Difference, compare_settings
 from ..compare.factors import RULES, Factor, setting_text
 from ..compare.ratios import USUAL_SCATTER, Ratio, Sample, better_by, interval_of_mean
 from ..compare.rows import Row, make_entries, tells_apart
-from ..runs.cpu_starvation import CpuStarvation, contention_judged, cpu_starvation, log_speed_lost, timed_runs
+from ..runs.cpu_starvation import contention_judged, cpu_starvation, log_speed_lost, timed_runs
 from ..runs.run import Run, number
 from .evidence import STEP_COMPONENTS, read_workers
 from .quality import Quality, judge_quality
@@ -38,14 +38,6 @@ class Figure:
 SPEED_FIGURE = Figure("examples_per_second", SPEED, 1)
 TARGET_FIGURE = Figure("time_to_target_seconds", TARGET, -1)
 FIGURES = (TARGET_FIGURE, SPEED_FIGURE)  # by importance
-
-
-@dataclass(frozen=True, slots=True)
-class Disturbed:
-    """A run with CPU contention, which voids its speed and its times, but not its quality."""
-
-    run: Run
-    by: CpuStarvation
 
 
 @dataclass(frozen=True)
@@ -121,11 +113,11 @@ def _parts_of_a_step(run: Run) -> Mapping[str, float] | None:
 
 @dataclass(frozen=True)
 class ConfigurationSet:
-    """All configurations, their `axes`, and the `disturbed` runs, excluded from speed."""
+    """All configurations, their `axes`, and the runs `disturbed` by CPU contention, whose quality alone counts."""
 
     all: tuple[Configuration, ...]
     axes: tuple[Factor, ...]
-    disturbed: tuple[Disturbed, ...]
+    disturbed: tuple[Run, ...]
     comparability: Comparability
 
     def comparable(self, one: Configuration, other: Configuration, group: str) -> bool:
@@ -218,7 +210,7 @@ def times_as_good(one: Configuration, other: Configuration, figure: Figure) -> R
 def configuration_set(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> ConfigurationSet:
     """Return the configurations of labelled runs, by their axes and those `swept`."""
     rows = make_entries(runs, by=swept)
-    disturbed = [Disturbed(run, by) for row in rows for run in row.runs if (by := cpu_starvation(run.summary)) is not None]
+    disturbed = [run for row in rows for run in row.runs if cpu_starvation(run.summary) is not None]
     axes = axes_of(rows)
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]

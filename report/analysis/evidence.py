@@ -240,41 +240,7 @@ def _limit(bandwidth: str | None, host: Mapping[str, Any], address: str | None) 
     return None, None
 
 
-def busiest(links: Sequence[Link]) -> Link | None:
-    """Return the link with the highest utilization; None if no limit is known."""
-    known = [link for link in links if link.fraction is not None]
-    return max(known, key=lambda link: link.fraction or 0.0, default=None)
-
-
 DOMINANT_FRACTION = 0.5  # minimum share of the time for a cause to be named
-
-
-def network_cause(network_fraction: float, links: Sequence[Link], calibration: Mapping[str, Any] | None, seconds: float) -> NetworkCause:
-    """Return why communication takes `network_fraction` of a step, which is `seconds`."""
-    # The link, if the bytes at its full rate take at least half of that; waiting, if the exchange alone takes less than half; messages, if
-    # a few bytes take at least half as long as all; else the transfer through memory and processor.
-    link = busiest(links)
-    if link is not None and (link.fraction or 0.0) >= DOMINANT_FRACTION * network_fraction:
-        return "link"
-    if (whole := exchange_seconds(calibration)) is not None and whole < DOMINANT_FRACTION * seconds:
-        return "waiting"
-    return "messages" if (message_fraction(calibration) or 0.0) >= DOMINANT_FRACTION else "transfer"
-
-
-def exchange_seconds(calibration: Mapping[str, Any] | None) -> float | None:
-    """Return the seconds of an exchange alone on its slowest worker, if known."""
-    workers = calibration["workers"] if calibration else ()
-    return max((entry["communicate_seconds"] for entry in workers if entry["communicate_seconds"]), default=None)
-
-
-def message_fraction(calibration: Mapping[str, Any] | None) -> float | None:
-    """Return the time of a few bytes over that of an exchange on its slowest worker, if known."""
-    workers = calibration["workers"] if calibration else ()
-    known = [entry for entry in workers if entry["communicate_seconds"] and entry["message_seconds"] is not None]
-    if not known:
-        return None
-    longest = max(known, key=lambda entry: entry["communicate_seconds"])
-    return float(min(1.0, longest["message_seconds"] / longest["communicate_seconds"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +264,46 @@ class Evidence:
     state: str
     recorded_until: float | None  # run clock of a summary computed from records
 
+    @property
+    def calibrated_workers(self) -> Sequence[Mapping[str, Any]]:
+        """The workers' seconds in the calibration; empty without one."""
+        workers: Sequence[Mapping[str, Any]] = (self.calibration or {}).get("workers", ())
+        return workers
+
     def calibration_of(self, worker: Worker) -> Mapping[str, Any]:
         """Return a worker's seconds in the calibration; empty without them."""
-        return next((entry for entry in (self.calibration or {}).get("workers", ()) if entry["worker"] == worker.worker), {})
+        return next((entry for entry in self.calibrated_workers if entry["worker"] == worker.worker), {})
+
+    @property
+    def busiest_link(self) -> Link | None:
+        """The link with the highest utilization; None if no limit is known."""
+        known = [link for link in self.links if link.fraction is not None]
+        return max(known, key=lambda link: link.fraction or 0.0, default=None)
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """The seconds of an exchange alone on its slowest worker, if known."""
+        return max((entry["communicate_seconds"] for entry in self.calibrated_workers if entry["communicate_seconds"]), default=None)
+
+    @property
+    def message_fraction(self) -> float | None:
+        """The time of a few bytes over that of an exchange on its slowest worker, if known."""
+        known = [entry for entry in self.calibrated_workers if entry["communicate_seconds"] and entry["message_seconds"] is not None]
+        if not known:
+            return None
+        longest = max(known, key=lambda entry: entry["communicate_seconds"])
+        return float(min(1.0, longest["message_seconds"] / longest["communicate_seconds"]))
+
+    def network_cause(self, network_fraction: float, seconds: float) -> NetworkCause:
+        """Return why communication takes `network_fraction` of a step, which is `seconds`."""
+        # The link, if the bytes at its full rate take at least half of that; waiting, if the exchange alone takes less than half; messages,
+        # if a few bytes take at least half as long as all; else the transfer through memory and processor.
+        link = self.busiest_link
+        if link is not None and (link.fraction or 0.0) >= DOMINANT_FRACTION * network_fraction:
+            return "link"
+        if self.exchange_seconds is not None and self.exchange_seconds < DOMINANT_FRACTION * seconds:
+            return "waiting"
+        return "messages" if (self.message_fraction or 0.0) >= DOMINANT_FRACTION else "transfer"
 
 
 def read_evidence(run: Run) -> Evidence:
@@ -400,9 +403,6 @@ def bits_text(bytes_per_second: float) -> str:
     return f"{bits:g} bit/s"
 
 
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A one-line answer: its `key` in JSON, `question` on the page, and JSON `figures`."""
@@ -427,7 +427,7 @@ def time_text(seconds: float | None) -> str:
     """Return a time with three digits: ``0.34 s``, ``2.08 min``, ``3.12 h``, ``2.9 days``."""
     if seconds is None:
         return UNKNOWN
-    for least, unit in ((3 * _DAY, "days"), (2 * _HOUR, "h"), (2 * _MINUTE, "min")):
-        if seconds >= least:
-            return f"{digits3(seconds / {'days': _DAY, 'h': _HOUR, 'min': _MINUTE}[unit])} {unit}"
+    for least, unit_seconds, unit in ((3, 86_400.0, "days"), (2, 3600.0, "h"), (2, 60.0, "min")):
+        if seconds >= least * unit_seconds:
+            return f"{digits3(seconds / unit_seconds)} {unit}"
     return f"{digits3(seconds)} s"

@@ -20,7 +20,7 @@ from ..runs.run import Run, as_recorded, diverged_text, labelled
 from .advice import Advice
 from .configurations import SPEED_FIGURE, Configuration, ConfigurationSet, called, configuration_set, shown
 from .duration import AS_PLANNED, Wanted, duration
-from .evidence import BESIDE_TRAINING, NAMES, SELDOM, Answer, bits_text, busiest, exchange_seconds, padding_text, percent
+from .evidence import BESIDE_TRAINING, NAMES, SELDOM, Answer, bits_text, padding_text, percent
 from .learning import checkpoint_files, learning, learning_rate, training_set
 from .utilisation import hardware_use, network_use, step_time_and_network
 from .verdict import NEARLY_ALL, NOTABLE, SLOW, Explanation, NodeView, exchange_text, explain, hidden_exchange
@@ -91,7 +91,7 @@ def _exchange(explanation: Explanation) -> str:
 def _network(explanation: Explanation) -> str:
     kind = "that computation does not hide" if explanation.evidence.summary["mode"] == "sync" else "with the parameter server"
     share = f"communication-bound: {percent(explanation.step_fractions['network'])} of a worker's step is communication {kind}"
-    link = busiest(explanation.evidence.links)
+    link = explanation.evidence.busiest_link
     full = ""
     if link is not None:
         speed = bits_text(link.limit_bytes_per_second or 0.0)
@@ -103,7 +103,7 @@ def _network(explanation: Explanation) -> str:
         few = f"{_exchange(explanation)} of a few bytes takes {percent(explanation.message_fraction)} of the time of the full one"
         return f"{share}: latency and overhead more than bandwidth{though}; {few}."
     if explanation.network_cause == "waiting":
-        alone = seconds_text(exchange_seconds(explanation.evidence.calibration))
+        alone = seconds_text(explanation.evidence.exchange_seconds)
         return f"{share}, mostly overhead and waiting{though}: {_exchange(explanation)} by itself takes {alone}."
     calibration = explanation.evidence.calibration
     payload = bytes_text(calibration["payload_bytes"]) if calibration else "the gradients"
@@ -282,7 +282,7 @@ def notes(explanation: Explanation) -> list[str]:
     if len(held_up) > MOST_NODES_SHOWN:
         held_up = [*held_up[:MOST_HELD_UP], f"So are {len(held_up) - MOST_HELD_UP:,} more of {len(explanation.nodes):,} nodes."]
     found += held_up
-    if "network" in explanation.candidates and busiest(evidence.links) is None:
+    if "network" in explanation.candidates and evidence.busiest_link is None:
         found.append("The links' capacity is unknown, so their utilisation cannot be computed (--bandwidth sets one for virtual nodes).")
     return found
 

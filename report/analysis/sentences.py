@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -84,13 +84,13 @@ def told(conclusion: Conclusion) -> Told:
     found = conclusion.configurations
     unrepeated, many = _unrepeated(found), len(found.all)
     speed = SPEED_FIGURE in conclusion.figures
-    best = quality_told(found, speed=speed)
+    best = [*quality_told(found, speed=speed)]
     advised = max((len(one.runs) for one in found.all), default=0) < _USUAL_REPEATS
     restated = {id(one): verdict for one in conclusion.best for verdict in conclusion.verdicts if _restates(verdict, one)}
     best += [_best(one, restated.get(id(one)), unrepeated, many, advised) for one in conclusion.best]
     quality_alone = found.quality.leads and sum(map(found.ranks, found.all)) == 1
     best += [_why_no_best(found)] if speed and not conclusion.best and not quality_alone else []
-    best += _missed(found) if TARGET in conclusion.figures else []
+    best += [*_missed(found)] if TARGET in conclusion.figures else []
     by_target = {one.axis for one in conclusion.verdicts if one.figure == TARGET.key and one.ratio is not None}  # decided there
     lines = [
         _axis_line(one, unrepeated, advised)
@@ -221,19 +221,17 @@ def _interval(found: Ratio) -> str:
 MOST_MISSED = 4  # named if they missed the target
 
 
-def _missed(found: ConfigurationSet) -> list[str]:
+def _missed(found: ConfigurationSet) -> Iterator[str]:
     by_goal: dict[str, list[Configuration]] = {}
     for one in found.all:
         if one.missed_target:
             by_goal.setdefault(one_line(str(one.row.figures["target"])), []).append(one)
-    lines = []
     for goal, missed in by_goal.items():
         named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MOST_MISSED]]
         more = f" and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
         every = len(missed) == len(found.all)
         what = f"No configuration reached {goal} in every run" if every else f"Not reached in every run ({goal})"
-        lines.append(f"{what}: {', '.join(named)}{more}.")
-    return lines
+        yield f"{what}: {', '.join(named)}{more}."
 
 
 def _does(one: Best) -> str:
@@ -298,17 +296,15 @@ def _opposed(one: AxisVerdict) -> str:
     return "".join(f"; {words} {', '.join(named)}" for words, named in said.items() if named)
 
 
-def _limits(limits: Sequence[Limit]) -> list[str]:
-    """Return each bottleneck with the time of equal examples, as fractions do not compare."""
+def _limits(limits: Sequence[Limit]) -> Iterator[str]:
+    """Yield each bottleneck with the time of equal examples, as fractions do not compare."""
     first = limits[0].configuration.typical_run if limits else None
     batch = None if first is None else first.summary.get("global_batch_size")
     examples = None if first is None or not batch else real_batch(first.job, batch)
-    found = []
     for limit in limits:
         speeds = limit.configuration.figures(SPEED_FIGURE)
         takes = f" ({examples:,} examples take {seconds_text(examples / geometric_mean(speeds))})" if examples and speeds else ""
-        found.append(f"{limit.configuration.label}: {held_back(limit.explanation)}{takes}.")
-    return found
+        yield f"{limit.configuration.label}: {held_back(limit.explanation)}{takes}."
 
 
 def _next(conclusion: Conclusion) -> list[str]:
@@ -386,42 +382,40 @@ def as_lines(told: Told) -> list[str]:
 _MOST_REACHED = 2  # configurations named as reaching a quality
 
 
-def quality_told(found: ConfigurationSet, *, speed: bool = True) -> list[str]:
-    """Return sentences on the best quality and on runs not ranked; `speed`: throughput follows."""
+def quality_told(found: ConfigurationSet, *, speed: bool = True) -> Iterator[str]:
+    """Yield sentences on the best quality and on runs not ranked; `speed`: throughput follows."""
     quality, every = found.quality, found.all
-    lines = []
     if quality.leads and quality.best is not None:
         name = one_line(quality.info.label) if quality.info is not None else ""
         interval = quality.interval(quality.best)
         within = "" if interval is None else f"95 % CI {'–'.join(map(_figure(quality.info), interval))}, "
-        places = [place for place in range(len(every)) if place in quality.judged and place != quality.best]
-        kinds = (
-            ("significantly worse:", [place for place in places if place in quality.worse]),
-            ("not significantly worse:", [place for place in places if place not in quality.worse | quality.unknown]),
-            ("significance unknown against", [place for place in places if place in quality.unknown]),
-        )
-        rest = [f"{kind} {some_of([f'{every[one].label}, {quality.text(one)}' for one in those])}" for kind, those in kinds if those]
-        best = f"{every[quality.best].label} has the best test {name}, {quality.text(quality.best, within)}"
-        lines.append(f"{'; '.join([best, *rest])}.")
+        others = [place for place in sorted(quality.judged) if place != quality.best]
+        kinds = {
+            "significantly worse:": [place for place in others if place in quality.worse],
+            "not significantly worse:": [place for place in others if place not in quality.worse | quality.unknown],
+            "significance unknown against": [place for place in others if place in quality.unknown],
+        }
+        named = {kind: [f"{every[place].label}, {quality.text(place)}" for place in places] for kind, places in kinds.items()}
+        rest = "".join(f"; {kind} {some_of(those)}" for kind, those in named.items() if those)
+        yield f"{every[quality.best].label} has the best test {name}, {quality.text(quality.best, within)}{rest}."
     if quality.diverged:
-        named = [f"{every[place].label} ({why})" for place, why in quality.diverged.items()]
-        lines.append(f"Diverged, so not ranked: {some_of(named)}.")
+        yield f"Diverged, so not ranked: {some_of([f'{every[place].label} ({why})' for place, why in quality.diverged.items()])}."
     if not quality.learnt:
         worth = "its first evaluation or on guessing the most common class"
-        lines.append(f"No run improved on {worth}{', so only throughput is ranked' * speed}.")
+        yield f"No run improved on {worth}{', so only throughput is ranked' * speed}."
     outside: dict[str, list[str]] = {}
-    for place in range(len(every)):
+    for place, one in enumerate(every):
         if quality.leads and place not in quality.judged | quality.diverged.keys():
-            outside.setdefault(differing(found.why_not_judged(every[place])), []).append(every[place].label)
-    lines += [f"Not ranked, as the quality is not comparable{why}: {some_of(labels)}." for why, labels in outside.items()]
+            outside.setdefault(differing(found.why_not_judged(one)), []).append(one.label)
+    for why, labels in outside.items():
+        yield f"Not ranked, as the quality is not comparable{why}: {some_of(labels)}."
     if quality.undecided and not quality.leads:
-        lines.append("The configurations train differently, and their quality is not comparable: no recommendation.")
+        yield "The configurations train differently, and their quality is not comparable: no recommendation."
     elif quality.unknown:
         single = "one run each" if all(len(one.runs) == 1 for one in every) else "too few repeats of other seeds"
-        lines.append(f"The configurations train differently, and with {single} the significance is unknown: no recommendation.")
+        yield f"The configurations train differently, and with {single} the significance is unknown: no recommendation."
     elif speed and quality.leads and sum(map(found.ranks, every)) == 1 and len(every) > 1:
-        lines.append("Throughput is not ranked: no other configuration has comparable quality.")
-    return lines
+        yield "Throughput is not ranked: no other configuration has comparable quality."
 
 
 def learnt_told(found: ConfigurationSet) -> list[str]:
@@ -465,30 +459,29 @@ def _that_all_reach(info: MetricInfo, worst: float) -> str:
 MOST_PAIRS_TOLD = 2  # more pairs are only counted
 
 
-def agreements_told(found: Sequence[LossAgreement]) -> list[str]:
-    """Return the agreement of pairs of runs as sentences; many pairs are grouped."""
-    if len(found) <= MOST_PAIRS_TOLD:
-        return [_agreement_told(one) for one in found]
-    same = [one for one in found if one.parts_at is None and one.identical]
-    near = [one for one in found if one.parts_at is None and not one.identical]
-    parts = [one for one in found if one.parts_at is not None]
+def agreements_told(found: Sequence[LossAgreement]) -> Iterator[str]:
+    """Yield the agreement of pairs of runs as sentences; many pairs are grouped."""
+    together = len(found) > MOST_PAIRS_TOLD
+    same = [one for one in found if together and one.parts_at is None and one.identical]
+    near = [one for one in found if together and one.parts_at is None and not one.identical]
+    parts = [one for one in found if one.parts_at is not None or not together]
     of = f"of {counted(len(found), 'pair')} of runs"
-    told = []
     if same:
-        told.append(f"{len(same)} {of}: bitwise identical over {_updates(same)}.")
+        yield f"{len(same)} {of}: bitwise identical over {_updates(same)}."
     if near:
         difference = f"(largest difference {max(one.largest for one in near):.1e})"
-        told.append(f"{len(near)} {of} agree within {EQUAL_WITHIN:.2%} over {_updates(near)} {difference}.")
+        yield f"{len(near)} {of} agree within {EQUAL_WITHIN:.2%} over {_updates(near)} {difference}."
     if len(parts) <= MOST_PAIRS_TOLD:
-        return [*told, *(_agreement_told(one) for one in parts)]
+        yield from map(_agreement_told, parts)
+        return
     places = sorted(one.parts_at or 0 for one in parts)
     last = "" if places[0] == places[-1] else f" to {places[-1] - 1:,}"
-    return [*told, f"{len(parts)} {of} of one seed agree within {EQUAL_WITHIN:.2%} up to update {places[0] - 1:,}{last}."]
+    yield f"{len(parts)} {of} of one seed agree within {EQUAL_WITHIN:.2%} up to update {places[0] - 1:,}{last}."
 
 
 def _updates(found: Sequence[LossAgreement]) -> str:
-    counts = sorted(one.updates for one in found)
-    return counted(counts[0], "update") if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,} updates"
+    least, most = (choose(one.updates for one in found) for choose in (min, max))
+    return counted(least, "update") if least == most else f"{least:,} to {most:,} updates"
 
 
 def _agreement_told(one: LossAgreement) -> str:

@@ -13,7 +13,7 @@ from ...records.text import bytes_text, seconds_text
 from ..runs.run import Run
 from ..runs.series import pauses, training_clock
 from ..runs.series_arrays import Floats, NodeSeries, StepSeries
-from .evidence import NAMES, Answer, bits_text, busiest, digits3, percent
+from .evidence import NAMES, Answer, bits_text, digits3, percent
 from .verdict import NEARLY_ALL, Explanation, NodeView
 
 MOST_NAMED = 3  # nodes named one by one; of more only the least and most busy
@@ -228,7 +228,7 @@ def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries])
     limited, limit_text = _limit(explanation)
     began = explanation.evidence.part_began_seconds or 0.0
     pairs = pair_correlations(nodes, began, run.summary["run_seconds"])
-    link = busiest(explanation.evidence.links)
+    link = explanation.evidence.busiest_link
     figures = {
         "limit": limited,
         "step_fraction": explanation.step_fractions.get("network") if explanation.calibrated else None,
@@ -243,7 +243,7 @@ def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries])
 
 
 def _limit(explanation: Explanation) -> tuple[bool | None, str]:
-    link = busiest(explanation.evidence.links)
+    link = explanation.evidence.busiest_link
     full = (
         "" if link is None else f"node {link.node} uses {percent(link.fraction)} of its {bits_text(link.limit_bytes_per_second or 0)} link"
     )

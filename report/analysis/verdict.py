@@ -20,8 +20,6 @@ from .evidence import (
     Shares,
     Worker,
     around_training,
-    message_fraction,
-    network_cause,
     percent,
     read_evidence,
     step_fractions,
@@ -53,7 +51,7 @@ class ExchangeCosts:
 
 def exchange_costs(evidence: Evidence, *, starved: bool) -> ExchangeCosts | None:
     """Return a sync exchange's costs, if calibrated; no estimate if `starved` (CPU contention)."""
-    calibrated = (evidence.calibration or {}).get("workers", ())
+    calibrated = evidence.calibrated_workers
     known = [entry for entry in calibrated if entry["communicate_seconds"] and entry["message_seconds"]]
     if evidence.summary["mode"] != "sync" or evidence.shares is None or not known or len(known) < len(calibrated):
         return None
@@ -80,7 +78,7 @@ def exchange_costs(evidence: Evidence, *, starved: bool) -> ExchangeCosts | None
 def hidden_exchange(evidence: Evidence) -> float | None:
     """Return the maximum fraction of communication, if the calibration was slower than the run."""
     # Own work fills the step there, so the maximum is the exchange calibrated alone, or the calibration's spread.
-    entries, shares = (evidence.calibration or {}).get("workers", ()), evidence.shares
+    entries, shares = evidence.calibrated_workers, evidence.shares
     steps = {worker.worker: worker.step_seconds for worker in evidence.workers if worker.communicate_seconds <= 1e-9 * worker.step_seconds}
     slower = any(entry["data_seconds"] + entry["compute_seconds"] > steps.get(entry["worker"], math.inf) for entry in entries)
     if shares is None or not slower or len(steps) < len(evidence.workers) or evidence.summary["workers"] == 1:
@@ -231,14 +229,13 @@ def _judged(evidence: Evidence) -> Explanation:
         return Explanation(long[0] if long else "unknown", tuple(long), None, None, None, None, around, {}, {}, views, evidence)
     exchange = shares.step["network"]
     seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
-    cause = network_cause(exchange, evidence.links, evidence.calibration, seconds) if exchange >= NOTABLE else None
+    cause = evidence.network_cause(exchange, seconds) if exchange >= NOTABLE else None
     short = _saturated_node(evidence) if cause != "link" else None
     verdict, candidates = _ranked(shares, short is not None)
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
     views = tuple(_view(evidence, node, cause, short) for node in range(len(evidence.summary["per_node"])))
-    message = message_fraction(evidence.calibration)
     figures = (shares.run, shares.uncertainty, shares.step)
-    return Explanation(verdict, candidates, cause, message, slow, shares.slowness, *figures, views, evidence)
+    return Explanation(verdict, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
 
 
 LARGEST_UNSEEN = 0.5  # without calibration, a component above this is the verdict

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..analysis.configurations import Configuration, ConfigurationSet, Disturbed, called, configuration_set
+from ..analysis.configurations import Configuration, ConfigurationSet, called, configuration_set
 from ..compare.factors import some_of
 from ..runs.cpu_starvation import contention_judged
 from ..runs.run import Run
@@ -271,7 +271,7 @@ class Lines:
     """The lines, the contended runs, and the keys of the axes that colour and dash show."""
 
     all: tuple[Line, ...]
-    left_out: tuple[Disturbed, ...]
+    left_out: tuple[Run, ...]
     configurations: ConfigurationSet | None
     coloured: str | None = None
     dashed: str | None = None
@@ -300,7 +300,7 @@ class Lines:
     def left_out_note(self) -> str:
         """The note on runs with CPU contention, or with unknown contention; may be empty."""
         unjudged = [run.name for line in self.all for run in line.runs if run.has_summary and not contention_judged(run.summary)]
-        names = some_of([one.run.name for one in self.left_out])
+        names = some_of([run.name for run in self.left_out])
         every = len(self.left_out) == len(self.runs)
         void = f"Not drawn over time, because of CPU contention from other programs: {names}."
         void = "All runs had CPU contention from other programs: their speeds and times are not their own." if every else void
@@ -318,7 +318,7 @@ def lines_of(runs: Sequence[Run]) -> Lines:
     coloured, dashed, looks = _looks(found)
     ordered = [(one, looks[found.place(one)]) for one in found.in_order]
     every = sum(len(one.runs) for one in found.all)
-    void = {id(one.run) for one in found.disturbed} if len(found.disturbed) < every else set()
+    void = {id(run) for run in found.disturbed} if len(found.disturbed) < every else set()
     timed = [tuple(run for run in one.runs if id(run) not in void) for one, _ in ordered]
     repeated = bool(found.axes) and any(len(one.runs) > 1 for one in found.all)
     labels = [one.label if found.axes else one.row.label for one, _ in ordered] if len(runs) > 1 else [runs[0].name]

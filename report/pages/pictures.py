@@ -208,42 +208,26 @@ def _picture(lines: Lines, found: ConfigurationSet, axis: Factor) -> Picture:
 def _rows(lines: Lines, found: ConfigurationSet, axis: Factor) -> list[_Row]:
     others = found.others(axis)
     by_id = {id(line.configuration): line for line in lines.all if line.configuration is not None}
-    rows = []
-    for place, group in enumerate(found.strata(axis)):
-        members = tuple(sorted(group, key=lambda one: axis.order(one.values[axis.key])))
-        line = by_id[id(members[0])]
-        rows.append(_Row(called(others, members[0].values) or "all runs", _stroke(lines, axis, line, place), line.number, members))
-    return (
-        rows
-        if len({row.stroke for row in rows}) == len(rows)
-        else [_Row(row.label, stroke(place), row.line, row.configurations) for place, row in enumerate(rows)]
-    )
-
-
-def _stroke(lines: Lines, axis: Factor, line: Line, place: int) -> Stroke:
-    if lines.coloured is None:
-        return stroke(place)
-    return Stroke(
-        -1 if lines.coloured == axis.key else line.stroke.colour,
-        0 if lines.dashed == axis.key else line.stroke.dash,
-    )
+    groups = [tuple(sorted(group, key=lambda one: axis.order(one.values[axis.key]))) for group in found.strata(axis)]
+    first = [by_id[id(members[0])] for members in groups]
+    coloured, dashed = lines.coloured == axis.key, lines.dashed == axis.key
+    strokes = [Stroke(-1 if coloured else line.stroke.colour, 0 if dashed else line.stroke.dash) for line in first]
+    if lines.coloured is None or len(set(strokes)) < len(strokes):
+        strokes = [stroke(place) for place in range(len(groups))]
+    return [
+        _Row(called(others, members[0].values) or "all runs", own, line.number, members)
+        for members, own, line in zip(groups, strokes, first, strict=True)
+    ]
 
 
 def _measures(metrics: Sequence[MetricInfo], runs: Sequence[Run]) -> list[_Measure]:
-    learnt = [
-        _Measure(
-            f"Test {info.label}{of} at the {'last evaluation' if of else 'end'}",
-            "",
-            _of_run("eval", info.name),
-            f"test {info.label}",
-            from_zero=False,
-            timed=False,
-        )
-        for info in metrics[:1]
-        for of in [searched(info, runs)]
-    ]
+    learnt = []
+    for info in metrics[:1]:
+        of = searched(info, runs)
+        title = f"Test {info.label}{of} at the {'last evaluation' if of else 'end'}"
+        learnt.append(_Measure(title, "", _of_run("eval", info.name), f"test {info.label}", from_zero=False, timed=False))
     return [
-        _Measure("Examples per second", "", _throughput, "examples per second"),
+        _SPEED,
         _Measure("Time to the target", "s", _time_to_target, "seconds"),
         *learnt,
         _Measure("CPU", "", _of_nodes("cpu_cores_used", "mean"), "cores used by a node"),
@@ -256,7 +240,7 @@ def _of_run(*path: str) -> Callable[[Run], list[float]]:
     return lambda run: [] if (value := number(reach(run.summary, path))) is None else [value]
 
 
-_throughput = _of_run("examples_per_second")
+_SPEED = _Measure("Examples per second", "", _of_run("examples_per_second"), "examples per second")
 
 
 def _time_to_target(run: Run) -> list[float]:
@@ -276,24 +260,16 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _points(
-    axis: Factor,
-    row: _Row,
-    values: Callable[[Run], list[float]],
-    of: Callable[[Sequence[float]], float] = _mean,
-    *,
-    timed: bool = True,
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return x, mean, lowest and highest [configurations]; `timed` excludes contended runs."""
+def _points(axis: Factor, row: _Row, measure: _Measure, of: Callable[[Sequence[float]], float] = _mean) -> tuple[Floats, ...]:
+    """Return x, mean, lowest and highest [configurations]."""
     table = []
     for one in row.configurations:
-        found = [values(run) for run in (timed_runs(one.runs) if timed else one.runs)]
+        found = [measure.values(run) for run in (timed_runs(one.runs) if measure.timed else one.runs)]
         known = [value for each in found if each and math.isfinite(value := of(each))]
         nothing = not known or len(known) < len(found)
         mean = math.nan if nothing else sum(known) / len(known)
         table.append((float(one.values[axis.key]), mean, math.nan if nothing else min(known), math.nan if nothing else max(known)))
-    x, mean, low, high = np.array(table, np.float64).T
-    return x, mean, low, high
+    return tuple(np.array(table, np.float64).T)
 
 
 def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: bool, *, uneven: bool) -> Panel:
@@ -301,7 +277,7 @@ def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: b
     bands: list[Band] = []
     ways: tuple[Callable[[Sequence[float]], float], ...] = (min, max) if uneven else (_mean,)
     for row in rows:
-        own = [_points(axis, row, measure.values, of, timed=measure.timed) for of in ways]
+        own = [_points(axis, row, measure, of) for of in ways]
         x, (_, _, low, _), (_, _, _, high) = own[0][0], own[0], own[-1]
         curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in own if np.isfinite(mean).any()]
         pale = band(row.stroke, x, low, high, row.line)
@@ -325,7 +301,7 @@ def _scaling(axis: Factor, rows: Sequence[_Row]) -> list[Panel]:
     efficiencies: list[Curve] = []
     nodes: set[float] = set()
     for row in rows:
-        x, mean, _, _ = _points(axis, row, _throughput)
+        x, mean, _, _ = _points(axis, row, _SPEED)
         if len(x) < 2 or not np.isfinite(mean[0]) or not mean[0] > 0:
             continue
         nodes |= set(x.tolist())
@@ -345,7 +321,7 @@ def _scaling(axis: Factor, rows: Sequence[_Row]) -> list[Panel]:
 
 
 def _words_of_row(axis: Factor, row: _Row) -> str:
-    x, mean, _, _ = _points(axis, row, _throughput)
+    x, mean, _, _ = _points(axis, row, _SPEED)
     known = [f"{number_text(value, 6)}: {number_text(speed)}" for value, speed in zip(x.tolist(), mean.tolist(), strict=True)]
     return f"{row.label}, examples per second by {axis.label}: {', '.join(known)}"
 

@@ -213,7 +213,7 @@ def time_shares(lines: Lines) -> Picture:
     nodes: list[tuple[str, Mapping[str, Any] | None]] = []
     some = False
     for line, run in ended:
-        shown, left_out = ends_of(_nodes(run), _waited)
+        shown, left_out = _ends(run)
         some = some or (left_out and each)
         if each:
             nodes += [(_row(line, node, figures, alone=len(ended) == 1), figures) for node, figures in shown]
@@ -272,17 +272,14 @@ def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _nodes(run: Run) -> list[tuple[int, Mapping[str, Any] | None]]:
-    if not run.has_summary:
-        return []
     shares = run.summary.get("time_shares")
     if shares is None:
         return [(node, None) for node in range(len(run.summary["per_node"]))]
     return [(figures["node"], figures) for figures in shares["nodes"]]
 
 
-def _waited(node: tuple[int, Mapping[str, Any] | None]) -> float | None:
-    seconds: float | None = None if node[1] is None else node[1]["peers_seconds"]
-    return seconds
+def _ends(run: Run) -> tuple[list[tuple[int, Mapping[str, Any] | None]], bool]:
+    return ends_of(_nodes(run), lambda node: None if node[1] is None else node[1]["peers_seconds"])
 
 
 def _percent(figures: Mapping[str, Any] | None, key: str) -> float:
@@ -314,7 +311,7 @@ def _words(line: Line, run: Run, clock: Mapping[str, float]) -> str:
     known = [(_named(name, [clock]), key) for name, (key, _) in _CLOCK_COMPONENTS.items() if _has(clock, key)]
     spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, key in known)
     steps = []
-    for node, figures in ends_of(_nodes(run), _waited)[0]:
+    for node, figures in _ends(run)[0]:
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
         if parts:
             steps.append(f"a step on node {node}: {', '.join(parts)}")

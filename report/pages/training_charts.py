@@ -131,15 +131,17 @@ def _panels(
         for over, x_title, source, counts in (("steps", _STEPS, drawn[0], True), ("time", _SECONDS, drawn[1], False)):
             if part and counts:
                 continue
-            own = [source[number] for number in members if number in source]
-            curves = _faint_first(one for curves, _ in own for one in curves)
-            bands = tuple(one for _, bands in own for one in bands)
+            curves, bands = _together(source[number] for number in members if number in source)
             found.append(Panel(part or f"{title} over {over}", x_title, height, curves, bands=bands, counts=counts, from_zero=from_zero))
     return tuple(panel for panel in found if panel.curves)
 
 
-def _faint_first(curves: Iterable[Curve]) -> tuple[Curve, ...]:
-    return tuple(sorted(curves, key=lambda drawn: drawn.kind != "faint"))
+def _together(drawn: Iterable[Drawn]) -> tuple[tuple[Curve, ...], tuple[Band, ...]]:
+    curves, bands = [], []
+    for own_curves, own_bands in drawn:
+        curves += own_curves
+        bands += own_bands
+    return tuple(sorted(curves, key=lambda one: one.kind != "faint")), tuple(bands)
 
 
 def _draw(
@@ -218,8 +220,7 @@ def _learning_rates(lines: Lines, trained: Mapping[int, Sequence[_Trained]]) -> 
         words.append(f"{line.label}: from {begin} to {end}, at most {most}")
     panels = []
     for part in lines.parts:
-        own = [drawn[line.number] for line in lines.all if line.part == part and line.number in drawn]
-        curves, bands = _faint_first(one for curves, _ in own for one in curves), tuple(one for _, bands in own for one in bands)
+        curves, bands = _together(drawn[line.number] for line in lines.all if line.part == part and line.number in drawn)
         panels.append(Panel(part or "Learning rate over updates", _STEPS, "learning rate", curves, bands=bands, counts=True))
     return [Picture("learning-rate", "Learning rate", _RATES, "; ".join(words), tuple(panel for panel in panels if panel.curves))]
 
