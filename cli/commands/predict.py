@@ -14,11 +14,9 @@ from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...records.store.jsonl import finite_json
 from ...report.analysis.cost_model import Exchange, Link, Topology
-from ...report.analysis.extrapolation import Question, Scaling, read_validation
-from ...report.analysis.extrapolation import predict as predicted
-from ...report.analysis.fit import fit
-from ...report.analysis.observations import Observed, observe_all
-from ...report.analysis.prediction_table import document, prediction_table
+from ...report.analysis.fit import Observed, fit, observe
+from ...report.analysis.predictions import Question, Scaling, document, prediction_table, read_validation
+from ...report.analysis.predictions import predict as predicted
 from ...report.compare.run_tables import to_text
 from ...report.runs.locate import find_run
 from ...report.runs.run import Run, diverged, labelled
@@ -76,7 +74,7 @@ def predict(
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
-    observed = observe_all(_that_trained(labelled([Run(path) for path in paths])))
+    observed = [observe(run) for run in _that_trained(labelled([Run(path) for path in paths]))]
     chosen = _topology(topology, observed[0])
     name_settings({"ps": "flag"})
     servers = _servers(ps, observed, chosen)
