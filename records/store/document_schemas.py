@@ -155,7 +155,7 @@ class _Host(JsonObject):
     packages: dict[Name, Name | None] | None = None
     gpus: Annotated[list[_HostGpu], Field(max_length=MOST_NODES)] | None = None
     gpu_driver: Name | None = None
-    visible_gpus: Annotated[list[_TaskGpu], Field(max_length=MOST_NODES)] | None = None
+    visible_gpus: Annotated[list[_VisibleGpu], Field(max_length=MOST_NODES)] | None = None
 
 
 class _WorkTree(JsonObject):
