@@ -19,7 +19,7 @@ from ...core import plugins
 from ...core.console import is_text, spelled
 from ...core.errors import UsageError
 from ...core.job import Job
-from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
+from ..base import DatasetSource, HasFolder, HasVocabulary, LoadsInParts, TakesArguments
 from .manifest import SCHEMA
 from .writer import of_source
 
@@ -207,7 +207,7 @@ def _declared_source(plugin: plugins.Plugin) -> DatasetSource:
         for member, kind in (("name", str), ("description", str), ("version", int)):
             if not isinstance(value := getattr(source, member), kind):
                 raise TypeError(f"{member} is {type(value).__name__}, not {kind.__name__}")
-        if not callable(source.load):
+        if not callable(source.load_in if isinstance(source, LoadsInParts) else source.load):
             raise TypeError("load is no function")
     return source
 
