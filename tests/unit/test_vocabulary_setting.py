@@ -79,6 +79,9 @@ class Letters:
             raise UsageError("vocabulary: 40 to 400")
         return type(self)(size)
 
+    def load(self, data_dir):
+        raise UsageError("data: letters are only named here")
+
 
 class WithoutSize(Letters):
     name = "letters"
