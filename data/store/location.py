@@ -19,7 +19,7 @@ from ...core import plugins
 from ...core.console import is_text, spelled
 from ...core.errors import UsageError
 from ...core.job import Job
-from ..base import DatasetSource, HasFolder, HasVocabulary, LoadsInParts, TakesArguments
+from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
 from .manifest import SCHEMA
 from .writer import of_source
 
