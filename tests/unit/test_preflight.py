@@ -246,7 +246,8 @@ def networks(tmp_path, monkeypatch):
         ("own/torch.py", "print('noise')\n", None),
         ("own/torch.py", "import no_such_package_of_a_test\n", "ModuleNotFoundError: No module named 'no_such_package_of_a_test'"),
         ("own/__init__.py", "1 / 0\n", "ZeroDivisionError"),
-        ("own/torch.py", "import sys\nsys.exit(0)\n", "ended with code 0"),
+        ("own/torch.py", "import sys\nsys.exit(0)\n", "could not be loaded from 'networks_of_a_test.own.torch': SystemExit: 0"),
+        ("own/torch.py", "import os\nos._exit(0)\n", "ended with code 0"),
         ("own/torch.py", "import os\nos.kill(os.getpid(), 9)\n", "was killed by SIGKILL"),
     ],
 )
