@@ -10,9 +10,9 @@ from typing import Any, Literal
 from ...core.errors import UsageError
 from ...core.setting import SPEED
 from ...records.store.jsonl import finite_json
+from ..runs.columns import row
 from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, labelled, measurements, number
-from ..runs.summary_rows import row
 from .caveats import changed_on_resume
 from .comparability import Comparability, compare_settings
 from .factors import CHOSEN, RULES, Factor, setting_text

@@ -6,22 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...core.setting import ALL, GROUPS, LEARNING, SPEED, STEPS, TARGET, WORK
+from ..runs.columns import COLUMNS, Column, node_columns, run_columns
 from ..runs.cpu_starvation import contention_judged, cpu_starvation
 from ..runs.run import batch_text
-from .columns import (
-    MARK,
-    NODE,
-    RUN_COLUMNS,
-    Column,
-    cell,
-    holds_figures,
-    named_node,
-    node_cell,
-    node_lines,
-    relative,
-    relative_text,
-    run_columns,
-)
+from .cells import MARK, cell, holds_figures, named_node, node_cell, node_lines, relative, relative_text
 from .comparability import Comparability, Difference
 from .comparison import Comparison, relative_speed, relative_target
 from .factors import RULES, setting_text, some_of
@@ -29,8 +17,6 @@ from .rows import Row
 from .run_tables import ACROSS_MODES, SYNTHETIC
 
 TOO_FAST = "‡"  # an efficiency significantly above 100 %
-_SPEED = ("examples_per_second", "steps_per_second", "run_seconds", "train_seconds", "init_seconds")
-_LEARNING = ("staleness_mean",)
 _CONTEXT = ("backend", "mode", "nodes", "workers", "parameter servers", "global batch", "batch per worker")
 # Columns that vary within a series; those of a sweep have the names of its fields.
 _OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", "global_batch_size", "batch_size", "runs"})
@@ -70,7 +56,7 @@ def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[Co
     """Return one table with some figures; those of nodes have a column per node."""
     found: list[TextColumn] = []
     for one in columns:
-        if one in NODE or one.key.startswith("node_"):
+        if one.of_node:
             lines = node_lines(comparison.entries)
             found += [(named_node(node, label, one.header), _node_cells(comparison, one, node)) for node, label in lines]
         else:
@@ -79,15 +65,15 @@ def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[Co
 
 
 def _speed(comparison: Comparison) -> ComparisonTable:
-    columns = {one.key: one for one in RUN_COLUMNS}
-    speed, *others = [(columns[key].header, _cells(comparison, columns[key])) for key in _SPEED]
+    columns = sorted((one for one in COLUMNS if one.speed), key=lambda one: one.speed)
+    speed, *others = [(one.header, _cells(comparison, one)) for one in columns]
     found = [speed, _relative(comparison, relative_speed(comparison.entries), SPEED), *others]
     return _block("Speed", comparison, [column for column in found if _observed(column)], _context(comparison))
 
 
 def _learning(comparison: Comparison) -> ComparisonTable:
     found = []
-    for one in (one for one in run_columns(comparison.runs) if one.group in LEARNING or one.key in _LEARNING):
+    for one in (one for one in run_columns(comparison.runs) if one.group in LEARNING or one.learning):
         column = one.header, _cells(comparison, one)
         found.append(column)
         if one.key == "time_to_target_seconds" and _observed(column):
@@ -97,13 +83,14 @@ def _learning(comparison: Comparison) -> ComparisonTable:
 
 def _resources(comparison: Comparison) -> ComparisonTable:
     names = tuple(next(iter(comparison.settings)))
+    columns = node_columns()
     rows = []
     for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
         for number, (node, called) in enumerate(node_lines([entry])):
             label = tuple(settings.values()) if number == 0 else ("",) * len(names)
-            rows.append((*label, called, *(node_cell(entry, one, node, marks) for one in NODE)))
+            rows.append((*label, called, *(node_cell(entry, one, node, marks) for one in columns)))
     return ComparisonTable(
-        "Resources of each node", (*names, "node", *(one.header for one in NODE)), tuple(rows), len(names) + 1, len(names) + 1
+        "Resources of each node", (*names, "node", *(one.header for one in columns)), tuple(rows), len(names) + 1, len(names) + 1
     )
 
 

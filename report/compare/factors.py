@@ -25,7 +25,7 @@ from ...core.setting import (
 from ...core.settings.job_fields import DECLARED
 from ...core.units import Cadence, Target, parse_bandwidth
 from ..runs.run import Run
-from ..runs.summary_rows import signature_at_the_end, signature_while_training
+from ..runs.translation_scores import signature_at_the_end, signature_while_training
 from . import factor_values as read
 
 MOST_NAMED = 4

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ...core.console import cell_text
 from ...records.store.jsonl import finite_json
-from .columns import Column
+from ..runs.columns import Column
 from .comparison import Comparison, relative_speed, relative_target
 from .comparison_tables import ComparisonTable, above, below, default_tables, selected_table
 from .run_tables import aligned, columns_of, plain_table, to_text

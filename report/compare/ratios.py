@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from ..runs.cpu_starvation import TIMED_FIGURES, cpu_starvation
+from ..runs.columns import TIMED_FIGURES, metrics_at_the_end, metrics_of, reach
+from ..runs.cpu_starvation import cpu_starvation
 from ..runs.run import number
-from ..runs.summary_rows import metrics_at_the_end, metrics_of
 
 CONFIDENCE = 0.95
 USUAL_SCATTER = 0.05  # usual relative difference between runs of one job on an otherwise idle machine
@@ -234,7 +234,7 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "dropped": [summary["run"] for summary in dropped],
         "contended": [summary["run"] for summary in summaries if cpu_starvation(summary) is not None],
         "figures": {
-            name: spread([_reach(summary, path) for summary in (timed if name in TIMED_FIGURES else staying)])
+            name: spread([number(reach(summary, path)) for summary in (timed if name in TIMED_FIGURES else staying)])
             for name, path in found.items()
         },
     }
@@ -257,13 +257,6 @@ def drop_fastest_and_slowest(summaries: Sequence[Mapping[str, Any]]) -> tuple[li
 def _duration(summary: Mapping[str, Any], with_target: bool) -> float:
     seconds = summary["time_to_target_seconds"] if with_target else summary["run_seconds"]
     return math.inf if seconds is None else float(seconds)
-
-
-def _reach(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    value: Any = summary
-    for name in path:
-        value = None if value is None else value.get(name)
-    return number(value)
 
 
 def spread(found: Sequence[float | None]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from rich.table import Table
 from ...core.console import one_line
 from ...core.setting import SPEED, TARGET
 from ...records.summary import FINAL_LOSS_UPDATES
-from ...records.text import UNKNOWN, count_text, figure_text, memory_basis, saving_text
+from ...records.text import count_text, figure_text, memory_basis, saving_text
+from ..runs.columns import COLUMNS, IN_TRAINING, Column, node_columns, run_columns
 from ..runs.run import Run, batch_text, diverged_text
 from .caveats import changed_text
-from .columns import IN_TRAINING, MARK, NODE, cell, named_node, node_cell, node_lines, relative, run_columns
+from .cells import MARK, cell, named_node, node_cell, node_lines, relative
 from .comparison import relative_speed, relative_target
 from .rows import Row, entry_of
 
@@ -32,27 +33,6 @@ NODES_BASIS = "CPU cores: means over the whole run, evaluations and pauses inclu
 _PSS = "node_memory_pss_bytes_max"
 REPEATED = "Sent and received are not known over the training time: restarts repeated work. explain shows them with that work."
 _ROOM = "\u2800"  # rich does not strip this blank at the end of a cell
-
-
-def _text(value: Any) -> str:
-    return UNKNOWN if value is None else one_line(str(value))
-
-
-_ASKED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("state", "state", _text),
-    ("backend", "backend", _text),
-    ("mode", "mode", _text),
-    ("model", "model", _text),
-    ("data", "data", _text),
-    ("precision", "precision_used", _text),
-    ("nodes", "nodes", count_text),
-    ("workers", "workers", count_text),
-    ("parameter servers", "parameter_servers", count_text),
-    ("exchange", "exchange", _text),
-    ("global batch", "global_batch_size", _text),
-)
-_WHERE_THEY_DIFFER = frozenset({"exchange"})  # side by side only if runs differ in it
-_ONLY_SIDE_BY_SIDE = frozenset({"eval_error", "node_cpu_fraction_mean"})  # derived from other figures of the table of one run
 
 
 def plain_table(**options: Any) -> Table:
@@ -77,17 +57,22 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
 
 
 def _settings(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for label, key, show in _ASKED:
-        if key == "global_batch_size" and figures["mode"] == "async":  # an update is of one worker's batch
-            label, key = "batch of an update", "batch_size"
-        if figures[key] is not None:
-            yield label, show(figures[key])
+    for one in _setting_lines():
+        label, value = one.label, figures[one.key]
+        if one.key == "global_batch_size" and figures["mode"] == "async":  # an update is of one worker's batch
+            label, value = "batch of an update", figures["batch_size"]
+        if value is not None:
+            yield label, one_line(one.show(value))
+
+
+def _setting_lines() -> list[Column]:
+    return sorted((one for one in COLUMNS if one.setting), key=lambda one: one.setting)
 
 
 def _results(entry: Row) -> Iterator[tuple[str, str]]:
     figures = entry.figures
     for one in run_columns(entry.runs):
-        if figures.get(one.key) is not None and one.key not in _ONLY_SIDE_BY_SIDE:
+        if figures.get(one.key) is not None and not one.derived:
             mean = f" (mean of the last {min(FINAL_LOSS_UPDATES, figures['steps'])} updates)" if one.key == "final_train_loss" else ""
             yield one.label, one.show(figures[one.key]) + mean
 
@@ -107,7 +92,7 @@ def _outcomes(entry: Row, path: Path | None) -> Iterator[tuple[str, str]]:
     if (figures["nodes_sharing_cores"] or 1) > 1:
         yield "cores", f"shared by {figures['nodes_sharing_cores']} nodes, which compete for them (virtual nodes: --cores-per-node)"
     if (source := figures["network_source"]) is not None:
-        yield "traffic counted at", _text("+".join(source) if isinstance(source, list) else source)
+        yield "traffic counted at", one_line("+".join(source) if isinstance(source, list) else source)
 
 
 def _not_translated(summary: Mapping[str, Any], run: Run, path: Path | None) -> str | None:
@@ -153,7 +138,7 @@ def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _nodes(entry: Row, pss: bool) -> Table:
-    columns = [one for one in NODE if one.key not in _ONLY_SIDE_BY_SIDE and (pss or one.key != _PSS)]
+    columns = [one for one in node_columns() if not one.derived and (pss or one.key != _PSS)]
     table = plain_table()
     table.add_column("node", no_wrap=True)
     for one in columns:
@@ -176,7 +161,7 @@ def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Tabl
     nodes = [
         (named_node(node, label, one.label), [node_cell(entry, one, node, own) for entry, own in zip(shown, marks, strict=True)])
         for node, label in node_lines(shown)
-        for one in NODE
+        for one in node_columns()
     ]
     table = plain_table()
     table.add_column("", no_wrap=True)
@@ -190,9 +175,9 @@ def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Tabl
 
 def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> list[tuple[str, list[str]]]:
     lines = [
-        (label, [show(entry.figures[key]) for entry in entries])
-        for label, key, show in _ASKED
-        if key not in _WHERE_THEY_DIFFER or len({entry.figures[key] for entry in entries} - {None}) > 1
+        (one.label, [one_line(one.show(entry.figures[one.key])) for entry in entries])
+        for one in _setting_lines()
+        if one.key != "exchange" or len({entry.figures["exchange"] for entry in entries} - {None}) > 1
     ]
     relative_to = f"  relative to {entries[0].label}"
     for one in run_columns(run for entry in entries for run in entry.runs):

@@ -13,13 +13,13 @@ from ...core.console import one_line
 from ...core.setting import LEARNING, LOSS, SPEED, TARGET
 from ...metrics.base import PERCENTAGES
 from ...records.text import UNKNOWN, statistic
-from ..compare.columns import NODE, Column, column, metric_columns, named_node, node_lines
+from ..compare.cells import named_node, node_lines
 from ..compare.comparison import Comparison
 from ..compare.ratios import half_width_of_mean, spread
 from ..compare.rows import Row
-from ..runs.cpu_starvation import TIMED_FIGURES, timed_runs
+from ..runs.columns import TIMED_FIGURES, Column, column, metric_columns, row
+from ..runs.cpu_starvation import timed_runs
 from ..runs.run import number
-from ..runs.summary_rows import row
 
 MOST_CHARACTERS = 400  # of one text; names of run directories have at most 255 bytes
 _LONGEST_WORD = 16  # breakable texts may be broken within a word after so many characters
@@ -243,7 +243,7 @@ def figure_columns(comparison: Comparison, columns: Sequence[Column]) -> list[Pa
     known = {id(run): row(run.summary) for entry in comparison.entries for run in entry.runs}
     found = []
     for one in columns:
-        if one in NODE or one.key.startswith("node_"):
+        if one.of_node:
             for node, label in node_lines(comparison.entries):
                 of_node = {place: _of_node(flat.get(one.key) or [], node) for place, flat in known.items()}
                 found.append(_column(comparison, one, of_node, named_node(node, label, one.header)))

@@ -12,12 +12,13 @@ from ...core.setting import TARGET, WORK
 from ...records.text import UNKNOWN
 from ..analysis.configurations import axes_of, called, shown
 from ..analysis.sentences import shared_settings
-from ..compare.columns import MARK, Column
+from ..compare.cells import MARK
 from ..compare.comparison import Comparison, compare_runs
 from ..compare.comparison_tables import not_comparable
 from ..compare.factors import CHOSEN, Factor
 from ..compare.ratios import common_stem
 from ..compare.rows import Row
+from ..runs.columns import Column
 from ..runs.cpu_starvation import cpu_starvation
 from ..runs.locate import find_sweep
 from ..runs.run import Run, labelled

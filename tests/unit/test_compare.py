@@ -24,12 +24,12 @@ from crosstrain.records.summary import summarise
 from crosstrain.records.text import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.analysis.verdict import explain
-from crosstrain.report.compare.columns import cell, column
+from crosstrain.report.compare.cells import cell
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.formats import as_markdown, as_text
 from crosstrain.report.compare.run_tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
+from crosstrain.report.runs.columns import column, rows
 from crosstrain.report.runs.run import Run
-from crosstrain.report.runs.summary_rows import rows
 
 stats = ImportedLater("scipy.stats")
 
