@@ -164,7 +164,7 @@ class TrainingState:
         """Return the state in one line."""
         total = f"/{self.total_steps:,}" if self.total_steps is not None else ""
         left = f"  {duration_text(self.time_left_seconds)} left" if self.time_left_seconds else ""
-        speed = f"  {rate_text(self.steps_per_second).replace('/s', ' steps/s')}" if self.steps_per_second is not None else ""
+        speed = f"  {rate_text(self.steps_per_second, ' steps/s')}" if self.steps_per_second is not None else ""
         return f"step {self.step:,}{total}  epoch {int(self.epoch) + 1}  last loss {number_text(self.loss)}{speed}{left}"
 
 

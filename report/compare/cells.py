@@ -15,16 +15,27 @@ from .rows import Row
 MARK = "†"  # a figure that is not comparable with the first row's
 
 
-def cell(entry: Row, one: Column, marks: Collection[str] = ()) -> str:
-    """Return a figure as text: a mean with ± half its 95 % interval, marked if in `marks`."""
+def cell(entry: Row, one: Column, marks: Collection[str] = (), node: int | str | None = None) -> str:
+    """Return a figure as text: a mean with ± half its 95 % interval, marked if its kind is in `marks`.
+
+    `node` is a line of `node_lines`; the text is empty for a missing node.
+    """
     value, half = entry.figures.get(one.key), entry.half_widths.get(one.key)
-    if one.key == "time_to_target_seconds" and entry.converged == 0:
+    if isinstance(node, str):
+        value, half = None if value is None else statistic(node, value), None
+    elif node is not None:
+        if value is None or node >= len(value):
+            return "" if node >= (entry.figures["nodes"] or 0) else UNKNOWN
+        value, half = value[node], None if half is None else half[node]
+    elif one.key == "time_to_target_seconds" and entry.converged == 0:
         return "not reached"
-    text = _spread(one.show, value, half) + _of_fewer(entry, one)
-    if one.key == "time_to_target_seconds" and entry.converged is not None and not entry.all_converged:
-        count = entry.counts.get(one.key, entry.converged)
-        text += f" ({entry.converged} of {len(entry.runs)}{'' if count == entry.converged else f', n={count}'})"
-    return text + (MARK if value is not None and one.group in marks else "")
+    fewer = "" if isinstance(node, str) else _of_fewer(entry, one)
+    return _spread(one.show, value, half) + fewer + (MARK if value is not None and one.group in marks else "")
+
+
+def cells(entries: Sequence[Row], marks: Sequence[Collection[str]], one: Column, node: int | str | None = None) -> list[str]:
+    """Return the `cell` of each row."""
+    return [cell(entry, one, own, node) for entry, own in zip(entries, marks, strict=True)]
 
 
 def node_lines(entries: Iterable[Row]) -> list[tuple[int | str, str]]:
@@ -39,21 +50,12 @@ def named_node(node: int | str, label: str, figure: str) -> str:
     return f"node {label} {figure}" if isinstance(node, int) else f"{label} nodes: {figure}"
 
 
-def node_cell(entry: Row, one: Column, node: int | str, marks: Collection[str] = ()) -> str:
-    """Return one node's figure, or a statistic over all, as text; empty for a missing node."""
-    values, halves = entry.figures[one.key], entry.half_widths.get(one.key)
-    if isinstance(node, str):
-        found = None if values is None else statistic(node, values)
-        return one.show(found) + (MARK if found is not None and one.group in marks else "")
-    if values is None or node >= len(values):
-        return "" if node >= (entry.figures["nodes"] or 0) else UNKNOWN
-    text = _spread(one.show, values[node], None if halves is None else halves[node]) + _of_fewer(entry, one)
-    return text + (MARK if values[node] is not None and one.group in marks else "")
-
-
 def _of_fewer(entry: Row, one: Column) -> str:
+    """Return of how many runs a mean is, if not of all."""
     count = entry.counts.get(one.key)
-    return "" if count is None or (one.key == "time_to_target_seconds" and not entry.all_converged) else f" (n={count})"
+    if one.key != "time_to_target_seconds" or entry.converged is None or entry.all_converged:
+        return "" if count is None else f" (n={count})"
+    return f" ({entry.converged} of {len(entry.runs)}{'' if count in (None, entry.converged) else f', n={count}'})"
 
 
 def _spread(show: Show, value: Any, half: float | None) -> str:

@@ -9,7 +9,7 @@ from ...core.setting import ALL, GROUPS, LEARNING, SPEED, STEPS, TARGET, WORK
 from ..runs.columns import COLUMNS, Column, node_columns, run_columns
 from ..runs.cpu_starvation import contention_judged, cpu_starvation
 from ..runs.run import batch_text
-from .cells import MARK, cell, holds_figures, named_node, node_cell, node_lines, relative, relative_text
+from .cells import MARK, cell, cells, holds_figures, named_node, node_lines, relative, relative_text
 from .comparability import Comparability, Difference
 from .comparison import Comparison, relative_speed, relative_target
 from .factors import RULES, setting_text, some_of
@@ -54,11 +54,11 @@ def default_tables(comparison: Comparison) -> list[ComparisonTable]:
 
 def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[ComparisonTable]:
     """Return one table with some figures; those of nodes have a column per node."""
+    lines = node_lines(comparison.entries)
     found: list[TextColumn] = []
     for one in columns:
         if one.of_node:
-            lines = node_lines(comparison.entries)
-            found += [(named_node(node, label, one.header), _node_cells(comparison, one, node)) for node, label in lines]
+            found += [(named_node(node, label, one.header), _cells(comparison, one, node)) for node, label in lines]
         else:
             found.append((one.header, _cells(comparison, one)))
     return [_block("", comparison, found)]
@@ -88,7 +88,7 @@ def _resources(comparison: Comparison) -> ComparisonTable:
     for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
         for number, (node, called) in enumerate(node_lines([entry])):
             label = tuple(settings.values()) if number == 0 else ("",) * len(names)
-            rows.append((*label, called, *(node_cell(entry, one, node, marks) for one in columns)))
+            rows.append((*label, called, *(cell(entry, one, marks, node) for one in columns)))
     return ComparisonTable(
         "Resources of each node", (*names, "node", *(one.header for one in columns)), tuple(rows), len(names) + 1, len(names) + 1
     )
@@ -111,12 +111,8 @@ def _scaling(comparison: Comparison) -> ComparisonTable:
     return ComparisonTable("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
 
 
-def _cells(comparison: Comparison, one: Column) -> list[str]:
-    return [cell(entry, one, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
-
-
-def _node_cells(comparison: Comparison, one: Column, node: int | str) -> list[str]:
-    return [node_cell(entry, one, node, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
+def _cells(comparison: Comparison, one: Column, node: int | str | None = None) -> list[str]:
+    return cells(comparison.entries, comparison.marks, one, node)
 
 
 def _relative(comparison: Comparison, values: Sequence[float | None], group: str) -> TextColumn:

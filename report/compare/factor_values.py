@@ -260,13 +260,3 @@ def saving(run: Run) -> tuple[str, bool]:
     """Read how often checkpoints were saved, and whether at the end."""
     every = saved_every(run.job.get("checkpoint_every"), run.job.get("max_restarts", 0))
     return every or "end", bool(job_field("save_final")(run)) or every == "end"
-
-
-def by_adam(run: Run) -> bool:
-    """Return whether the optimiser is Adam or AdamW."""
-    return str(run.job.get("optimizer")).startswith("adam")
-
-
-def by_sgd(run: Run) -> bool:
-    """Return whether the optimiser is SGD."""
-    return run.job.get("optimizer") == "sgd"

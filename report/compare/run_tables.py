@@ -20,7 +20,7 @@ from ...records.text import count_text, figure_text, memory_basis, saving_text
 from ..runs.columns import COLUMNS, IN_TRAINING, Column, node_columns, run_columns
 from ..runs.run import Run, batch_text, diverged_text
 from .caveats import changed_text
-from .cells import MARK, cell, named_node, node_cell, node_lines, relative
+from .cells import MARK, cell, cells, named_node, node_lines, relative
 from .comparison import relative_speed, relative_target
 from .rows import Row, entry_of
 
@@ -43,17 +43,18 @@ def plain_table(**options: Any) -> Table:
 def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, path: Path | None = None) -> RenderableType:
     """Return the end-of-run table: the figures, then what each node used."""
     # `job` is the run's ``job.json``, with the segments of a resumed run; `path` the run directory, for a suggested command.
-    entry = _as_shown(_entry(summary, job))
+    run = Run.of_documents(summary, job or {}, label=str(summary["run"]))
+    entry = _as_shown(entry_of([run]))
     main = plain_table(show_header=False)
     main.add_column(no_wrap=True)
     main.add_column(no_wrap=True)
     for label, text in (*_settings(entry.figures), *_results(entry), *_outcomes(entry, path)):
         main.add_row(label, text)
-    changed = changed_text(entry.runs[0])
-    mixed = ["", changed] if changed else []
     pss = any(value is not None for value in entry.figures[_PSS] or ())
     repeated = [REPEATED] if summary.get("restart_seconds_lost") else []
-    return Group(main, "", _nodes(entry, pss), NODES_BASIS, memory_basis(pss), *repeated, *_notes([summary]), *mixed)
+    notes = [SYNTHETIC if summary.get("synthetic") else None, diverged_text(summary), changed_text(run)]
+    apart = [text for note in notes if note for text in ("", note)]
+    return Group(main, "", _nodes(entry, pss), NODES_BASIS, memory_basis(pss), *repeated, *apart)
 
 
 def _settings(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -112,10 +113,6 @@ def _patience(found: Mapping[str, Any], run: Run) -> str:
     return f"{ended}: best {figure_text(found['metric'], found['best'])} after {count_text(found['best_step'])} updates"
 
 
-def _entry(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> Row:
-    return entry_of([Run.of_documents(summary, job or {}, label=str(summary["run"]))])
-
-
 def _as_shown(entry: Row) -> Row:
     figures = dict(entry.figures)
     if figures["synthetic"]:
@@ -126,17 +123,6 @@ def _as_shown(entry: Row) -> Row:
     return replace(entry, figures=figures)
 
 
-def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = []
-    if len({summary["mode"] for summary in summaries}) > 1:
-        notes += ["", ACROSS_MODES]
-    if any(summary.get("synthetic") for summary in summaries):
-        notes += ["", SYNTHETIC]
-    if len(summaries) == 1 and (diverged := diverged_text(summaries[0])) is not None:
-        notes += ["", diverged]
-    return notes
-
-
 def _nodes(entry: Row, pss: bool) -> Table:
     columns = [one for one in node_columns() if not one.derived and (pss or one.key != _PSS)]
     table = plain_table()
@@ -144,14 +130,8 @@ def _nodes(entry: Row, pss: bool) -> Table:
     for one in columns:
         table.add_column(one.label.removesuffix(IN_TRAINING), justify="right", no_wrap=True)
     for node, label in node_lines([entry]):
-        table.add_row(label, *(node_cell(entry, one, node) for one in columns))
+        table.add_row(label, *(cell(entry, one, node=node) for one in columns))
     return table
-
-
-def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return a table with a column per run, and notes."""
-    entries = [_entry(summary) for summary in summaries]
-    return Group(columns_of(entries, [frozenset()] * len(entries)), *_notes(summaries))
 
 
 def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Table:
@@ -159,16 +139,14 @@ def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Tabl
     shown = [_as_shown(entry) for entry in entries]
     main = _figure_lines(shown, marks)
     nodes = [
-        (named_node(node, label, one.label), [node_cell(entry, one, node, own) for entry, own in zip(shown, marks, strict=True)])
-        for node, label in node_lines(shown)
-        for one in node_columns()
+        (named_node(node, label, one.label), cells(shown, marks, one, node)) for node, label in node_lines(shown) for one in node_columns()
     ]
     table = plain_table()
     table.add_column("", no_wrap=True)
     for entry in shown:
         table.add_column(entry.label, justify="right", overflow="fold")
-    cells = aligned([texts for _, texts in (*main, *nodes)])
-    for index, ((label, _), texts) in enumerate(zip((*main, *nodes), cells, strict=True), 1):
+    padded = aligned([texts for _, texts in (*main, *nodes)])
+    for index, ((label, _), texts) in enumerate(zip((*main, *nodes), padded, strict=True), 1):
         table.add_row(label, *texts, end_section=index == len(main))
     return table
 
@@ -181,7 +159,7 @@ def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> l
     ]
     relative_to = f"  relative to {entries[0].label}"
     for one in run_columns(run for entry in entries for run in entry.runs):
-        lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
+        lines.append((one.label, cells(entries, marks, one)))
         if one.key == "examples_per_second":
             lines.append((relative_to, relative(relative_speed(entries), SPEED, marks)))
         if one.key == "time_to_target_seconds" and any(entry.converged is not None for entry in entries):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
@@ -16,7 +15,7 @@ from ...metrics import MetricInfo
 from ...metrics.base import ACCURACY, RESERVED_NAMES
 from ...records.store.summary_schema import summary_type
 from ...records.text import UNKNOWN, bytes_text, count_text, duration_text, figure_text, number_text, rate_text, seconds_text
-from .run import Run, finished_run, labelled
+from .run import Run
 from .translation_scores import Searched, scored_at_the_end
 
 Show = Callable[[Any], str]
@@ -45,10 +44,6 @@ def bytes_rate(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.0f}%"
-
-
-def _rate(value: float | None) -> str:
-    return rate_text(value).removesuffix("/s")
 
 
 def _batch(value: float | str | None) -> str:
@@ -130,8 +125,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("updates_applied"),
     Column("examples", show=count_text, line=2),
     Column("epochs", show=decimal),
-    Column("examples_per_second", "examples/s", _rate, SPEED, line=3, speed=1, listed=(9, 100)),
-    Column("steps_per_second", "steps/s", _rate, STEPS, line=4, speed=2),
+    Column("examples_per_second", "examples/s", partial(rate_text, unit=""), SPEED, line=3, speed=1, listed=(9, 100)),
+    Column("steps_per_second", "steps/s", partial(rate_text, unit=""), STEPS, line=4, speed=2),
     Column("init_seconds", "start-up time", duration_text, SPEED, line=6, speed=5),
     Column("train_seconds", "training time", duration_text, TIME, line=7, speed=4),
     Column("profile_seconds", "profiling time", duration_text, None, "profiling", line=18, only_with="profiled_updates"),
@@ -252,11 +247,6 @@ def metrics_at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in scores.items() if name not in _BESIDE_SCORES and value is not None}
 
 
-def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """Return the summaries of the runs. Raises UsageError for a run without one."""
-    return [{**run.summary, "run": run.name} for run in labelled([finished_run(path) for path in paths])]
-
-
 def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return a summary as a flat row; ``node_`` figures are lists in node order."""
     nodes = summary["per_node"]
@@ -275,11 +265,6 @@ def reach(value: Any, path: Sequence[str]) -> Any:
             return None
         value = value.get(name)
     return value
-
-
-def rows(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """Return a flat row for each run, in order. Raises UsageError for a run without summary."""
-    return [row(summary) for summary in load(paths)]
 
 
 def metric_columns(runs: Iterable[Run]) -> list[Column]:
