@@ -24,6 +24,11 @@ class Difference:
     confounds: tuple[str, ...]  # `core.setting.GROUPS`, in order
     why: str
 
+    @property
+    def known(self) -> list[str]:
+        """The recorded values, each once."""
+        return list(dict.fromkeys(value for value in self.values if value is not None))
+
 
 @dataclass(eq=False)
 class Comparability:

@@ -231,14 +231,13 @@ def _named(one: Difference) -> str:
 
 
 def _values(one: Difference) -> str:
-    found = list(dict.fromkeys(value for value in one.values if value is not None))
+    found = one.known
     if len(found) > _MOST_VALUES:
         found = [*found[: _MOST_VALUES - 1], "…", found[-1]]
     return ", ".join(found)
 
 
 def _by_rows(one: Difference, comparability: Comparability) -> str:
-    known = list(dict.fromkeys(value for value in one.values if value is not None))
     names = comparability.names
     for axis in comparability.independent if None not in one.values else ():  # caveats of single rows depend on no setting
         if None not in axis.values and len(set(zip(axis.values, one.values, strict=True))) == len(set(axis.values)):
@@ -246,7 +245,7 @@ def _by_rows(one: Difference, comparability: Comparability) -> str:
             break
     if len(one.values) < 2 or len(set(names)) > _MOST_VALUES:
         return _values(one)
-    holders = {value: dict.fromkeys(name for name, own in zip(names, one.values, strict=True) if own == value) for value in known}
+    holders = {value: dict.fromkeys(name for name, own in zip(names, one.values, strict=True) if own == value) for value in one.known}
     return "; ".join(f"{' and '.join(those)}{f': {value}' * (value != 'yes')}" for value, those in holders.items())
 
 
@@ -255,12 +254,13 @@ def _fault(one: Difference, comparability: Comparability) -> str:
     names = comparability.called(one.confounds)
     if not names:
         return f"{told}: {one.why}."
-    figures = "all figures" if set(one.confounds) == ALL else _enumerated(names)
+    figures = "all figures" if set(one.confounds) == ALL else enumerated(names)
     return f"{told}: {figures} {'is' if len(names) == 1 and names[0] != 'resources' else 'are'} not comparable; {one.why}."
 
 
-def _enumerated(words: Sequence[str]) -> str:
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+def enumerated(words: Sequence[str]) -> str:
+    """Return words as ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def not_comparable(comparison: Comparison, shown: Collection[str | None]) -> str:

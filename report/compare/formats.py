@@ -6,6 +6,7 @@ import csv
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.cells import cell_len as text_width
@@ -20,7 +21,6 @@ from .comparison import Comparison, relative_speed, relative_target
 from .comparison_tables import ComparisonTable, above, below, default_tables, selected_table
 from .run_tables import aligned, columns_of, plain_table, to_text
 
-__all__ = ["as_csv", "as_markdown", "as_text", "text_width", "write_csv"]
 _MOST_COLUMNS = 4  # by default, more runs have rows instead of columns
 _PROSE = 120  # maximum line length of sentences, and without a terminal of a table with columns
 _GAP = 3  # between the columns of a table
@@ -89,9 +89,8 @@ def _pieces(block: ComparisonTable, width: int | None) -> list[ComparisonTable]:
 
 def _only(block: ComparisonTable, columns: Sequence[int]) -> ComparisonTable:
     kept = [*range(block.names), *columns]
-    rows = tuple(tuple(row[index] for index in kept) for row in block.rows)
-    words = sum(index < block.words for index in kept)
-    return ComparisonTable(block.title, tuple(block.header[index] for index in kept), rows, block.names, words)
+    header, *rows = (tuple(row[index] for index in kept) for row in (block.header, *block.rows))
+    return replace(block, header=header, rows=tuple(rows), words=sum(index < block.words for index in kept))
 
 
 def as_markdown(comparison: Comparison, columns: Sequence[Column] = (), before: Sequence[str] = ()) -> str:

@@ -100,10 +100,10 @@ def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
     both sides of all pairs. The interval is exp(d ± t √v), with t the quantile of Student's distribution of the degrees of freedom of Welch
     and Satterthwaite, v² / Σ (((s²/n) / m²)² / (n − 1)) (B. L. Welch, Biometrika 34, 1947). Of one pair that is Welch's test.
     """
-    differences = [_mean(one) - _mean(other) for one, other in pairs]
+    sides = [_logarithms(values) for pair in pairs for values in pair]
+    differences = [_mean(one) - _mean(other) for one, other in zip(sides[::2], sides[1::2], strict=True)]
     middle = math.fsum(differences) / len(pairs)
     found = _exp(middle), tuple(map(_exp, differences))
-    sides = [values for pair in pairs for values in pair]
     if any(len(values) < 2 for values in sides):
         return Ratio(found[0], None, None, found[1])
     half = _half_width([(_variance(values) / len(values) / len(pairs) ** 2, len(values)) for values in sides])
@@ -112,15 +112,17 @@ def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
 
 def geometric_mean(values: Values) -> float:
     """Return the geometric mean."""
-    return _exp(_mean(values))
+    return _exp(_mean(_logarithms(values)))
 
 
 def interval_of_mean(values: Values) -> tuple[float, float] | None:
     """Return the 95 % interval of a geometric mean (Student's t on logarithms), if known."""
-    if len(values) < 2:
-        return None
-    middle, half = _mean(values), _half_width([(_variance(values) / len(values), len(values))])
-    return _exp(middle - half), _exp(middle + half)
+    found = interval_of_arithmetic_mean(_logarithms(values))
+    return None if found is None else (_exp(found[0]), _exp(found[1]))
+
+
+def _logarithms(values: Values) -> Values:
+    return [math.log(value) for value in values]
 
 
 def _exp(logarithm: float) -> float:
@@ -139,25 +141,20 @@ def interval_of_arithmetic_mean(values: Values) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean (Student's t); None for one value."""
     if len(values) < 2:
         return None
-    mean, half = _mean_of(values), _half_width([(_variance_of_mean(values), len(values))])
+    mean, half = _mean(values), _half_width([(_variance(values) / len(values), len(values))])
     return mean - half, mean + half
 
 
 def mean_difference(ours: Values, theirs: Values, tests: int = 1) -> tuple[float, float | None]:
     """Return the difference of two means and half its 95 % interval (Welch), if known."""
     # All `tests` share the error of 5 % (Bonferroni).
-    means = [_mean_of(values) for values in (ours, theirs)]
+    difference = _mean(ours) - _mean(theirs)
     if min(len(ours), len(theirs)) < 2:
-        return means[0] - means[1], None
-    return means[0] - means[1], _half_width([(_variance_of_mean(values), len(values)) for values in (ours, theirs)], tests)
+        return difference, None
+    return difference, _half_width([(_variance(values) / len(values), len(values)) for values in (ours, theirs)], tests)
 
 
-def _variance_of_mean(values: Values) -> float:
-    mean = _mean_of(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
-
-
-def _mean_of(values: Values) -> float:
+def _mean(values: Values) -> float:
     return values[0] if min(values) == max(values) else math.fsum(values) / len(values)  # a sum of equal values may be rounded
 
 
@@ -166,7 +163,7 @@ def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | Non
     found = ratio(pairs)
     if not found.known:
         return None
-    variances = [_variance(values) / len(pairs) ** 2 for pair in pairs for values in pair]
+    variances = [_variance(_logarithms(values)) / len(pairs) ** 2 for pair in pairs for values in pair]
     already = 1 if found.sure else min(len(values) for pair in pairs for values in pair)  # were not enough
     for repeats in range(already + 1, MOST_REPEATS_TOLD + 1):
         if _half_width([(variance / repeats, repeats) for variance in variances]) < abs(math.log(found.ratio)):
@@ -174,13 +171,9 @@ def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | Non
     return None
 
 
-def _mean(values: Values) -> float:
-    return math.fsum(map(math.log, values)) / len(values)
-
-
 def _variance(values: Values) -> float:
     mean = _mean(values)
-    return math.fsum((math.log(value) - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def _half_width(terms: Sequence[tuple[float, int]], tests: int = 1) -> float:
@@ -266,9 +259,7 @@ def spread(found: Sequence[float | None]) -> dict[str, Any] | None:
         return None
     if not all(map(math.isfinite, values)):
         return {"mean": sum(values), "sigma": None, "values": len(values)}  # NaN or infinite
-    mean = values[0] if min(values) == max(values) else math.fsum(values) / len(values)  # a sum of equal values may be rounded
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return {"mean": mean, "sigma": math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, "values": len(values)}
+    return {"mean": _mean(values), "sigma": math.sqrt(_variance(values)) if len(values) > 1 else None, "values": len(values)}
 
 
 def common_name(names: Sequence[str]) -> str:

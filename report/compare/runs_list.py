@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from rich.cells import cell_len as text_width
+
 from ...core.console import shown
 from ...records.text import UNKNOWN, duration_text, figure_text
 from ..runs.columns import COLUMNS, Column, metric_figures, plain
 from ..runs.run import batch_text
 from .cells import GAP, holds_figures, plain_lines
-from .formats import text_width
 from .run_tables import SYNTHETIC
 
 Row = Mapping[str, Any]

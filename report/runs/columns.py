@@ -13,7 +13,7 @@ from ...core.suggestions import nearest
 from ...metrics import LOSS as LOSS_INFO
 from ...metrics import MetricInfo
 from ...metrics.base import ACCURACY, RESERVED_NAMES
-from ...records.store.summary_schema import summary_type
+from ...records.store.summary_schema import NodeSummary, Summary, summary_type
 from ...records.text import UNKNOWN, bytes_text, count_text, duration_text, figure_text, number_text, rate_text, seconds_text
 from .run import Run
 from .translation_scores import Searched, scored_at_the_end
@@ -59,7 +59,7 @@ class Column:
     show: Show = plain
     group: str | None = None  # kind of figures (`core.setting.GROUPS`), which says when it is comparable
     header: str = ""  # shorter label
-    path: tuple[str, ...] = ()  # in a summary, or in its node; by default the key
+    path: tuple[str, ...] = ()  # in a summary, or in its node; by default the key, or that of an object and the key in it
     names: tuple[str, ...] = ()  # further names for `--metric`; the first is the title in the list of runs
     setting: int = 0  # place among the settings in tables with a line per figure; 0: not there
     line: int = 0  # place among the figures there
@@ -73,7 +73,8 @@ class Column:
     def __post_init__(self) -> None:
         """Set what follows from the key."""
         label = self.label or self.key.replace("_", " ")
-        path = self.path or (self.key.removeprefix("node_"),)
+        key, fields = self.key.removeprefix("node_"), (NodeSummary if self.of_node else Summary).model_fields
+        path = self.path or ((key,) if key in fields else tuple(key.rsplit("_", 1)))
         for name, value in (("label", label), ("header", self.header or label), ("path", path)):
             object.__setattr__(self, name, value)
 
@@ -98,14 +99,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("parameter_servers", show=count_text, setting=9, averaged=False),
     Column("batch_size", averaged=False),
     Column(
-        "global_batch_size",
-        "global batch",
-        _batch,
-        header="global batch size",
-        names=("batch",),
-        setting=11,
-        listed=(8, 8),
-        averaged=False,
+        "global_batch_size", "global batch", _batch, header="global batch size", names=("batch",), setting=11, listed=(8, 8), averaged=False
     ),
     Column("batch_tokens"),
     Column("padding_share"),
@@ -141,67 +135,26 @@ COLUMNS: tuple[Column, ...] = (
     Column("restart_seconds_lost", "lost by restarts", duration_text, None, "lost", line=15, only_with="restarts"),
     Column("worker_restarts", averaged=False),
     Column("worker_absent_seconds", "workers absent", duration_text, None, "absent", line=16, only_with="restarts"),
-    Column("eval_loss", "test loss", number_text, LOSS, path=("eval", "loss"), names=("loss",), line=9, listed=(10, 7)),
-    Column(
-        "eval_accuracy",
-        "test accuracy",
-        number_text,
-        METRICS,
-        header="accuracy",
-        path=("eval", "accuracy"),
-        names=("accuracy",),
-        line=10,
-    ),
-    Column("best_eval_accuracy", "best accuracy", number_text, METRICS, path=("best_eval", "accuracy")),
-    Column("step_seconds_p50", "median step", seconds_text, STEPS, path=("step_seconds", "p50")),
-    Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS, path=("step_seconds", "p95")),
+    Column("eval_loss", "test loss", number_text, LOSS, names=("loss",), line=9, listed=(10, 7)),
+    Column("eval_accuracy", "test accuracy", number_text, METRICS, header="accuracy", names=("accuracy",), line=10),
+    Column("best_eval_accuracy", "best accuracy", number_text, METRICS),
+    Column("step_seconds_p50", "median step", seconds_text, STEPS),
+    Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS),
     Column("group_size", path=("step_seconds", "group_size")),
+    Column("staleness_mean", "mean staleness (updates)", decimal, header="staleness", names=("staleness",), line=13, learning=True),
+    Column("staleness_p95", "staleness p95", decimal),
+    Column("staleness_max", "staleness max", decimal),
+    # 1 − accuracy, by `row`.
     Column(
-        "staleness_mean",
-        "mean staleness (updates)",
-        decimal,
-        header="staleness",
-        path=("staleness", "mean"),
-        names=("staleness",),
-        line=13,
-        learning=True,
+        "eval_error", "test error", number_text, METRICS, header="error", path=("eval", "accuracy"), names=("error",), line=11, derived=True
     ),
-    Column("staleness_p95", "staleness p95", decimal, path=("staleness", "p95")),
-    Column("staleness_max", "staleness max", decimal, path=("staleness", "max")),
-    Column(
-        "eval_error",
-        "test error",
-        number_text,
-        METRICS,
-        header="error",
-        path=("eval", "accuracy"),  # `row` subtracts it from 1
-        names=("error",),
-        line=11,
-        derived=True,
-    ),
-    Column(
-        "node_cpu_cores_used_mean",
-        "CPU cores used",
-        decimal,
-        RESOURCES,
-        header="CPU cores",
-        path=("cpu_cores_used", "mean"),
-        names=("cpu",),
-        line=1,
-    ),
-    Column("node_cpu_fraction_mean", "CPU share", _percent, RESOURCES, "CPU", path=("cpu_fraction", "mean"), line=2, derived=True),
-    Column("node_memory_rss_bytes_max", "peak RSS", bytes_text, RESOURCES, path=("memory_rss_bytes", "max"), names=("memory",), line=3),
-    Column("node_memory_pss_bytes_max", "sampled PSS", bytes_text, RESOURCES, path=("memory_pss_bytes", "max"), names=("pss",), line=4),
+    Column("node_cpu_cores_used_mean", "CPU cores used", decimal, RESOURCES, header="CPU cores", names=("cpu",), line=1),
+    Column("node_cpu_fraction_mean", "CPU share", _percent, RESOURCES, "CPU", line=2, derived=True),
+    Column("node_memory_rss_bytes_max", "peak RSS", bytes_text, RESOURCES, names=("memory",), line=3),
+    Column("node_memory_pss_bytes_max", "sampled PSS", bytes_text, RESOURCES, names=("pss",), line=4),
     Column("node_network_sent_bytes_per_second", "sent over the whole run", bytes_rate, RESOURCES, names=("sent",)),
     Column("node_network_received_bytes_per_second", "received over the whole run", bytes_rate, RESOURCES, names=("received",)),
-    Column(
-        "node_network_sent_bytes_per_train_second",
-        f"sent{IN_TRAINING}",
-        bytes_rate,
-        RESOURCES,
-        names=("sent_in_training",),
-        line=5,
-    ),
+    Column("node_network_sent_bytes_per_train_second", f"sent{IN_TRAINING}", bytes_rate, RESOURCES, names=("sent_in_training",), line=5),
     Column(
         "node_network_received_bytes_per_train_second",
         f"received{IN_TRAINING}",

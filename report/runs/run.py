@@ -231,11 +231,16 @@ class Run:
         return read_samples(self.path / "system.jsonl", resumed_seconds(self.job))
 
     @property
+    def recorded_times(self) -> list[float]:
+        """The times of evaluations and events on the run clock, in seconds."""
+        return [*(record.time_seconds for record in self.evals), *(event.time_seconds for event in self.events)]
+
+    @property
     def run_seconds(self) -> float | None:
         """The run clock at the end, or at the last evaluation or event; None if never started."""
         if self.has_summary:
             return float(self.summary["run_seconds"])
-        known = [*(record.time_seconds for record in self.evals), *(event.time_seconds for event in self.events)]
+        known = self.recorded_times
         return max(known) if known and any(event.event in ("run_started", "run_resumed") for event in self.events) else None
 
 
@@ -358,7 +363,7 @@ def as_recorded(run: Run) -> Run:
 
 
 def _clock(run: Run) -> Clock:
-    times = [*(record.time_seconds for record in run.evals), *(event.time_seconds for event in run.events)]
+    times = run.recorded_times
     last = max([*times, *(record.time_seconds for record in run.steps())])
     init = max(0.0, -min(times, default=0.0))
     saving = math.fsum(end - start for start, end in checkpoint_pauses(run.events))
