@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -132,11 +132,6 @@ def _exp(logarithm: float) -> float:
 _SMALLEST_LOGARITHM, _LARGEST_LOGARITHM = math.log(sys.float_info.min), math.log(sys.float_info.max) - 1e-9
 
 
-def half_width_of_mean(sigma: float, count: int) -> float:
-    """Return half the 95 % interval (Student's t) from the sample standard deviation."""
-    return student_quantile(count - 1) * sigma / math.sqrt(count) if sigma else 0.0
-
-
 def interval_of_arithmetic_mean(values: Values) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean (Student's t); None for one value."""
     if len(values) < 2:
@@ -209,7 +204,7 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return statistics over the runs of one job (their summaries, at least one).
 
     ``runs`` is their number, ``converged`` how many reached the target (null without one), ``dropped`` names those excluded by
-    `drop_fastest_and_slowest`, ``contended`` those with CPU contention. ``figures`` has `spread` for each of `FIGURES` and each metric,
+    `drop_fastest_and_slowest`, ``contended`` those with CPU contention. ``figures`` has an `Estimate` of each of `FIGURES` and each metric,
     also of final translations (``end_<metric>``); speeds and times are over runs without CPU contention, if any.
     """
     staying, dropped = drop_fastest_and_slowest(summaries)
@@ -227,10 +222,15 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "dropped": [summary["run"] for summary in dropped],
         "contended": [summary["run"] for summary in summaries if cpu_starvation(summary) is not None],
         "figures": {
-            name: spread([number(reach(summary, path)) for summary in (timed if name in TIMED_FIGURES else staying)])
+            name: _statistics([number(reach(summary, path)) for summary in (timed if name in TIMED_FIGURES else staying)])
             for name, path in found.items()
         },
     }
+
+
+def _statistics(values: Sequence[float | None]) -> dict[str, Any] | None:
+    found = estimate(values)
+    return None if found is None else asdict(found)
 
 
 def drop_fastest_and_slowest(summaries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
@@ -252,14 +252,34 @@ def _duration(summary: Mapping[str, Any], with_target: bool) -> float:
     return math.inf if seconds is None else float(seconds)
 
 
-def spread(found: Sequence[float | None]) -> dict[str, Any] | None:
-    """Return ``mean``, ``sigma`` (n − 1; of finite values) and ``values`` (count), if any."""
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The mean of a figure's repeats, and their standard deviation (n − 1; None for one value or a non-finite one)."""
+
+    mean: float
+    sigma: float | None
+    values: int  # number of repeats with a value
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the 95 % interval of the mean, t s / √n with Student's t, if known."""
+        if not self.sigma:
+            return self.sigma
+        return student_quantile(self.values - 1) * self.sigma / math.sqrt(self.values)
+
+    def scaled(self, factor: float) -> Estimate:
+        """Return the estimate in another unit."""
+        return Estimate(self.mean * factor, None if self.sigma is None else self.sigma * factor, self.values)
+
+
+def estimate(found: Sequence[float | None]) -> Estimate | None:
+    """Return the mean of a figure's known repeats, if any."""
     values = [value for value in found if value is not None]
     if not values:
         return None
     if not all(map(math.isfinite, values)):
-        return {"mean": sum(values), "sigma": None, "values": len(values)}  # NaN or infinite
-    return {"mean": _mean(values), "sigma": math.sqrt(_variance(values)) if len(values) > 1 else None, "values": len(values)}
+        return Estimate(sum(values), None, len(values))  # NaN or infinite
+    return Estimate(_mean(values), math.sqrt(_variance(values)) if len(values) > 1 else None, len(values))
 
 
 def common_name(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from ..runs.cpu_starvation import cpu_starvation
 from ..runs.run import Run, measurements, number
 from .comparability import alike
 from .factors import Factor
-from .ratios import common_name, drop_fastest_and_slowest, half_width_of_mean, spread
+from .ratios import common_name, drop_fastest_and_slowest, estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +115,16 @@ def _together(values: Sequence[Any]) -> tuple[Any, Any]:
     numbers = [None if isinstance(value, bool) else number(value) for value in known]
     if None in numbers or (known and isinstance(known[0], int) and len(set(known)) == 1):
         return _alike_or_none(known)
-    found = spread(numbers)
-    return (None, None) if found is None else (finite_json(found["mean"]), found["sigma"])
+    found = estimate(numbers)
+    return (None, None) if found is None else (finite_json(found.mean), found.sigma)
 
 
 def _half_widths(values: Sequence[Any]) -> Any:
     known = [value for value in values if value is not None]
     if any(isinstance(value, list) for value in known):
         return [_half_widths(items) for items in zip_longest(*known)]
-    found = spread([number(value) for value in known])
-    return None if found is None or found["sigma"] is None else half_width_of_mean(found["sigma"], found["values"])
+    found = estimate([number(value) for value in known])
+    return None if found is None else found.half_width
 
 
 def _lists(known: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
