@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.cells import cell_len as text_width
 
+from ...core.setting import TARGET
 from ...records.text import UNKNOWN, bytes_text, count_text, lines_of, statistic
 from ..runs.columns import Column, Show, bytes_rate, decimal, plain
 from .rows import Row
@@ -71,9 +72,18 @@ def relative_text(value: float | None, *, marked: bool = False) -> str:
     return UNKNOWN if value is None else f"{value:.2f}x{MARK if marked else ''}"
 
 
-def relative(values: Sequence[float | None], group: str, marks: Sequence[Collection[str]]) -> list[str]:
-    """Return ratios of a kind of figures as texts, marked if the kind is in a row's `marks`."""
-    return [relative_text(value, marked=group in own) for value, own in zip(values, marks, strict=True)]
+def relative_to_first(entries: Sequence[Row], one: Column) -> list[float | None]:
+    """Return how many times as good as the first row's each figure is; None if either is unknown, or a run missed its target."""
+    values = [entry.figures.get(one.key) if one.group != TARGET or entry.all_converged else None for entry in entries]
+    if one.better > 0:
+        return [None if value is None or not values[0] else value / values[0] for value in values]
+    return [None if not value or not values[0] else values[0] / value for value in values]
+
+
+def relative(entries: Sequence[Row], marks: Sequence[Collection[str]], one: Column) -> list[str]:
+    """Return the ratios to the first row's figure as texts, marked if its kind is in a row's `marks`."""
+    values = relative_to_first(entries, one)
+    return [relative_text(value, marked=one.group in own) for value, own in zip(values, marks, strict=True)]
 
 
 GAP = "  "  # between the columns of a plain table

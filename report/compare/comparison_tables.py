@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...core.setting import ALL, GROUPS, LEARNING, SPEED, STEPS, TARGET, WORK
+from ...core.setting import ALL, GROUPS, LEARNING, SPEED, STEPS, WORK
 from ..runs.columns import COLUMNS, Column, node_columns, run_columns
 from ..runs.cpu_starvation import contention_judged, cpu_starvation
 from ..runs.run import batch_text
 from .cells import MARK, cell, cells, holds_figures, named_node, node_lines, relative, relative_text
 from .comparability import Comparability, Difference
-from .comparison import Comparison, relative_speed, relative_target
+from .comparison import Comparison
 from .factors import RULES, setting_text, some_of
 from .rows import Row
 from .run_tables import ACROSS_MODES, SYNTHETIC
@@ -66,19 +66,12 @@ def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[Co
 
 def _speed(comparison: Comparison) -> ComparisonTable:
     columns = sorted((one for one in COLUMNS if one.speed), key=lambda one: one.speed)
-    speed, *others = [(one.header, _cells(comparison, one)) for one in columns]
-    found = [speed, _relative(comparison, relative_speed(comparison.entries), SPEED), *others]
-    return _block("Speed", comparison, [column for column in found if _observed(column)], _context(comparison))
+    return _block("Speed", comparison, _observed(comparison, columns), _context(comparison))
 
 
 def _learning(comparison: Comparison) -> ComparisonTable:
-    found = []
-    for one in (one for one in run_columns(comparison.runs) if one.group in LEARNING or one.learning):
-        column = one.header, _cells(comparison, one)
-        found.append(column)
-        if one.key == "time_to_target_seconds" and _observed(column):
-            found.append(_relative(comparison, relative_target(comparison.entries), TARGET))
-    return _block("Learning", comparison, [column for column in found if _observed(column)])
+    columns = [one for one in run_columns(comparison.runs) if one.group in LEARNING or one.learning]
+    return _block("Learning", comparison, _observed(comparison, columns))
 
 
 def _resources(comparison: Comparison) -> ComparisonTable:
@@ -115,12 +108,14 @@ def _cells(comparison: Comparison, one: Column, node: int | str | None = None) -
     return cells(comparison.entries, comparison.marks, one, node)
 
 
-def _relative(comparison: Comparison, values: Sequence[float | None], group: str) -> TextColumn:
-    return f"relative to {comparison.entries[0].label}", relative(values, group, comparison.marks)
-
-
-def _observed(column: TextColumn) -> bool:
-    return any(text not in ("-", "") for text in column[1])
+def _observed(comparison: Comparison, columns: Sequence[Column]) -> list[TextColumn]:
+    """Return the figures that a row has, and after some of them those relative to the first row's."""
+    found: list[TextColumn] = []
+    for one in columns:
+        found.append((one.header, _cells(comparison, one)))
+        if one.better:
+            found.append((f"relative to {comparison.entries[0].label}", relative(comparison.entries, comparison.marks, one)))
+    return [(header, texts) for header, texts in found if any(text not in ("-", "") for text in texts)]
 
 
 def _context(comparison: Comparison) -> list[TextColumn]:

@@ -14,14 +14,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ...core.console import one_line
-from ...core.setting import SPEED, TARGET
+from ...core.setting import TARGET
 from ...records.summary import FINAL_LOSS_UPDATES
 from ...records.text import count_text, figure_text, memory_basis, saving_text
 from ..runs.columns import COLUMNS, IN_TRAINING, Column, node_columns, run_columns
 from ..runs.run import Run, batch_text, diverged_text
 from .caveats import changed_text
 from .cells import MARK, cell, cells, named_node, node_lines, relative
-from .comparison import relative_speed, relative_target
 from .rows import Row, entry_of
 
 ACROSS_MODES = (
@@ -157,13 +156,10 @@ def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> l
         for one in _setting_lines()
         if one.key != "exchange" or len({entry.figures["exchange"] for entry in entries} - {None}) > 1
     ]
-    relative_to = f"  relative to {entries[0].label}"
     for one in run_columns(run for entry in entries for run in entry.runs):
         lines.append((one.label, cells(entries, marks, one)))
-        if one.key == "examples_per_second":
-            lines.append((relative_to, relative(relative_speed(entries), SPEED, marks)))
-        if one.key == "time_to_target_seconds" and any(entry.converged is not None for entry in entries):
-            lines.append((relative_to, relative(relative_target(entries), TARGET, marks)))
+        if one.better and (one.group != TARGET or any(entry.converged is not None for entry in entries)):
+            lines.append((f"  relative to {entries[0].label}", relative(entries, marks, one)))
     if any((entry.figures["nodes_sharing_cores"] or 1) > 1 for entry in entries):
         lines.append(("nodes sharing cores", [count_text(entry.figures["nodes_sharing_cores"]) for entry in entries]))
     return lines

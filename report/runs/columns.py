@@ -59,6 +59,7 @@ class Column:
     show: Show = plain
     group: str | None = None  # kind of figures (`core.setting.GROUPS`), which says when it is comparable
     header: str = ""  # shorter label
+    better: int = 0  # 1 if more of it is better, −1 if less is: tables then also have it relative to the first row's
     path: tuple[str, ...] = ()  # in a summary, or in its node; by default the key, or that of an object and the key in it
     names: tuple[str, ...] = ()  # further names for `--metric`; the first is the title in the list of runs
     setting: int = 0  # place among the settings in tables with a line per figure; 0: not there
@@ -77,6 +78,11 @@ class Column:
         path = self.path or ((key,) if key in fields else tuple(key.rsplit("_", 1)))
         for name, value in (("label", label), ("header", self.header or label), ("path", path)):
             object.__setattr__(self, name, value)
+
+    @property
+    def relative_key(self) -> str:
+        """The key of the figure relative to the first row's, for `better`."""
+        return f"relative_{self.key.removesuffix('_seconds')}"
 
     @property
     def of_node(self) -> bool:
@@ -119,7 +125,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("updates_applied"),
     Column("examples", show=count_text, line=2),
     Column("epochs", show=decimal),
-    Column("examples_per_second", "examples/s", partial(rate_text, unit=""), SPEED, line=3, speed=1, listed=(9, 100)),
+    Column("examples_per_second", "examples/s", partial(rate_text, unit=""), SPEED, better=1, line=3, speed=1, listed=(9, 100)),
     Column("steps_per_second", "steps/s", partial(rate_text, unit=""), STEPS, line=4, speed=2),
     Column("init_seconds", "start-up time", duration_text, SPEED, line=6, speed=5),
     Column("train_seconds", "training time", duration_text, TIME, line=7, speed=4),
@@ -130,7 +136,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("final_train_loss", "final train loss", number_text, LOSS, "train loss", names=("train_loss",), line=8),
     Column("target"),
     Column("target_reached"),
-    Column("time_to_target_seconds", "time to target", duration_text, TARGET, names=("time_to_target",), line=12, listed=(30, 9)),
+    Column(
+        "time_to_target_seconds", "time to target", duration_text, TARGET, better=-1, names=("time_to_target",), line=12, listed=(30, 9)
+    ),
     Column("restarts", show=count_text, line=14, only_with="restarts", averaged=False),
     Column("restart_seconds_lost", "lost by restarts", duration_text, None, "lost", line=15, only_with="restarts"),
     Column("worker_restarts", averaged=False),

@@ -183,7 +183,9 @@ def test_every_column_is_a_figure_of_the_summary():
     assert len(set(FIGURES)) == len(COLUMNS)
     names = [name for one in COLUMNS for name in one.names]
     assert len(set(names)) == len(names)
-    assert {figure.key for figure in RANKED} <= set(FIGURES)
+    assert {figure.key: (figure.group, figure.better) for figure in RANKED} == {
+        one.key: (one.group, one.better) for one in COLUMNS if one.better
+    }
     assert set(AVERAGED.values()) <= {one.path for one in COLUMNS}
 
 
