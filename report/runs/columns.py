@@ -179,16 +179,9 @@ _OF_METRICS = ("eval_", "best_eval_", "end_")
 _BESIDE_SCORES = frozenset(("split", "step", "sentences", "signature", "seconds"))  # other keys of a summary's final translation
 
 
-def declared(key: str) -> Column | None:
-    """Return the column of a key of `FIGURES`; None for others."""
-    return next((one for one in COLUMNS if one.key == key), None)
-
-
 def figure_type(name: str) -> Any:
     """Return the pydantic type of one of `FIGURES`; each may be None. Raises KeyError."""
-    one = declared(name)
-    if one is None:
-        raise KeyError(name)
+    one = {one.key: one for one in COLUMNS}[name]
     return list[summary_type(("per_node", *one.path))] if one.of_node else summary_type(one.path)  # type: ignore[misc]
 
 
