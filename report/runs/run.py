@@ -400,9 +400,5 @@ def repeat_command(described: Mapping[str, Any], environ: Container[str] = ()) -
 
 def config_text(job: Mapping[str, Any]) -> str:
     """Return the job as a TOML file for `--config`: every setting with a value but its place."""
-    lines = [f"{field} = {_toml(job[field])}" for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    kept = [field for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
+    return "".join(f"{field} = {json.dumps(job[field], ensure_ascii=False)}\n" for field in kept).replace("\x7f", "\\u007f")
