@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from ..runs.columns import TIMED_FIGURES, metrics_at_the_end, metrics_of, reach
+from ..runs.columns import COLUMNS, TIMED_FIGURES, metrics_at_the_end, metrics_of, reach
 from ..runs.cpu_starvation import cpu_starvation
 from ..runs.run import number
 
@@ -189,15 +189,9 @@ def student_quantile(degrees_of_freedom: float, tests: int = 1) -> float:
 
 
 TRIMMED_FROM = 5  # from so many runs on, the fastest and the slowest are excluded, as in MLPerf training
-FIGURES: Mapping[str, tuple[str, ...]] = {
-    "time_to_target_seconds": ("time_to_target_seconds",),
-    "loss": ("eval", "loss"),
-    "examples_per_second": ("examples_per_second",),
-    "epochs": ("epochs",),
-    "train_seconds": ("train_seconds",),
-    "run_seconds": ("run_seconds",),
-    "init_seconds": ("init_seconds",),
-}  # averaged figures, and their paths in a summary
+_AVERAGED = ("time_to_target_seconds", "eval_loss", "examples_per_second", "epochs", "train_seconds", "run_seconds", "init_seconds")
+_PATHS = {one.key: one.path for one in COLUMNS}
+FIGURES = {key.removeprefix("eval_"): _PATHS[key] for key in _AVERAGED}  # averaged figures, and their paths in a summary
 
 
 def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
