@@ -402,15 +402,11 @@ def figures_line(run: WatchedRun) -> str | None:
     total = f"/{run.total_steps:,} ({run.progress:.0%})" if run.total_steps and run.progress is not None else ""
     parts = [f"step {training.step:,}{total}", f"epoch {training.epoch + 1}", f"loss {number_text(training.loss)}"]
     if speed is not None:
-        parts += [_per_second(speed.steps_per_second, "steps/s"), _per_second(speed.examples_per_second, "examples/s")]
+        parts += [rate_text(speed.steps_per_second, " steps/s"), rate_text(speed.examples_per_second, " examples/s")]
     if left is not None:
         unknown = ", not counting the final translation" if left.translate_seconds is None else ""
         parts.append(f"{duration_text(left.seconds)} left{unknown}")
     return "  ".join(parts)
-
-
-def _per_second(value: float, unit: str) -> str:
-    return f"{rate_text(value).removesuffix('/s')} {unit}"
 
 
 def node_lines(run: WatchedRun) -> list[str]:
