@@ -17,7 +17,7 @@ from crosstrain.core.schedules import SCHEDULES
 from crosstrain.core.setting import GROUPS
 from crosstrain.core.settings.job_fields import DECLARED, TAKES_EFFECT
 from crosstrain.records.store.summary_schema import Summary
-from crosstrain.report.analysis.set_ups import FIGURES as RANKED
+from crosstrain.report.analysis.configurations import FIGURES as RANKED
 from crosstrain.report.compare.ratios import FIGURES as AVERAGED
 from crosstrain.report.runs.columns import COLUMNS, FIGURES, figure_type
 
