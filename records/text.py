@@ -164,7 +164,7 @@ class TrainingState:
         """Return the state in one line."""
         total = f"/{self.total_steps:,}" if self.total_steps is not None else ""
         left = f"  {duration_text(self.time_left_seconds)} left" if self.time_left_seconds else ""
-        speed = f"  {rate_text(self.steps_per_second).replace('/s', ' steps/s')}" if self.steps_per_second is not None else ""
+        speed = f"  {rate_text(self.steps_per_second, ' steps/s')}" if self.steps_per_second is not None else ""
         return f"step {self.step:,}{total}  epoch {int(self.epoch) + 1}  last loss {number_text(self.loss)}{speed}{left}"
 
 
@@ -183,19 +183,19 @@ class NodeSamples:
         self._pauses: list[tuple[float, float]] = []
         self._paused_since = math.inf
         self._of = " of training" if until_shown else ""
-        self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
+        self.samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}  # by node: an earlier one, if any, and the last
 
     def add(self, record: SystemRecord) -> None:
         """Add a sample."""
-        since, last = self._samples.get(record.node, (None, None))
+        since, last = self.samples.get(record.node, (None, None))
         if not self._until_shown or since is None or rate_between(last, record, "network_sent_bytes") is None:
             since = last
-        self._samples[record.node] = (since, record)
+        self.samples[record.node] = (since, record)
 
     def shown(self) -> None:
         """Restart traffic from the last samples."""
-        self._samples = {node: (None, last) for node, (_, last) in self._samples.items()}
-        first = min((last.time_seconds for _, last in self._samples.values()), default=0.0)
+        self.samples = {node: (None, last) for node, (_, last) in self.samples.items()}
+        first = min((last.time_seconds for _, last in self.samples.values()), default=0.0)
         self._pauses = [pause for pause in self._pauses if pause[1] > first]
 
     def paused(self, start: float, end: float) -> None:
@@ -208,7 +208,7 @@ class NodeSamples:
 
     def rows(self, nodes: int | None = None) -> list[Mapping[str, str]]:
         """Return the texts of each node in node order, or of many together; `nodes`: current number."""
-        samples = self._samples.copy()  # other threads may draw it
+        samples = self.samples.copy()  # other threads may draw it
         found = [
             _figures(*samples[node], [*self._pauses, (self._paused_since, math.inf)])
             for node in sorted(samples)

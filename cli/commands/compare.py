@@ -16,10 +16,10 @@ from ...report.analysis.conclusion import conclude
 from ...report.analysis.configurations import FIGURES, SPEED_FIGURE, TARGET_FIGURE
 from ...report.analysis.sentences import as_lines, closing_text, told
 from ...report.analysis.sentences import as_text as conclusion_as_text
-from ...report.compare.columns import column, metric_columns
 from ...report.compare.comparison import compare_runs, setting_rule
 from ...report.compare.formats import as_csv, as_markdown, as_text
 from ...report.pages.paper_table import as_latex
+from ...report.runs.columns import column, metric_columns
 from ...report.runs.run import Run
 from ..options import GivenPath, IntegerRange, NumberRange, check_choice
 from ..run_request import finished_runs

@@ -14,7 +14,7 @@ from ...data.base import DataInfo, TextFeatures
 from ...data.store import dataset_list, stored_dataset
 from ...data.store.dataset_list import described, distinct_test_pairs, find_stores, remove_store
 from ...data.store.location import cache_root, full_name, whole_path
-from ...report.compare.columns import holds_figures, plain_lines
+from ...report.compare.cells import holds_figures, plain_lines
 from ..options import GivenPath, IntegerRange, name_settings
 from ..streams import output_is_a_copy
 

@@ -25,7 +25,7 @@ from ...models.decoding import refuse_unscorable
 from ...models.objectives import refuse_uncomputable
 from ...records.store.jsonl import finite_json
 from ...records.text import count_text, figure_text
-from ...report.runs.summary_rows import Searched
+from ...report.runs.translation_scores import Searched
 from ..options import GivenPath, check_choice, decoding_options, model_option, trust_option
 from ..trained_job import TaskSettings, checkpoint_options, fitting_data, trained_job, trained_weights
 

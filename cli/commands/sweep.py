@@ -36,9 +36,9 @@ from ...report.analysis.sentences import closing_text, told
 from ...report.compare.comparison import compare_runs, setting_name
 from ...report.compare.factors import BY_FIELD, Factor, natural
 from ...report.compare.formats import as_text
+from ...report.runs.columns import row
 from ...report.runs.locate import find_sweep
 from ...report.runs.run import Run, finished_run
-from ...report.runs.summary_rows import row
 from ..group import GroupedCommand, topic_option
 from ..options import IntegerRange, given_options, job_options, name_settings, trust_option
 from ..streams import output_is_a_copy

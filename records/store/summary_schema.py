@@ -91,7 +91,9 @@ class _Gpu(JsonObject):
     tasks: Annotated[list[Name], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
 
 
-class _Node(JsonObject):
+class NodeSummary(JsonObject):
+    """What a node used."""
+
     node: Node | None = None
     train_seconds: Duration | None = None
     samples: Count | None = None
@@ -209,7 +211,7 @@ class Summary(JsonObject):
     worker_absent_seconds: Duration | None = None
     time_shares: _TimeShares | None = None
     samples_thinned: _SamplesThinned | None = None
-    per_node: Annotated[list[_Node], Field(max_length=MOST_NODES)]
+    per_node: Annotated[list[NodeSummary], Field(max_length=MOST_NODES)]
 
     @model_validator(mode="after")
     def _numbered(self) -> Self:

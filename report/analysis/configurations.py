@@ -321,7 +321,7 @@ def counted(count: int, what: str) -> str:
 
 def differing(faults: Sequence[Difference]) -> str:
     """Return the differing values: `` (budget 9,600 examples and 19,200 examples)``."""
-    values = {one.label: " and ".join(dict.fromkeys(value for value in one.values if value is not None)) for one in faults}
+    values = {one.label: " and ".join(one.known) for one in faults}
     return f" ({'; '.join(f'{label} {text}' for label, text in values.items())})" if values else ""
 
 

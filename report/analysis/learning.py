@@ -20,7 +20,7 @@ from ...records.summary import read_job
 from ...records.text import bytes_text, count_text, figure_text, saving_text
 from ..runs.run import Run, diverged, number
 from ..runs.series_arrays import Floats, StepSeries
-from ..runs.summary_rows import Searched, scored_at_the_end
+from ..runs.translation_scores import Searched, scored_at_the_end
 from .evidence import Answer, digits3
 
 State = Literal["improving", "flat", "rising", "overfitting", "worsening", "unclear"]

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from rich.cells import cell_len as text_width
+
 from ...core.console import one_line
 from ...metrics.base import MetricInfo
 from ...records.text import duration_text, figure_text, number_text, rate_text, seconds_text
 from ..compare.factors import RULES, some_of
-from ..compare.formats import text_width
 from ..compare.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
 from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, real_batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from ...core.console import one_line
@@ -25,17 +24,21 @@ class Caveat:
 
     key: str
     label: str
-    found: Callable[[Run], str | None]  # the caveat, if any
+    text: Callable[[Run], str | None]  # what it is in a run, if any
     confounds: frozenset[str]
     why: str
-    told: Callable[[Run], str | None] | None = None  # longer text
-    repeats: Literal["alike", "all", "any"] = "alike"  # alike: repeats need equal `found`; else the part of a row's repeats
+    # Repeats all have it or none (alike), or have the same text (same); else a row has it if all or any of its runs have it.
+    repeats: Literal["alike", "same", "all", "any"] = "alike"
 
-    def text(self, repeats: Sequence[Run]) -> str | None:
+    def of_repeats(self, repeats: Sequence[Run]) -> str | None:
         """Return the caveat of a row with these repeats, if any."""
-        those = [run for run in repeats if self.found(run) is not None]
-        said = bool(those) and (self.repeats == "any" or len(those) == len(repeats))
-        return (self.told or self.found)(those[0]) if said else None
+        texts = [text for run in repeats if (text := self.text(run)) is not None]
+        return texts[0] if texts and (self.repeats == "any" or len(texts) == len(repeats)) else None
+
+    def identity(self, run: Run) -> str | bool | None:
+        """Return a value that is equal for repeats."""
+        text = self.text(run)
+        return text if self.repeats == "same" else self.repeats == "alike" and text is not None
 
 
 CHANGED = "changed when it was resumed"
@@ -64,10 +67,6 @@ def _yes(applies: Callable[[Run], Any]) -> Callable[[Run], str | None]:
 
 def _ended(run: Run) -> str | None:
     return None if run.summary["state"] == "succeeded" else str(run.summary["state"])
-
-
-def _diverged_since(run: Run) -> str | None:
-    return diverged(run.summary)
 
 
 def _resumed(run: Run) -> bool:
@@ -111,14 +110,19 @@ def _restart_place(event: EventRecord) -> str:
     return f"at {number_text(event.time_seconds, 2)} s after update {count_text(step if isinstance(step, int) else None)}{on}"
 
 
-def _profiled(run: Run, *, speed_is_known: bool) -> bool:
+def _profiled(run: Run) -> bool:
     updates = run.summary.get("profiled_updates")  # missing in older releases
-    profiled = run.job.get("profile") if updates is None else updates
-    known = updates is not None and run.summary.get("examples_per_second") is not None
-    return bool(profiled) and known == speed_is_known
+    return bool(run.job.get("profile") if updates is None else updates)
 
 
-def _profiling(run: Run) -> str:
+def _has_other_speed(run: Run) -> bool:
+    """Return whether the speed is that of the updates that were not profiled."""
+    return run.summary.get("profiled_updates") is not None and run.summary.get("examples_per_second") is not None
+
+
+def _profiling(run: Run) -> str | None:
+    if not (_profiled(run) and _has_other_speed(run)):
+        return None
     return f"{run.summary['profiled_updates']:,} updates in {duration_text(run.summary.get('profile_seconds'))}"
 
 
@@ -127,17 +131,17 @@ def _starved(run: Run) -> str | None:
     return None if found is None else f"{found.fraction:.0%}"
 
 
-def _learnt_by_the_clock(run: Run) -> bool:
+def _learnt_by_the_clock(run: Run) -> str | None:
     by_clock = Cadence.parse(run.job.get("eval_every") or "1epoch").unit == "seconds"
     ended_by_evaluation = run.summary.get("target_reached") or ended_by_patience(run)
-    return bool(_starved(run)) and (run.summary["mode"] == "async" or (by_clock and ended_by_evaluation))
+    return _starved(run) if run.summary["mode"] == "async" or (by_clock and ended_by_evaluation) else None
 
 
 LEARNT_UNDER_CONTENTION = "learnt under contention"
 _TIME_AND_RESOURCES = frozenset({TIME, TARGET, RESOURCES})
 CAVEATS: tuple[Caveat, ...] = (
-    Caveat("state", "state", _ended, ALL, "the figures cover only the finished part"),
-    Caveat("diverged", "loss NaN or infinite", _yes(_diverged_since), ALL, "its speed is not that of training", _diverged_since),
+    Caveat("state", "state", _ended, ALL, "the figures cover only the finished part", "same"),
+    Caveat("diverged", "loss NaN or infinite", lambda run: diverged(run.summary), ALL, "its speed is not that of training"),
     Caveat(
         "synthetic",
         "synthetic data",
@@ -146,54 +150,24 @@ CAVEATS: tuple[Caveat, ...] = (
         "images and labels are random, so quality has no meaning",
     ),
     Caveat("resumed", "resumed", _yes(_resumed), frozenset({TIME, RESOURCES}), "the figures include several starts"),
-    Caveat(
-        "restarted",
-        "restarted after failures",
-        _yes(_restarts),
-        _TIME_AND_RESOURCES,
-        "its time includes restarts and repeated work",
-        _restarts,
-    ),
-    Caveat(
-        "lacked workers",
-        "a worker was lost and replaced",
-        _yes(_worker_restarts),
-        WORK,
-        "fewer workers shared the updates for a time",
-        _worker_restarts,
-    ),
-    Caveat(
-        "profiled",
-        "profiled",
-        _yes(partial(_profiled, speed_is_known=True)),
-        _TIME_AND_RESOURCES,
-        "tracing took time and memory",
-        _profiling,
-    ),
+    Caveat("restarted", "restarted after failures", _restarts, _TIME_AND_RESOURCES, "its time includes restarts and repeated work"),
+    Caveat("lacked workers", "a worker was lost and replaced", _worker_restarts, WORK, "fewer workers shared the updates for a time"),
+    Caveat("profiled", "profiled", _profiling, _TIME_AND_RESOURCES, "tracing took time and memory"),
     Caveat(
         "profiled throughout",
         "profiled, and without a speed",
-        _yes(partial(_profiled, speed_is_known=False)),
+        _yes(lambda run: _profiled(run) and not _has_other_speed(run)),
         WORK,
         "too few updates were not traced, or an earlier version did not separate them",
     ),
-    Caveat(
-        "starved",
-        "CPU contention",
-        _yes(_starved),
-        WORK,
-        "other programs took this share of the CPU time that its tasks needed",
-        _starved,
-        repeats="all",
-    ),
+    Caveat("starved", "CPU contention", _starved, WORK, "other programs took this share of the CPU time that its tasks needed", "all"),
     Caveat(
         LEARNT_UNDER_CONTENTION,
         "CPU contention that affects quality",
-        _yes(_learnt_by_the_clock),
+        _learnt_by_the_clock,
         LEARNT,
         "the staleness, or the update at which the run ended, depends on CPU contention",
-        _starved,
-        repeats="any",
+        "any",
     ),
-    Caveat("changed", CHANGED, lambda run: ", ".join(changed_on_resume(run)) or None, ALL, CHANGED_MEANS),
+    Caveat("changed", CHANGED, lambda run: ", ".join(changed_on_resume(run)) or None, ALL, CHANGED_MEANS, "same"),
 )

@@ -24,6 +24,11 @@ class Difference:
     confounds: tuple[str, ...]  # `core.setting.GROUPS`, in order
     why: str
 
+    @property
+    def known(self) -> list[str]:
+        """The recorded values, each once."""
+        return list(dict.fromkeys(value for value in self.values if value is not None))
+
 
 @dataclass(eq=False)
 class Comparability:
@@ -45,7 +50,7 @@ class Comparability:
         """Confounding differences, and the caveats of single runs."""
         found = self._differences(rule for rule in self._rules if rule.matters and not rule.independent)
         for caveat in CAVEATS:
-            texts = tuple(map(caveat.text, self._repeats))
+            texts = tuple(map(caveat.of_repeats, self._repeats))
             if any(texts):
                 found.append(Difference(caveat.key, caveat.label, texts, _ordered(caveat.confounds), caveat.why))
         return found
@@ -70,7 +75,7 @@ class Comparability:
         runs = self._runs[one], self._runs[other]
         pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.spoils(*runs)}
         faults = [fault for fault in CAVEATS if fault.key not in ignoring]
-        own = (fault.confounds for fault in faults for run in (one, other) if fault.text(self._repeats[run]) is not None)
+        own = (fault.confounds for fault in faults for run in (one, other) if fault.of_repeats(self._repeats[run]) is not None)
         return frozenset(pair).union(*own)
 
     def marks(self, run: int) -> frozenset[str]:
@@ -182,8 +187,7 @@ def compare_settings(
 
 def setting_key(run: Run, *, without: Collection[str] = ()) -> tuple[Any, ...]:
     """Return a key that is equal for runs of equal settings, except those in `without`."""
-    faults = tuple(fault.found(run) for fault in CAVEATS if fault.repeats == "alike")
-    return (*(rule.value(run) for rule in RULES if rule.key not in without), *faults)
+    return (*(rule.value(run) for rule in RULES if rule.key not in without), *(fault.identity(run) for fault in CAVEATS))
 
 
 def alike(runs: Sequence[Run], *, without: Collection[str] = (), by: Sequence[Factor] = ()) -> list[list[Run]]:

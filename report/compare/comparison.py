@@ -10,10 +10,11 @@ from typing import Any, Literal
 from ...core.errors import UsageError
 from ...core.setting import SPEED
 from ...records.store.jsonl import finite_json
+from ..runs.columns import COLUMNS, row
 from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, labelled, measurements, number
-from ..runs.summary_rows import row
 from .caveats import changed_on_resume
+from .cells import relative_to_first
 from .comparability import Comparability, compare_settings
 from .factors import CHOSEN, RULES, Factor, setting_text
 from .ratios import Ratio, ratio
@@ -112,18 +113,6 @@ def _times(row: Row, other: Row) -> Ratio | None:
     return ratio([(known[0], known[1])]) if all(known) and [len(side) for side in known] == [len(side) for side in sides] else None
 
 
-def relative_speed(entries: Sequence[Row]) -> list[float | None]:
-    """Return the examples/s of each row over those of the first."""
-    speeds = [entry.figures["examples_per_second"] for entry in entries]
-    return [None if speed is None or not speeds[0] else speed / speeds[0] for speed in speeds]
-
-
-def relative_target(entries: Sequence[Row]) -> list[float | None]:
-    """Return how many times as fast as the first row each reached the target; None if either missed it in any run."""
-    times = [entry.figures["time_to_target_seconds"] if entry.all_converged else None for entry in entries]
-    return [None if not seconds or not times[0] else times[0] / seconds for seconds in times]
-
-
 _RULES: Mapping[str, Factor] = {rule.key: rule for rule in RULES}
 _MEANT = {
     "checkpoint_every": "checkpoints",
@@ -155,7 +144,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON document: ``runs`` has a row per run, ``rows`` a row of means per table row."""
-        rows = zip(self.entries, self.settings, relative_speed(self.entries), relative_target(self.entries), strict=True)
+        ratios = {one.relative_key: relative_to_first(self.entries, one) for one in COLUMNS if one.better}
         document: dict[str, Any] = {
             "runs": [{**row(run.summary), "run": run.name} for run in self.runs],
             "rows": [
@@ -166,13 +155,12 @@ class Comparison:
                     "seeds": list(entry.seeds),
                     "left_out": list(entry.left_out),
                     "reached_target": entry.converged,
-                    "relative_examples_per_second": speed,
-                    "relative_time_to_target": target,
+                    **{key: values[index] for key, values in ratios.items()},
                     "figures": dict(entry.figures),
                     "sigma": dict(entry.sigmas),
                     "counts": dict(entry.counts),
                 }
-                for entry, settings, speed, target in rows
+                for index, (entry, settings) in enumerate(zip(self.entries, self.settings, strict=True))
             ],
             "comparability": self.comparability.to_json(),
             "copies": [list(names) for names in self.copies],

@@ -5,32 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...core.setting import ALL, GROUPS, LEARNING, SPEED, STEPS, TARGET, WORK
+from ...core.setting import ALL, GROUPS, LEARNING, SPEED, STEPS, WORK
+from ..runs.columns import COLUMNS, Column, node_columns, run_columns
 from ..runs.cpu_starvation import contention_judged, cpu_starvation
 from ..runs.run import batch_text
-from .columns import (
-    MARK,
-    NODE,
-    RUN_COLUMNS,
-    Column,
-    cell,
-    holds_figures,
-    named_node,
-    node_cell,
-    node_lines,
-    relative,
-    relative_text,
-    run_columns,
-)
+from .cells import MARK, cell, cells, holds_figures, named_node, node_lines, relative, relative_text
 from .comparability import Comparability, Difference
-from .comparison import Comparison, relative_speed, relative_target
+from .comparison import Comparison
 from .factors import RULES, setting_text, some_of
 from .rows import Row
 from .run_tables import ACROSS_MODES, SYNTHETIC
 
 TOO_FAST = "‡"  # an efficiency significantly above 100 %
-_SPEED = ("examples_per_second", "steps_per_second", "run_seconds", "train_seconds", "init_seconds")
-_LEARNING = ("staleness_mean",)
 _CONTEXT = ("backend", "mode", "nodes", "workers", "parameter servers", "global batch", "batch per worker")
 # Columns that vary within a series; those of a sweep have the names of its fields.
 _OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", "global_batch_size", "batch_size", "runs"})
@@ -68,42 +54,36 @@ def default_tables(comparison: Comparison) -> list[ComparisonTable]:
 
 def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[ComparisonTable]:
     """Return one table with some figures; those of nodes have a column per node."""
+    lines = node_lines(comparison.entries)
     found: list[TextColumn] = []
     for one in columns:
-        if one in NODE or one.key.startswith("node_"):
-            lines = node_lines(comparison.entries)
-            found += [(named_node(node, label, one.header), _node_cells(comparison, one, node)) for node, label in lines]
+        if one.of_node:
+            found += [(named_node(node, label, one.header), _cells(comparison, one, node)) for node, label in lines]
         else:
             found.append((one.header, _cells(comparison, one)))
     return [_block("", comparison, found)]
 
 
 def _speed(comparison: Comparison) -> ComparisonTable:
-    columns = {one.key: one for one in RUN_COLUMNS}
-    speed, *others = [(columns[key].header, _cells(comparison, columns[key])) for key in _SPEED]
-    found = [speed, _relative(comparison, relative_speed(comparison.entries), SPEED), *others]
-    return _block("Speed", comparison, [column for column in found if _observed(column)], _context(comparison))
+    columns = sorted((one for one in COLUMNS if one.speed), key=lambda one: one.speed)
+    return _block("Speed", comparison, _observed(comparison, columns), _context(comparison))
 
 
 def _learning(comparison: Comparison) -> ComparisonTable:
-    found = []
-    for one in (one for one in run_columns(comparison.runs) if one.group in LEARNING or one.key in _LEARNING):
-        column = one.header, _cells(comparison, one)
-        found.append(column)
-        if one.key == "time_to_target_seconds" and _observed(column):
-            found.append(_relative(comparison, relative_target(comparison.entries), TARGET))
-    return _block("Learning", comparison, [column for column in found if _observed(column)])
+    columns = [one for one in run_columns(comparison.runs) if one.group in LEARNING or one.learning]
+    return _block("Learning", comparison, _observed(comparison, columns))
 
 
 def _resources(comparison: Comparison) -> ComparisonTable:
     names = tuple(next(iter(comparison.settings)))
+    columns = node_columns()
     rows = []
     for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
         for number, (node, called) in enumerate(node_lines([entry])):
             label = tuple(settings.values()) if number == 0 else ("",) * len(names)
-            rows.append((*label, called, *(node_cell(entry, one, node, marks) for one in NODE)))
+            rows.append((*label, called, *(cell(entry, one, marks, node) for one in columns)))
     return ComparisonTable(
-        "Resources of each node", (*names, "node", *(one.header for one in NODE)), tuple(rows), len(names) + 1, len(names) + 1
+        "Resources of each node", (*names, "node", *(one.header for one in columns)), tuple(rows), len(names) + 1, len(names) + 1
     )
 
 
@@ -124,20 +104,18 @@ def _scaling(comparison: Comparison) -> ComparisonTable:
     return ComparisonTable("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
 
 
-def _cells(comparison: Comparison, one: Column) -> list[str]:
-    return [cell(entry, one, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
+def _cells(comparison: Comparison, one: Column, node: int | str | None = None) -> list[str]:
+    return cells(comparison.entries, comparison.marks, one, node)
 
 
-def _node_cells(comparison: Comparison, one: Column, node: int | str) -> list[str]:
-    return [node_cell(entry, one, node, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
-
-
-def _relative(comparison: Comparison, values: Sequence[float | None], group: str) -> TextColumn:
-    return f"relative to {comparison.entries[0].label}", relative(values, group, comparison.marks)
-
-
-def _observed(column: TextColumn) -> bool:
-    return any(text not in ("-", "") for text in column[1])
+def _observed(comparison: Comparison, columns: Sequence[Column]) -> list[TextColumn]:
+    """Return the figures that a row has, and after some of them those relative to the first row's."""
+    found: list[TextColumn] = []
+    for one in columns:
+        found.append((one.header, _cells(comparison, one)))
+        if one.better:
+            found.append((f"relative to {comparison.entries[0].label}", relative(comparison.entries, comparison.marks, one)))
+    return [(header, texts) for header, texts in found if any(text not in ("-", "") for text in texts)]
 
 
 def _context(comparison: Comparison) -> list[TextColumn]:
@@ -248,14 +226,13 @@ def _named(one: Difference) -> str:
 
 
 def _values(one: Difference) -> str:
-    found = list(dict.fromkeys(value for value in one.values if value is not None))
+    found = one.known
     if len(found) > _MOST_VALUES:
         found = [*found[: _MOST_VALUES - 1], "…", found[-1]]
     return ", ".join(found)
 
 
 def _by_rows(one: Difference, comparability: Comparability) -> str:
-    known = list(dict.fromkeys(value for value in one.values if value is not None))
     names = comparability.names
     for axis in comparability.independent if None not in one.values else ():  # caveats of single rows depend on no setting
         if None not in axis.values and len(set(zip(axis.values, one.values, strict=True))) == len(set(axis.values)):
@@ -263,7 +240,7 @@ def _by_rows(one: Difference, comparability: Comparability) -> str:
             break
     if len(one.values) < 2 or len(set(names)) > _MOST_VALUES:
         return _values(one)
-    holders = {value: dict.fromkeys(name for name, own in zip(names, one.values, strict=True) if own == value) for value in known}
+    holders = {value: dict.fromkeys(name for name, own in zip(names, one.values, strict=True) if own == value) for value in one.known}
     return "; ".join(f"{' and '.join(those)}{f': {value}' * (value != 'yes')}" for value, those in holders.items())
 
 
@@ -272,12 +249,13 @@ def _fault(one: Difference, comparability: Comparability) -> str:
     names = comparability.called(one.confounds)
     if not names:
         return f"{told}: {one.why}."
-    figures = "all figures" if set(one.confounds) == ALL else _enumerated(names)
+    figures = "all figures" if set(one.confounds) == ALL else enumerated(names)
     return f"{told}: {figures} {'is' if len(names) == 1 and names[0] != 'resources' else 'are'} not comparable; {one.why}."
 
 
-def _enumerated(words: Sequence[str]) -> str:
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+def enumerated(words: Sequence[str]) -> str:
+    """Return words as ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def not_comparable(comparison: Comparison, shown: Collection[str | None]) -> str:

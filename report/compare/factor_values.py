@@ -10,6 +10,7 @@ from ...core.job import DEFAULT_EPOCHS, Job, saved_every
 from ...core.plugins import BUILT_IN
 from ...core.units import Target, parse_bandwidth
 from ...records.text import bytes_text
+from ..runs.columns import reach
 from ..runs.run import Run, batch_text, examples_of, real_batch
 
 Value = Callable[[Run], Any]
@@ -58,32 +59,27 @@ def shown_saving(value: tuple[str, bool]) -> str:
     return f"every {every}{'' if at_end else ', none at the end'}"
 
 
-def job_field(key: str) -> Value:
-    """Read a field of the job, or its default if the run is older than the field."""
+def job_field(key: str, none: str | None = None, applies: Callable[[Run], bool] | None = None) -> Value:
+    """Read a field of the job, `none` if it is None, if it `applies`; its default if the run is older than the field."""
     default = Job.model_fields[key].default
 
     def value(run: Run) -> Any:
+        if applies is not None and not applies(run):
+            return None
         found = run.job.get(key, default)
-        return tuple(found) if isinstance(found, list) else found
+        return none if found is None else tuple(found) if isinstance(found, list) else found
 
     return value
 
 
-def job_field_or(key: str, otherwise: str) -> Value:
-    """Read a field of the job, `otherwise` if it is None."""
-    field = job_field(key)
-    return lambda run: otherwise if (found := field(run)) is None else found
-
-
-def job_field_if(key: str, applies: Callable[[Run], bool]) -> Value:
-    """Read a field of the job if it has an effect."""
-    field = job_field(key)
-    return lambda run: field(run) if applies(run) else None
-
-
-def summary_field(key: str) -> Value:
+def summary_field(*path: str) -> Value:
     """Read a field of the summary."""
-    return lambda run: run.summary.get(key)
+    return lambda run: reach(run.summary, path)
+
+
+def dataset(*path: str) -> Value:
+    """Read a value of the dataset's description."""
+    return lambda run: reach(run.job.get("dataset"), path)
 
 
 def batch(key: str) -> Value:
@@ -152,18 +148,6 @@ def link(run: Run) -> Any:
     return _occurring(max(found) or None for found in speeds if found)
 
 
-def dataset(*path: str) -> Value:
-    """Read a value of the dataset's description."""
-
-    def value(run: Run) -> Any:
-        found: Any = run.job.get("dataset")
-        for key in path:
-            found = found.get(key) if found else None
-        return found
-
-    return value
-
-
 def shape(run: Run) -> Any:
     """Read image shape and number of classes, or vocabulary sizes."""
     described = run.job.get("dataset")
@@ -174,11 +158,6 @@ def shape(run: Run) -> Any:
     if described.get("input_shape") is None or described.get("classes") is None:
         return None
     return f"{'×'.join(map(str, described['input_shape']))} in {described['classes']} classes"
-
-
-def evaluated(run: Run) -> Any:
-    """Read the number of examples of the last evaluation."""
-    return (run.summary.get("eval") or {}).get("examples")
 
 
 def precision(run: Run) -> Any:
@@ -260,13 +239,3 @@ def saving(run: Run) -> tuple[str, bool]:
     """Read how often checkpoints were saved, and whether at the end."""
     every = saved_every(run.job.get("checkpoint_every"), run.job.get("max_restarts", 0))
     return every or "end", bool(job_field("save_final")(run)) or every == "end"
-
-
-def by_adam(run: Run) -> bool:
-    """Return whether the optimiser is Adam or AdamW."""
-    return str(run.job.get("optimizer")).startswith("adam")
-
-
-def by_sgd(run: Run) -> bool:
-    """Return whether the optimiser is SGD."""
-    return run.job.get("optimizer") == "sgd"

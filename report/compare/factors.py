@@ -25,7 +25,7 @@ from ...core.setting import (
 from ...core.settings.job_fields import DECLARED
 from ...core.units import Cadence, Target, parse_bandwidth
 from ..runs.run import Run
-from ..runs.summary_rows import signature_at_the_end, signature_while_training
+from ..runs.translation_scores import signature_at_the_end, signature_while_training
 from . import factor_values as read
 
 MOST_NAMED = 4
@@ -127,9 +127,7 @@ def _declared(key: str) -> Factor:
     rule = DECLARED[key].compare
     if rule is None:
         raise KeyError(f"the setting {key} declares no comparison rule")
-    value = read.job_field(key) if rule.none is None else read.job_field_or(key, rule.none)
-    if rule.only_if is not None:
-        value = read.job_field_if(key, _meeting(rule.only_if))
+    value = read.job_field(key, rule.none, None if rule.only_if is None else _meeting(rule.only_if))
     return Factor(key, rule.label, value, rule.confounds, rule.why, order=BY_FIELD.get(key, natural), matters=rule.matters)
 
 
@@ -179,7 +177,7 @@ _LEARNING = (
     ),
     Factor("shape", "shape of the data", read.shape, WORK, "an example of another shape is another amount of work"),
     Factor("train_size", "training split", read.dataset("sizes", "train"), frozenset({RESOURCES}), "it is held in memory"),
-    Factor("test_size", "evaluation split", read.evaluated, LEARNING, "the evaluations are over other examples"),
+    Factor("test_size", "evaluation split", read.summary_field("eval", "examples"), LEARNING, "the evaluations are over other examples"),
     Factor(
         "seed",
         "seed",
@@ -208,7 +206,7 @@ _LEARNING = (
     Factor(
         "until",
         "target",
-        read.job_field_or("until", "none"),
+        read.job_field("until", none="none"),
         frozenset({TARGET}),
         "a run stops at its target",
         order=BY_FIELD["until"],
@@ -274,7 +272,7 @@ _MACHINE = (
     Factor(
         "distributed",
         "distributed wrapper",
-        read.job_field_if("distributed", read.single_process),
+        read.job_field("distributed", applies=read.single_process),
         WORK,
         "the framework's wrapper takes time",
     ),

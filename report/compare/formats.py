@@ -6,6 +6,7 @@ import csv
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.cells import cell_len as text_width
@@ -15,12 +16,12 @@ from rich.text import Text
 
 from ...core.console import cell_text
 from ...records.store.jsonl import finite_json
-from .columns import Column
-from .comparison import Comparison, relative_speed, relative_target
+from ..runs.columns import COLUMNS, Column
+from .cells import relative_to_first
+from .comparison import Comparison
 from .comparison_tables import ComparisonTable, above, below, default_tables, selected_table
 from .run_tables import aligned, columns_of, plain_table, to_text
 
-__all__ = ["as_csv", "as_markdown", "as_text", "text_width", "write_csv"]
 _MOST_COLUMNS = 4  # by default, more runs have rows instead of columns
 _PROSE = 120  # maximum line length of sentences, and without a terminal of a table with columns
 _GAP = 3  # between the columns of a table
@@ -89,9 +90,8 @@ def _pieces(block: ComparisonTable, width: int | None) -> list[ComparisonTable]:
 
 def _only(block: ComparisonTable, columns: Sequence[int]) -> ComparisonTable:
     kept = [*range(block.names), *columns]
-    rows = tuple(tuple(row[index] for index in kept) for row in block.rows)
-    words = sum(index < block.words for index in kept)
-    return ComparisonTable(block.title, tuple(block.header[index] for index in kept), rows, block.names, words)
+    header, *rows = (tuple(row[index] for index in kept) for row in (block.header, *block.rows))
+    return replace(block, header=header, rows=tuple(rows), words=sum(index < block.words for index in kept))
 
 
 def as_markdown(comparison: Comparison, columns: Sequence[Column] = (), before: Sequence[str] = ()) -> str:
@@ -121,7 +121,7 @@ def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     """Return a line per row: its settings, and its unrounded figures."""
     # ``…_sigma`` are standard deviations, ``…_n`` the number of runs of a mean, if contention leaves fewer; ``not_comparable`` has the
     # kinds of figures not comparable with the first row's.
-    speed, target = relative_speed(comparison.entries), relative_target(comparison.entries)
+    ratios = {one.relative_key: relative_to_first(comparison.entries, one) for one in COLUMNS if one.better}
     rows = []
     for index, (entry, settings) in enumerate(zip(comparison.entries, comparison.settings, strict=True)):
         own: dict[str, Any] = {label: text for label, text in settings.items() if label != "run"}
@@ -132,7 +132,7 @@ def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
                 values |= _flat(key, entry.figures.get(key), entry.sigmas.get(key))
                 values[f"{key}_n"] = entry.counts.get(key)
         if not columns:
-            values |= {"relative_examples_per_second": speed[index], "relative_time_to_target": target[index]}
+            values |= {key: ratio[index] for key, ratio in ratios.items()}
         rows.append(values)
     return write_csv(rows)
 

@@ -10,13 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from ..runs.cpu_starvation import TIMED_FIGURES, cpu_starvation
+from ..runs.columns import COLUMNS, TIMED_FIGURES, metrics_at_the_end, metrics_of, reach
+from ..runs.cpu_starvation import cpu_starvation
 from ..runs.run import number
-from ..runs.summary_rows import metrics_at_the_end, metrics_of
 
 CONFIDENCE = 0.95
 USUAL_SCATTER = 0.05  # usual relative difference between runs of one job on an otherwise idle machine
@@ -100,10 +100,10 @@ def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
     both sides of all pairs. The interval is exp(d ± t √v), with t the quantile of Student's distribution of the degrees of freedom of Welch
     and Satterthwaite, v² / Σ (((s²/n) / m²)² / (n − 1)) (B. L. Welch, Biometrika 34, 1947). Of one pair that is Welch's test.
     """
-    differences = [_mean(one) - _mean(other) for one, other in pairs]
+    sides = [_logarithms(values) for pair in pairs for values in pair]
+    differences = [_mean(one) - _mean(other) for one, other in zip(sides[::2], sides[1::2], strict=True)]
     middle = math.fsum(differences) / len(pairs)
     found = _exp(middle), tuple(map(_exp, differences))
-    sides = [values for pair in pairs for values in pair]
     if any(len(values) < 2 for values in sides):
         return Ratio(found[0], None, None, found[1])
     half = _half_width([(_variance(values) / len(values) / len(pairs) ** 2, len(values)) for values in sides])
@@ -112,15 +112,17 @@ def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
 
 def geometric_mean(values: Values) -> float:
     """Return the geometric mean."""
-    return _exp(_mean(values))
+    return _exp(_mean(_logarithms(values)))
 
 
 def interval_of_mean(values: Values) -> tuple[float, float] | None:
     """Return the 95 % interval of a geometric mean (Student's t on logarithms), if known."""
-    if len(values) < 2:
-        return None
-    middle, half = _mean(values), _half_width([(_variance(values) / len(values), len(values))])
-    return _exp(middle - half), _exp(middle + half)
+    found = interval_of_arithmetic_mean(_logarithms(values))
+    return None if found is None else (_exp(found[0]), _exp(found[1]))
+
+
+def _logarithms(values: Values) -> Values:
+    return [math.log(value) for value in values]
 
 
 def _exp(logarithm: float) -> float:
@@ -130,34 +132,24 @@ def _exp(logarithm: float) -> float:
 _SMALLEST_LOGARITHM, _LARGEST_LOGARITHM = math.log(sys.float_info.min), math.log(sys.float_info.max) - 1e-9
 
 
-def half_width_of_mean(sigma: float, count: int) -> float:
-    """Return half the 95 % interval (Student's t) from the sample standard deviation."""
-    return student_quantile(count - 1) * sigma / math.sqrt(count) if sigma else 0.0
-
-
 def interval_of_arithmetic_mean(values: Values) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean (Student's t); None for one value."""
     if len(values) < 2:
         return None
-    mean, half = _mean_of(values), _half_width([(_variance_of_mean(values), len(values))])
+    mean, half = _mean(values), _half_width([(_variance(values) / len(values), len(values))])
     return mean - half, mean + half
 
 
 def mean_difference(ours: Values, theirs: Values, tests: int = 1) -> tuple[float, float | None]:
     """Return the difference of two means and half its 95 % interval (Welch), if known."""
     # All `tests` share the error of 5 % (Bonferroni).
-    means = [_mean_of(values) for values in (ours, theirs)]
+    difference = _mean(ours) - _mean(theirs)
     if min(len(ours), len(theirs)) < 2:
-        return means[0] - means[1], None
-    return means[0] - means[1], _half_width([(_variance_of_mean(values), len(values)) for values in (ours, theirs)], tests)
+        return difference, None
+    return difference, _half_width([(_variance(values) / len(values), len(values)) for values in (ours, theirs)], tests)
 
 
-def _variance_of_mean(values: Values) -> float:
-    mean = _mean_of(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
-
-
-def _mean_of(values: Values) -> float:
+def _mean(values: Values) -> float:
     return values[0] if min(values) == max(values) else math.fsum(values) / len(values)  # a sum of equal values may be rounded
 
 
@@ -166,7 +158,7 @@ def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | Non
     found = ratio(pairs)
     if not found.known:
         return None
-    variances = [_variance(values) / len(pairs) ** 2 for pair in pairs for values in pair]
+    variances = [_variance(_logarithms(values)) / len(pairs) ** 2 for pair in pairs for values in pair]
     already = 1 if found.sure else min(len(values) for pair in pairs for values in pair)  # were not enough
     for repeats in range(already + 1, MOST_REPEATS_TOLD + 1):
         if _half_width([(variance / repeats, repeats) for variance in variances]) < abs(math.log(found.ratio)):
@@ -174,13 +166,9 @@ def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | Non
     return None
 
 
-def _mean(values: Values) -> float:
-    return math.fsum(map(math.log, values)) / len(values)
-
-
 def _variance(values: Values) -> float:
     mean = _mean(values)
-    return math.fsum((math.log(value) - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def _half_width(terms: Sequence[tuple[float, int]], tests: int = 1) -> float:
@@ -201,22 +189,16 @@ def student_quantile(degrees_of_freedom: float, tests: int = 1) -> float:
 
 
 TRIMMED_FROM = 5  # from so many runs on, the fastest and the slowest are excluded, as in MLPerf training
-FIGURES: Mapping[str, tuple[str, ...]] = {
-    "time_to_target_seconds": ("time_to_target_seconds",),
-    "loss": ("eval", "loss"),
-    "examples_per_second": ("examples_per_second",),
-    "epochs": ("epochs",),
-    "train_seconds": ("train_seconds",),
-    "run_seconds": ("run_seconds",),
-    "init_seconds": ("init_seconds",),
-}  # averaged figures, and their paths in a summary
+_AVERAGED = ("time_to_target_seconds", "eval_loss", "examples_per_second", "epochs", "train_seconds", "run_seconds", "init_seconds")
+_PATHS = {one.key: one.path for one in COLUMNS}
+FIGURES = {key.removeprefix("eval_"): _PATHS[key] for key in _AVERAGED}  # averaged figures, and their paths in a summary
 
 
 def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return statistics over the runs of one job (their summaries, at least one).
 
     ``runs`` is their number, ``converged`` how many reached the target (null without one), ``dropped`` names those excluded by
-    `drop_fastest_and_slowest`, ``contended`` those with CPU contention. ``figures`` has `spread` for each of `FIGURES` and each metric,
+    `drop_fastest_and_slowest`, ``contended`` those with CPU contention. ``figures`` has an `Estimate` of each of `FIGURES` and each metric,
     also of final translations (``end_<metric>``); speeds and times are over runs without CPU contention, if any.
     """
     staying, dropped = drop_fastest_and_slowest(summaries)
@@ -234,10 +216,15 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "dropped": [summary["run"] for summary in dropped],
         "contended": [summary["run"] for summary in summaries if cpu_starvation(summary) is not None],
         "figures": {
-            name: spread([_reach(summary, path) for summary in (timed if name in TIMED_FIGURES else staying)])
+            name: _statistics([number(reach(summary, path)) for summary in (timed if name in TIMED_FIGURES else staying)])
             for name, path in found.items()
         },
     }
+
+
+def _statistics(values: Sequence[float | None]) -> dict[str, Any] | None:
+    found = estimate(values)
+    return None if found is None else asdict(found)
 
 
 def drop_fastest_and_slowest(summaries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
@@ -259,23 +246,34 @@ def _duration(summary: Mapping[str, Any], with_target: bool) -> float:
     return math.inf if seconds is None else float(seconds)
 
 
-def _reach(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    value: Any = summary
-    for name in path:
-        value = None if value is None else value.get(name)
-    return number(value)
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The mean of a figure's repeats, and their standard deviation (n − 1; None for one value or a non-finite one)."""
+
+    mean: float
+    sigma: float | None
+    values: int  # number of repeats with a value
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the 95 % interval of the mean, t s / √n with Student's t, if known."""
+        if not self.sigma:
+            return self.sigma
+        return student_quantile(self.values - 1) * self.sigma / math.sqrt(self.values)
+
+    def scaled(self, factor: float) -> Estimate:
+        """Return the estimate in another unit."""
+        return Estimate(self.mean * factor, None if self.sigma is None else self.sigma * factor, self.values)
 
 
-def spread(found: Sequence[float | None]) -> dict[str, Any] | None:
-    """Return ``mean``, ``sigma`` (n − 1; of finite values) and ``values`` (count), if any."""
+def estimate(found: Sequence[float | None]) -> Estimate | None:
+    """Return the mean of a figure's known repeats, if any."""
     values = [value for value in found if value is not None]
     if not values:
         return None
     if not all(map(math.isfinite, values)):
-        return {"mean": sum(values), "sigma": None, "values": len(values)}  # NaN or infinite
-    mean = values[0] if min(values) == max(values) else math.fsum(values) / len(values)  # a sum of equal values may be rounded
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return {"mean": mean, "sigma": math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, "values": len(values)}
+        return Estimate(sum(values), None, len(values))  # NaN or infinite
+    return Estimate(_mean(values), math.sqrt(_variance(values)) if len(values) > 1 else None, len(values))
 
 
 def common_name(names: Sequence[str]) -> str:

@@ -9,12 +9,12 @@ from itertools import zip_longest
 from typing import Any
 
 from ...records.store.jsonl import finite_json
-from ..runs.cpu_starvation import TIMED_FIGURES, cpu_starvation
+from ..runs.columns import COLUMNS, TIMED_FIGURES, row
+from ..runs.cpu_starvation import cpu_starvation
 from ..runs.run import Run, measurements, number
-from ..runs.summary_rows import row
 from .comparability import alike
 from .factors import Factor
-from .ratios import common_name, drop_fastest_and_slowest, half_width_of_mean, spread
+from .ratios import common_name, drop_fastest_and_slowest, estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Row:
 
     label: str
     runs: tuple[Run, ...]
-    figures: Mapping[str, Any]  # flat row (`summary_rows.row`) with the means of numbers
+    figures: Mapping[str, Any]  # flat row (`columns.row`) with the means of numbers
     sigmas: Mapping[str, Any] = field(default_factory=dict)  # sample standard deviations (lists for lists)
     half_widths: Mapping[str, Any] = field(default_factory=dict)  # half the 95 % intervals (Student's t) over all runs, also `left_out`
     left_out: tuple[str, ...] = ()  # by `drop_fastest_and_slowest`
@@ -87,7 +87,8 @@ def entry_of(runs: Sequence[Run]) -> Row:
     void = dict.fromkeys(TIMED_FIGURES) if not all(contended) else {}
     rows = [{**row(summary), **(void if cpu_starvation(summary) is not None else {})} for summary in (*staying, *dropped)]
     columns, every = _columns(rows[: len(staying)]), _columns(rows)
-    together = {name: _alike_or_none(found) if name in _SETTINGS else _together(found) for name, found in columns.items()}
+    settings = {one.key for one in COLUMNS if not one.averaged}
+    together = {name: _alike_or_none(found) if name in settings else _together(found) for name, found in columns.items()}
     figures = {name: value for name, (value, _) in together.items()}
     sigmas = {name: sigma for name, (_, sigma) in together.items() if sigma is not None}
     half_widths = {name: _half_widths(every[name]) for name in sigmas}
@@ -97,23 +98,6 @@ def entry_of(runs: Sequence[Run]) -> Row:
     counts = {name: count for name, count in known.items() if count < len(staying)} if void and any(contended) else {}
     left_out = tuple(names[id(summary)] for summary in dropped)
     return Row(label, tuple(runs), figures, sigmas, half_widths, left_out, converged, counts)
-
-
-_SETTINGS = frozenset(
-    {
-        "batch_size",
-        "global_batch_size",
-        "learning_rate",
-        "nodes",
-        "nodes_sharing_cores",
-        "parameter_servers",
-        "restarts",
-        "resumed",
-        "seed",
-        "worker_restarts",
-        "workers",
-    }
-)  # numbers without a meaningful mean
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -131,16 +115,16 @@ def _together(values: Sequence[Any]) -> tuple[Any, Any]:
     numbers = [None if isinstance(value, bool) else number(value) for value in known]
     if None in numbers or (known and isinstance(known[0], int) and len(set(known)) == 1):
         return _alike_or_none(known)
-    found = spread(numbers)
-    return (None, None) if found is None else (finite_json(found["mean"]), found["sigma"])
+    found = estimate(numbers)
+    return (None, None) if found is None else (finite_json(found.mean), found.sigma)
 
 
 def _half_widths(values: Sequence[Any]) -> Any:
     known = [value for value in values if value is not None]
     if any(isinstance(value, list) for value in known):
         return [_half_widths(items) for items in zip_longest(*known)]
-    found = spread([number(value) for value in known])
-    return None if found is None or found["sigma"] is None else half_width_of_mean(found["sigma"], found["values"])
+    found = estimate([number(value) for value in known])
+    return None if found is None else found.half_width
 
 
 def _lists(known: Sequence[Sequence[Any]]) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ...core.console import one_line
-from ...core.setting import SPEED, TARGET
+from ...core.setting import TARGET
 from ...records.summary import FINAL_LOSS_UPDATES
-from ...records.text import UNKNOWN, count_text, figure_text, memory_basis, saving_text
+from ...records.text import count_text, figure_text, memory_basis, saving_text
+from ..runs.columns import COLUMNS, IN_TRAINING, Column, node_columns, run_columns
 from ..runs.run import Run, batch_text, diverged_text
 from .caveats import changed_text
-from .columns import IN_TRAINING, MARK, NODE, cell, named_node, node_cell, node_lines, relative, run_columns
-from .comparison import relative_speed, relative_target
+from .cells import MARK, cell, cells, named_node, node_lines, relative
 from .rows import Row, entry_of
 
 ACROSS_MODES = (
@@ -34,27 +34,6 @@ REPEATED = "Sent and received are not known over the training time: restarts rep
 _ROOM = "\u2800"  # rich does not strip this blank at the end of a cell
 
 
-def _text(value: Any) -> str:
-    return UNKNOWN if value is None else one_line(str(value))
-
-
-_ASKED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("state", "state", _text),
-    ("backend", "backend", _text),
-    ("mode", "mode", _text),
-    ("model", "model", _text),
-    ("data", "data", _text),
-    ("precision", "precision_used", _text),
-    ("nodes", "nodes", count_text),
-    ("workers", "workers", count_text),
-    ("parameter servers", "parameter_servers", count_text),
-    ("exchange", "exchange", _text),
-    ("global batch", "global_batch_size", _text),
-)
-_WHERE_THEY_DIFFER = frozenset({"exchange"})  # side by side only if runs differ in it
-_ONLY_SIDE_BY_SIDE = frozenset({"eval_error", "node_cpu_fraction_mean"})  # derived from other figures of the table of one run
-
-
 def plain_table(**options: Any) -> Table:
     """Return an empty table with a line under its header and no frame."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
@@ -63,31 +42,37 @@ def plain_table(**options: Any) -> Table:
 def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, path: Path | None = None) -> RenderableType:
     """Return the end-of-run table: the figures, then what each node used."""
     # `job` is the run's ``job.json``, with the segments of a resumed run; `path` the run directory, for a suggested command.
-    entry = _as_shown(_entry(summary, job))
+    run = Run.of_documents(summary, job or {}, label=str(summary["run"]))
+    entry = _as_shown(entry_of([run]))
     main = plain_table(show_header=False)
     main.add_column(no_wrap=True)
     main.add_column(no_wrap=True)
     for label, text in (*_settings(entry.figures), *_results(entry), *_outcomes(entry, path)):
         main.add_row(label, text)
-    changed = changed_text(entry.runs[0])
-    mixed = ["", changed] if changed else []
     pss = any(value is not None for value in entry.figures[_PSS] or ())
     repeated = [REPEATED] if summary.get("restart_seconds_lost") else []
-    return Group(main, "", _nodes(entry, pss), NODES_BASIS, memory_basis(pss), *repeated, *_notes([summary]), *mixed)
+    notes = [SYNTHETIC if summary.get("synthetic") else None, diverged_text(summary), changed_text(run)]
+    apart = [text for note in notes if note for text in ("", note)]
+    return Group(main, "", _nodes(entry, pss), NODES_BASIS, memory_basis(pss), *repeated, *apart)
 
 
 def _settings(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for label, key, show in _ASKED:
-        if key == "global_batch_size" and figures["mode"] == "async":  # an update is of one worker's batch
-            label, key = "batch of an update", "batch_size"
-        if figures[key] is not None:
-            yield label, show(figures[key])
+    for one in _setting_lines():
+        label, value = one.label, figures[one.key]
+        if one.key == "global_batch_size" and figures["mode"] == "async":  # an update is of one worker's batch
+            label, value = "batch of an update", figures["batch_size"]
+        if value is not None:
+            yield label, one_line(one.show(value))
+
+
+def _setting_lines() -> list[Column]:
+    return sorted((one for one in COLUMNS if one.setting), key=lambda one: one.setting)
 
 
 def _results(entry: Row) -> Iterator[tuple[str, str]]:
     figures = entry.figures
     for one in run_columns(entry.runs):
-        if figures.get(one.key) is not None and one.key not in _ONLY_SIDE_BY_SIDE:
+        if figures.get(one.key) is not None and not one.derived:
             mean = f" (mean of the last {min(FINAL_LOSS_UPDATES, figures['steps'])} updates)" if one.key == "final_train_loss" else ""
             yield one.label, one.show(figures[one.key]) + mean
 
@@ -107,7 +92,7 @@ def _outcomes(entry: Row, path: Path | None) -> Iterator[tuple[str, str]]:
     if (figures["nodes_sharing_cores"] or 1) > 1:
         yield "cores", f"shared by {figures['nodes_sharing_cores']} nodes, which compete for them (virtual nodes: --cores-per-node)"
     if (source := figures["network_source"]) is not None:
-        yield "traffic counted at", _text("+".join(source) if isinstance(source, list) else source)
+        yield "traffic counted at", one_line("+".join(source) if isinstance(source, list) else source)
 
 
 def _not_translated(summary: Mapping[str, Any], run: Run, path: Path | None) -> str | None:
@@ -127,10 +112,6 @@ def _patience(found: Mapping[str, Any], run: Run) -> str:
     return f"{ended}: best {figure_text(found['metric'], found['best'])} after {count_text(found['best_step'])} updates"
 
 
-def _entry(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> Row:
-    return entry_of([Run.of_documents(summary, job or {}, label=str(summary["run"]))])
-
-
 def _as_shown(entry: Row) -> Row:
     figures = dict(entry.figures)
     if figures["synthetic"]:
@@ -141,32 +122,15 @@ def _as_shown(entry: Row) -> Row:
     return replace(entry, figures=figures)
 
 
-def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = []
-    if len({summary["mode"] for summary in summaries}) > 1:
-        notes += ["", ACROSS_MODES]
-    if any(summary.get("synthetic") for summary in summaries):
-        notes += ["", SYNTHETIC]
-    if len(summaries) == 1 and (diverged := diverged_text(summaries[0])) is not None:
-        notes += ["", diverged]
-    return notes
-
-
 def _nodes(entry: Row, pss: bool) -> Table:
-    columns = [one for one in NODE if one.key not in _ONLY_SIDE_BY_SIDE and (pss or one.key != _PSS)]
+    columns = [one for one in node_columns() if not one.derived and (pss or one.key != _PSS)]
     table = plain_table()
     table.add_column("node", no_wrap=True)
     for one in columns:
         table.add_column(one.label.removesuffix(IN_TRAINING), justify="right", no_wrap=True)
     for node, label in node_lines([entry]):
-        table.add_row(label, *(node_cell(entry, one, node) for one in columns))
+        table.add_row(label, *(cell(entry, one, node=node) for one in columns))
     return table
-
-
-def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return a table with a column per run, and notes."""
-    entries = [_entry(summary) for summary in summaries]
-    return Group(columns_of(entries, [frozenset()] * len(entries)), *_notes(summaries))
 
 
 def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Table:
@@ -174,33 +138,28 @@ def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Tabl
     shown = [_as_shown(entry) for entry in entries]
     main = _figure_lines(shown, marks)
     nodes = [
-        (named_node(node, label, one.label), [node_cell(entry, one, node, own) for entry, own in zip(shown, marks, strict=True)])
-        for node, label in node_lines(shown)
-        for one in NODE
+        (named_node(node, label, one.label), cells(shown, marks, one, node)) for node, label in node_lines(shown) for one in node_columns()
     ]
     table = plain_table()
     table.add_column("", no_wrap=True)
     for entry in shown:
         table.add_column(entry.label, justify="right", overflow="fold")
-    cells = aligned([texts for _, texts in (*main, *nodes)])
-    for index, ((label, _), texts) in enumerate(zip((*main, *nodes), cells, strict=True), 1):
+    padded = aligned([texts for _, texts in (*main, *nodes)])
+    for index, ((label, _), texts) in enumerate(zip((*main, *nodes), padded, strict=True), 1):
         table.add_row(label, *texts, end_section=index == len(main))
     return table
 
 
 def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> list[tuple[str, list[str]]]:
     lines = [
-        (label, [show(entry.figures[key]) for entry in entries])
-        for label, key, show in _ASKED
-        if key not in _WHERE_THEY_DIFFER or len({entry.figures[key] for entry in entries} - {None}) > 1
+        (one.label, [one_line(one.show(entry.figures[one.key])) for entry in entries])
+        for one in _setting_lines()
+        if one.key != "exchange" or len({entry.figures["exchange"] for entry in entries} - {None}) > 1
     ]
-    relative_to = f"  relative to {entries[0].label}"
     for one in run_columns(run for entry in entries for run in entry.runs):
-        lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
-        if one.key == "examples_per_second":
-            lines.append((relative_to, relative(relative_speed(entries), SPEED, marks)))
-        if one.key == "time_to_target_seconds" and any(entry.converged is not None for entry in entries):
-            lines.append((relative_to, relative(relative_target(entries), TARGET, marks)))
+        lines.append((one.label, cells(entries, marks, one)))
+        if one.better and (one.group != TARGET or any(entry.converged is not None for entry in entries)):
+            lines.append((f"  relative to {entries[0].label}", relative(entries, marks, one)))
     if any((entry.figures["nodes_sharing_cores"] or 1) > 1 for entry in entries):
         lines.append(("nodes sharing cores", [count_text(entry.figures["nodes_sharing_cores"]) for entry in entries]))
     return lines

@@ -28,11 +28,11 @@ from ...records.store.jsonl import finite_json
 from ...records.store.schema import EvalRecord, SystemRecord
 from ...records.store.summary_schema import type_parts
 from ..compare.formats import write_csv as write_rows
+from ..runs.columns import metric_figures
 from ..runs.query import FIGURES, row_type, run_row
 from ..runs.run import Run, labelled
 from ..runs.series import smoothed, training_clock
 from ..runs.series_arrays import Floats, Integers, StepSeries
-from ..runs.summary_rows import metric_figures
 
 Kind = Literal["text", "integer", "number", "truth", "moment"]  # a moment is ISO 8601 text
 Cells = Sequence[Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from ...core.cluster import workers_by_node
 from ...core.console import shown
 from ...core.drafts import replacing
 from ...core.errors import UsageError
-from ...core.job import Job
 from ...records.text import UNKNOWN, bytes_text, code_text, count_text, instructions_text, number_text
 from ..analysis.advice import advise
 from ..analysis.conclusion import conclude
@@ -28,19 +26,17 @@ from ..analysis.explanation_text import answers, explain_several, headline, note
 from ..analysis.sentences import QUESTION
 from ..analysis.sentences import told as sentences
 from ..analysis.verdict import explain
-from ..compare.columns import holds_figures
+from ..compare.cells import holds_figures
 from ..compare.comparison import compare_runs
 from ..compare.comparison_tables import ComparisonTable, above, below, default_tables
 from ..compare.run_tables import SYNTHETIC
-from ..runs.run import Run, as_recorded, lost_updates
-from ..runs.summary_rows import repeat_command
+from ..runs.run import Run, as_recorded, config_text, lost_updates, repeat_command
 from .figure import REPEATS, Bars, Lines, Picture, Stroke, colour, dash, keys, kinds, lines_of, marker
 from .pictures import pictures
 from .plotly_renderer import plots
 
 SETTINGS = ("run", "state", "backend", "mode", "model", "data", "precision", "nodes", "workers", "parameter servers", "global batch")
 ENVIRONMENT = ("node", "host", "processor", "cores available", "memory", "kernel", "Python", "packages", "GPUs")
-_PLACE = ("out", "name")
 
 
 def described(run: Run) -> dict[str, Any]:
@@ -111,12 +107,6 @@ def _node(number: int, node: Mapping[str, Any]) -> list[str]:
         packages or UNKNOWN,
         ", ".join(f"{gpu['name']} ({bytes_text(gpu['memory_total_bytes'])})" for gpu in node.get("gpus") or ()) or "none",
     ]
-
-
-def config_text(job: Mapping[str, Any]) -> str:
-    """Return the job as a TOML file for `--config`: every setting with a value but its place."""
-    kept = [field for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
-    return "".join(f"{field} = {json.dumps(job[field], ensure_ascii=False)}\n" for field in kept).replace("\x7f", "\\u007f")
 
 
 MADE_BY = "crosstrain: trainer report"  # at the top of every page, to recognise our own reports

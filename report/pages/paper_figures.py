@@ -13,13 +13,13 @@ from ...core.console import one_line
 from ...core.setting import LEARNING, LOSS, SPEED, TARGET
 from ...metrics.base import PERCENTAGES
 from ...records.text import UNKNOWN, statistic
-from ..compare.columns import NODE, Column, column, metric_columns, named_node, node_lines
+from ..compare.cells import named_node, node_lines
 from ..compare.comparison import Comparison
-from ..compare.ratios import half_width_of_mean, spread
+from ..compare.ratios import Estimate, estimate
 from ..compare.rows import Row
-from ..runs.cpu_starvation import TIMED_FIGURES, timed_runs
+from ..runs.columns import TIMED_FIGURES, Column, column, metric_columns, row
+from ..runs.cpu_starvation import timed_runs
 from ..runs.run import number
-from ..runs.summary_rows import row
 
 MOST_CHARACTERS = 400  # of one text; names of run directories have at most 255 bytes
 _LONGEST_WORD = 16  # breakable texts may be broken within a word after so many characters
@@ -149,29 +149,6 @@ _MOST_DECIMALS = 6
 _HUGE = 1e7  # larger figures, such as a diverged loss, have a power of ten
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The mean of a figure over `repeats`, and half its 95 % interval, if known and finite."""
-
-    mean: float
-    half_width: float | None
-    repeats: int
-
-    def scaled(self, factor: float) -> Estimate:
-        """Return the estimate in another unit."""
-        return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor, self.repeats)
-
-
-def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Return the mean of a figure's repeats with half its 95 % interval, t s / √n, if any."""
-    # s is the sample standard deviation (n − 1), t the 0.975-quantile of Student's distribution with n − 1 degrees of freedom.
-    found = spread(values)
-    if found is None:
-        return None
-    count, sigma = found["values"], found["sigma"]
-    return Estimate(found["mean"], None if sigma is None else half_width_of_mean(sigma, count), count)
-
-
 def decimals(values: Iterable[float]) -> int:
     """Return the decimals that show three digits of the smallest figure other than 0."""
     known = [abs(value) for value in values if value and math.isfinite(value)]
@@ -243,7 +220,7 @@ def figure_columns(comparison: Comparison, columns: Sequence[Column]) -> list[Pa
     known = {id(run): row(run.summary) for entry in comparison.entries for run in entry.runs}
     found = []
     for one in columns:
-        if one in NODE or one.key.startswith("node_"):
+        if one.of_node:
             for node, label in node_lines(comparison.entries):
                 of_node = {place: _of_node(flat.get(one.key) or [], node) for place, flat in known.items()}
                 found.append(_column(comparison, one, of_node, named_node(node, label, one.header)))
@@ -302,9 +279,9 @@ def _cell(one: Column, entry: Row, found: Estimate | None, digits: int, *, marke
     mark = _MARK if marked else ""
     figure = number_latex(found.mean, digits)
     if to_target and not entry.all_converged:
-        count = "" if found.repeats == entry.converged else f", $n={found.repeats}$"
+        count = "" if found.values == entry.converged else f", $n={found.values}$"
         return Cell(figure, f"({entry.converged} of {len(entry.runs)}{count}){mark}")
-    count = rf" ($n={found.repeats}$)" if found.repeats < len(entry.runs) else ""
+    count = rf" ($n={found.values}$)" if found.values < len(entry.runs) else ""
     if found.half_width is None:
         return Cell(figure + mark, count.strip())
     return Cell(figure, f"{PLUS_MINUS} {_half_width(found.half_width, digits)}{mark}{count}")

@@ -12,12 +12,13 @@ from ...core.setting import TARGET, WORK
 from ...records.text import UNKNOWN
 from ..analysis.configurations import axes_of, called, shown
 from ..analysis.sentences import shared_settings
-from ..compare.columns import MARK, Column
+from ..compare.cells import MARK
 from ..compare.comparison import Comparison, compare_runs
-from ..compare.comparison_tables import not_comparable
+from ..compare.comparison_tables import enumerated, not_comparable
 from ..compare.factors import CHOSEN, Factor
 from ..compare.ratios import common_stem
 from ..compare.rows import Row
+from ..runs.columns import Column
 from ..runs.cpu_starvation import cpu_starvation
 from ..runs.locate import find_sweep
 from ..runs.run import Run, labelled
@@ -84,11 +85,11 @@ def _not_shown(comparison: Comparison, by: Sequence[Factor]) -> str:
     known = comparison.comparability
     values = {one.key: one.values for one in (*known.independent, *known.faults)}
     found = [
-        f"{one.label} ({', '.join(dict.fromkeys(value for value in one.values if value is not None))})"
+        f"{one.label} ({', '.join(one.known)})"
         for one in (*known.independent, *known.faults)
         if one.key in _CHOSEN and one.key not in shown and one.values not in [values.get(key) for key in shown]
     ]
-    return " and ".join(part for part in (", ".join(found[:-1]), *found[-1:]) if part)
+    return enumerated(found)
 
 
 def _repeats(rows: Sequence[Row], *, intervals: bool) -> str:

@@ -13,11 +13,12 @@ from ...records.text import duration_text, number_text, rate_text
 from ..analysis.configurations import FIGURES, Configuration, ConfigurationSet, Figure, called
 from ..compare.factors import Factor
 from ..compare.ratios import geometric_mean
+from ..runs.columns import reach
 from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, number
 from ..runs.series import UNEVEN_NOTE, differ, one_by_one
 from ..runs.series_arrays import Floats
-from ..runs.summary_rows import reach, searched
+from ..runs.translation_scores import searched
 from .figure import (
     COLOURS,
     NEUTRAL,

@@ -26,7 +26,7 @@ from ..runs.series import (
     smoothing_weight,
 )
 from ..runs.series_arrays import Floats, StepSeries
-from ..runs.summary_rows import measured_on
+from ..runs.translation_scores import measured_on
 from .figure import Band, Curve, Kind, Line, Lines, Panel, Picture, band, curve
 
 _STEPS, _SECONDS = "updates", "wall-clock time (s)"

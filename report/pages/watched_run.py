@@ -226,7 +226,6 @@ class WatchedRun:
         self._translated: deque[EventRecord] = deque(maxlen=PAUSES)
         self.nodes = NodeSamples()
         self._ended_seconds = math.inf
-        self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
         self._steps = Tail(path / "steps.jsonl", StepRecord, FIRST_BYTES)
         self._evals = Tail(path / "evals.jsonl", EvalRecord)
         self._events = Tail(path / "events.jsonl", EventRecord)
@@ -301,8 +300,6 @@ class WatchedRun:
                 self._ended_seconds = record.time_seconds
             case SystemRecord() if record.time_seconds <= self._ended_seconds:  # excludes the calibration after training
                 self.nodes.add(record)
-                before = self._samples.get(record.node)
-                self._samples[record.node] = (before[1] if before else None, record)
 
     @property
     def node_count(self) -> int:
@@ -347,7 +344,7 @@ class WatchedRun:
             "time_left_translate_seconds": left.translate_seconds if left else None,
             "silent_seconds": self.silent_seconds,
             "evaluation": _plain(self.evaluation) if self.evaluation else None,
-            "nodes": [_node(*self._samples[node]) for node in sorted(self._samples) if node < self.node_count],
+            "nodes": [_node(*samples) for node, samples in sorted(self.nodes.samples.items()) if node < self.node_count],
             "evaluations": [_plain(record) for record in news if isinstance(record, EvalRecord)],
             "events": [_plain(record) for record in news if isinstance(record, EventRecord)],
         }
@@ -405,15 +402,11 @@ def figures_line(run: WatchedRun) -> str | None:
     total = f"/{run.total_steps:,} ({run.progress:.0%})" if run.total_steps and run.progress is not None else ""
     parts = [f"step {training.step:,}{total}", f"epoch {training.epoch + 1}", f"loss {number_text(training.loss)}"]
     if speed is not None:
-        parts += [_per_second(speed.steps_per_second, "steps/s"), _per_second(speed.examples_per_second, "examples/s")]
+        parts += [rate_text(speed.steps_per_second, " steps/s"), rate_text(speed.examples_per_second, " examples/s")]
     if left is not None:
         unknown = ", not counting the final translation" if left.translate_seconds is None else ""
         parts.append(f"{duration_text(left.seconds)} left{unknown}")
     return "  ".join(parts)
-
-
-def _per_second(value: float, unit: str) -> str:
-    return f"{rate_text(value).removesuffix('/s')} {unit}"
 
 
 def node_lines(run: WatchedRun) -> list[str]:

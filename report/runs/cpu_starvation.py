@@ -18,26 +18,6 @@ STARVED = 0.15
 # (12% to 19% slower), on TensorFlow 0.08 to 0.14 (no slower), twenty 0.85 to 0.92 (67% to 80% slower).
 STARVED_SHARING = 0.6
 
-TIMED_FIGURES = frozenset(
-    (
-        "examples_per_second",
-        "steps_per_second",
-        "init_seconds",
-        "train_seconds",
-        "run_seconds",
-        "total_seconds",
-        "step_seconds_p50",
-        "step_seconds_p95",
-        "time_to_target_seconds",
-        "node_cpu_cores_used_mean",
-        "node_cpu_fraction_mean",
-        "node_network_sent_bytes_per_second",
-        "node_network_received_bytes_per_second",
-        "node_network_sent_bytes_per_train_second",
-        "node_network_received_bytes_per_train_second",
-    )
-)  # keys of `summary_rows.row` that depend on CPU contention
-
 
 @dataclass(frozen=True, slots=True)
 class CpuStarvation:

@@ -12,21 +12,19 @@ from typing import Any
 
 from ...core.console import note
 from ...core.errors import TrainerError, UsageError
-from ...core.suggestions import nearest
 from ...records.store.jsonl import NON_FINITE
-from ...records.store.summary_schema import summary_type
 from ...records.summary import job_fields, read_job
+from .columns import figure_key, figure_type
+from .columns import row as flat_row
 from .locate import is_run, run_names
 from .run import Run
-from .summary_rows import figure_type
-from .summary_rows import row as flat_row
 
 Row = Mapping[str, Any]
 DAMAGED = "damaged"  # the state of a run with unreadable files; `problem` says why
 STATES = ("starting", "running", "succeeded", "failed", "interrupted", "died", DAMAGED)
-# Keys of a row: those of `summary_rows.row`, and path, start (ISO 8601), problem and folder (such as a sweep's).
+# Keys of a row: those of `columns.row`, and path, start (ISO 8601), problem and folder (such as a sweep's).
 FIGURES = ("path", "folder", "created_at", "problem", *flat_row({"per_node": []}))
-_TYPES: Mapping[str, Any] = {"created_at": str | None, "problem": str | None, "eval_error": summary_type(("eval", "loss"))}
+_TYPES: Mapping[str, Any] = {"created_at": str | None, "problem": str | None}
 
 
 def row_type(name: str) -> Any:
@@ -92,18 +90,7 @@ _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(d
 
 def figure_name(key: str, given: str, others: Sequence[str] = ()) -> str:
     """Return the row key that `given` names. Raises UsageError, with the option `key`."""
-    name = given.strip().lower().replace("-", "_")
-    name = ALIASES.get(name, name)
-    known = [*FIGURES, *others]
-    if name in known:
-        return name
-    if f"eval_{name}" in others:
-        return f"eval_{name}"
-    parts = [figure for figure in known if name and name in figure]
-    close = nearest(name, [*known, *ALIASES, *(other.removeprefix("eval_") for other in others)])
-    near = list(dict.fromkeys([*([close] if close else []), *parts]))[:4]
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Some are: {', '.join(ALIASES)}."
-    raise UsageError(f"{key}: got {given!r}; allowed: a figure of the rows that --json prints. {hint}")
+    return figure_key(key, given, [*FIGURES, *others], ALIASES)
 
 
 @dataclass(frozen=True, slots=True)

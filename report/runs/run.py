@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,8 @@ import numpy as np
 
 from ...core.console import one_line
 from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.settings.job_fields import environment_name, flag_name, idle_settings, is_boolean
 from ...metrics import MetricInfo
 from ...metrics.base import read_metrics, read_translation_metrics
 from ...records.store.jsonl import NON_FINITE, DamagedRunError
@@ -228,11 +231,16 @@ class Run:
         return read_samples(self.path / "system.jsonl", resumed_seconds(self.job))
 
     @property
+    def recorded_times(self) -> list[float]:
+        """The times of evaluations and events on the run clock, in seconds."""
+        return [*(record.time_seconds for record in self.evals), *(event.time_seconds for event in self.events)]
+
+    @property
     def run_seconds(self) -> float | None:
         """The run clock at the end, or at the last evaluation or event; None if never started."""
         if self.has_summary:
             return float(self.summary["run_seconds"])
-        known = [*(record.time_seconds for record in self.evals), *(event.time_seconds for event in self.events)]
+        known = self.recorded_times
         return max(known) if known and any(event.event in ("run_started", "run_resumed") for event in self.events) else None
 
 
@@ -355,7 +363,7 @@ def as_recorded(run: Run) -> Run:
 
 
 def _clock(run: Run) -> Clock:
-    times = [*(record.time_seconds for record in run.evals), *(event.time_seconds for event in run.events)]
+    times = run.recorded_times
     last = max([*times, *(record.time_seconds for record in run.steps())])
     init = max(0.0, -min(times, default=0.0))
     saving = math.fsum(end - start for start, end in checkpoint_pauses(run.events))
@@ -370,3 +378,27 @@ def _nodes_sharing_cores(run: Run) -> int | None:
     if not run.nodes or run.job.get("cores_per_node"):
         return None
     return max(Counter(str(node.get("hostname")) for node in run.nodes).values())
+
+
+_PLACE = ("out", "name")  # the output location has no effect on the run
+
+
+def repeat_command(described: Mapping[str, Any], environ: Container[str] = ()) -> str:
+    """Return a ``trainer run`` with all settings not at their defaults, or set in `environ`."""
+    words = ["trainer", "run"]
+    idle = idle_settings({**Job().model_dump(), **described})
+    for field, info in Job.model_fields.items():
+        value = described.get(field)
+        if field in (*_PLACE, *idle) or value is None or (value == info.default and environment_name(field) not in environ):
+            continue
+        if is_boolean(field):
+            words.append(flag_name(field) if value else f"--no-{flag_name(field)[2:]}")
+        else:
+            words += [flag_name(field), ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    return shlex.join(words)
+
+
+def config_text(job: Mapping[str, Any]) -> str:
+    """Return the job as a TOML file for `--config`: every setting with a value but its place."""
+    kept = [field for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
+    return "".join(f"{field} = {json.dumps(job[field], ensure_ascii=False)}\n" for field in kept).replace("\x7f", "\\u007f")

@@ -10,7 +10,9 @@ from crosstrain.core.job import Job
 from crosstrain.records.store.jsonl import encode, write_document
 from crosstrain.records.store.schema import StepRecord
 from crosstrain.report.compare.comparison import Comparison, compare_runs
-from crosstrain.report.runs.run import Run, finished_run
+from crosstrain.report.compare.formats import as_text
+from crosstrain.report.runs.columns import row
+from crosstrain.report.runs.run import Run, finished_run, labelled
 
 NODE: dict[str, Any] = {
     "cpu_model": "Made Up 3000",
@@ -117,6 +119,17 @@ def starved_node(fraction: float) -> dict[str, Any]:
 def compare_paths(paths: list[str | Path], *, fold: bool = True) -> Comparison:
     """Compare the runs in some directories."""
     return compare_runs([finished_run(path) for path in paths], fold=fold)
+
+
+def side_by_side(summaries: list[dict[str, Any]]) -> str:
+    """Compare runs of which nothing but these summaries is known, with a column each."""
+    runs = [Run.of_documents(summary, {}, label=summary["run"]) for summary in summaries]
+    return as_text(compare_runs(runs, fold=False), layout="columns")
+
+
+def rows(paths: list[str | Path]) -> list[dict[str, Any]]:
+    """Return a flat row for each run."""
+    return [{**row(run.summary), "run": run.name} for run in labelled([finished_run(path) for path in paths])]
 
 
 def written(folder: Path, *runs: Run) -> list[str]:

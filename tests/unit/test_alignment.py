@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from report_runs import make_run
 
 from crosstrain.records.text import bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
-from crosstrain.report.compare.columns import column, holds_figures, plain_lines
+from crosstrain.report.compare.cells import holds_figures, plain_lines
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.formats import as_markdown, as_text
 from crosstrain.report.compare.runs_list import runs_table
 from crosstrain.report.pages.page import render
 from crosstrain.report.pages.paper_table import as_latex
+from crosstrain.report.runs.columns import column
 from crosstrain.report.runs.run import Run, started_runs
 
 METRICS = ["state", "examples_per_second", "data", "time_to_target_seconds", "target"]

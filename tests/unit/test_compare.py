@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from comparison_samples import compare_paths, made, written
+from comparison_samples import compare_paths, made, rows, side_by_side, written
 from imported_later import ImportedLater
 from run_samples import CLOCK, a_job, async_run, open_run, summary_of, sync_run
 
@@ -24,12 +24,12 @@ from crosstrain.records.summary import summarise
 from crosstrain.records.text import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.analysis.verdict import explain
-from crosstrain.report.compare.columns import cell, column
+from crosstrain.report.compare.cells import cell
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.formats import as_markdown, as_text
-from crosstrain.report.compare.run_tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
+from crosstrain.report.compare.run_tables import ACROSS_MODES, SYNTHETIC, one_run, to_text
+from crosstrain.report.runs.columns import column
 from crosstrain.report.runs.run import Run
-from crosstrain.report.runs.summary_rows import rows
 
 stats = ImportedLater("scipy.stats")
 
@@ -348,7 +348,7 @@ def test_the_command_prints_one_json_document(tmp_path):
 
 def test_runs_of_one_mode_need_no_warning_and_nodes_may_differ(tmp_path):
     runs = [sync_run(tmp_path), sync_run(tmp_path, name="three", nodes=3)]
-    text = to_text(side_by_side([summary_of(path) for path in runs]))
+    text = side_by_side([summary_of(path) for path in runs])
     assert ACROSS_MODES.splitlines()[0] not in text
     (line,) = (line for line in text.splitlines() if line.startswith("node 2 CPU cores used"))
     assert line.split() == ["node", "2", "CPU", "cores", "used", "-"]
@@ -356,24 +356,23 @@ def test_runs_of_one_mode_need_no_warning_and_nodes_may_differ(tmp_path):
 
 def test_what_a_run_computed_in_is_shown_and_not_only_what_was_asked(tmp_path):
     summary = {**summary_of(sync_run(tmp_path)), "precision": "bf16", "precision_used": "bf16 (emulated)"}
-    for table in (one_run(summary), side_by_side([summary])):
-        assert [line.split(maxsplit=1)[1] for line in to_text(table).splitlines() if line.startswith("precision")] == ["bf16 (emulated)"]
+    for text in (to_text(one_run(summary)), side_by_side([summary])):
+        assert [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("precision")] == ["bf16 (emulated)"]
     assert rows([tmp_path / "one"])[0]["precision"] == "fp32"
 
 
 def test_synthetic_data_is_called_so_in_every_table(tmp_path):
     real = summary_of(sync_run(tmp_path))
     random = {**real, "run": "random", "data": "synthetic-images:64", "synthetic": True}
-    for table in (one_run(random), side_by_side([real, random])):
-        text = to_text(table)
+    for text in (to_text(one_run(random)), side_by_side([real, random])):
         assert [line.split()[-2:] for line in text.splitlines() if line.startswith("data ")] == [["synthetic-images:64", "(synthetic)"]]
         assert text.endswith(f"\n\n{SYNTHETIC}\n")
-    assert "ynthetic" not in to_text(side_by_side([real, real])) + to_text(one_run(real))
+    assert "ynthetic" not in side_by_side([real, real]) + to_text(one_run(real))
 
 
 def test_a_loss_that_blew_up_is_shown(tmp_path):
     summary = {**summary_of(sync_run(tmp_path)), "final_train_loss": "NaN"}
-    (line,) = (line for line in to_text(side_by_side([summary])).splitlines() if line.startswith("final train loss"))
+    (line,) = (line for line in side_by_side([summary]).splitlines() if line.startswith("final train loss"))
     assert line.split()[-1] == "NaN"
 
 

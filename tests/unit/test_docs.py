@@ -20,6 +20,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+from comparison_samples import side_by_side
 from documents import DOCUMENTS, blocks, entry_points, mentioned_commands, shown_commands, write_package
 from run_samples import async_run, sync_run
 from safetensors.numpy import save_file
@@ -43,7 +44,7 @@ from crosstrain.models.layers import LayerSpecs, convolved
 from crosstrain.models.layers.protocol import NetworkLayers, SequenceNetworkLayers
 from crosstrain.records.store import schema
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.compare.run_tables import ACROSS_MODES, side_by_side, to_text
+from crosstrain.report.compare.run_tables import ACROSS_MODES
 
 
 def arguments(function) -> str:
@@ -174,7 +175,7 @@ def test_the_output_that_is_shown_is_what_is_printed_today(repository, tmp_path)
     """The same lines in the same order, and a value in each column."""
     (shown,) = (body for body in blocks(repository / "docs/comparing.md", "") if "state  " in body)
     summaries = [{**RunReader(make(tmp_path)).summary(), "nodes_sharing_cores": 3} for make in (sync_run, async_run)]  # as on the page
-    printed = to_text(side_by_side(summaries))
+    printed = side_by_side(summaries)
 
     def labels(text):
         lines = [re.split(r"\s{2,}", line.strip()) for line in text.split(ACROSS_MODES.split("\n")[0])[0].splitlines() if line.strip()]

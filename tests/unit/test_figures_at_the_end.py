@@ -29,9 +29,10 @@ from crosstrain.report.compare.run_tables import one_run, to_text
 from crosstrain.report.compare.runs_list import runs_table
 from crosstrain.report.pages.page import render
 from crosstrain.report.pages.pictures import pictures
+from crosstrain.report.runs.columns import metric_figures, row
 from crosstrain.report.runs.query import Condition, fitting, list_runs
 from crosstrain.report.runs.run import Run
-from crosstrain.report.runs.summary_rows import Searched, measured_on, metric_figures, row
+from crosstrain.report.runs.translation_scores import Searched, measured_on
 
 SCORING = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 METRICS = [("bleu", "BLEU", "higher"), ("chrf", "chrF", "higher"), ("exact", "exact matches", "higher")]

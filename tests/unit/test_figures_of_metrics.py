@@ -14,7 +14,7 @@ from crosstrain.records.text import evaluation_text, figure_text, number_text
 from crosstrain.report.analysis.learning import judge_curves
 from crosstrain.report.compare.run_tables import one_run, to_text
 from crosstrain.report.compare.runs_list import runs_table
-from crosstrain.report.runs.summary_rows import row
+from crosstrain.report.runs.columns import row
 
 VALUES = [(4.13e-06, "0.00"), (0.0, "0.00"), (0.07, "0.07"), (7.0, "7.00"), (99.68277, "99.68"), (100.0, "100.00")]
 

@@ -17,7 +17,7 @@ from crosstrain.core.settings.sources import ResumedRun, resolve, shipped
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.launch.sweep_folder import Entry, Request
 from crosstrain.launch.sweep_runner import point_arguments
-from crosstrain.report.runs.summary_rows import repeat_command
+from crosstrain.report.runs.run import repeat_command
 
 VALUES = {
     "mlflow_experiment": "mine",

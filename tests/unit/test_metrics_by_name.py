@@ -13,14 +13,14 @@ from run_samples import sync_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.compare.columns import run_columns
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.comparison_tables import above, below
 from crosstrain.report.compare.formats import as_csv, as_markdown
 from crosstrain.report.compare.ratios import aggregate
 from crosstrain.report.compare.runs_list import runs_table
+from crosstrain.report.runs.columns import row as flat_row
+from crosstrain.report.runs.columns import run_columns
 from crosstrain.report.runs.query import FIGURES
-from crosstrain.report.runs.summary_rows import row as flat_row
 
 METRICS = [
     {"name": "top3", "label": "top-3 accuracy", "better": "higher"},
@@ -162,9 +162,8 @@ def test_a_summary_has_the_metrics_of_its_own_run_and_no_others(tmp_path):
 
 ALLOWED = {
     "records/store/jsonl.py": "lines of earlier releases have an accuracy beside the loss",
-    "report/runs/summary_rows.py": "eval_accuracy and eval_error, which every flat row has had since the first release",
+    "report/runs/columns.py": "eval_accuracy and eval_error, which every flat row has had since the first release",
     "report/runs/query.py": "a short name for eval_accuracy, and an example of a condition",
-    "report/compare/columns.py": "the column and the short name of eval_accuracy",
     "report/compare/runs_list.py": "the column of eval_accuracy, where a run has one",
     "records/loggers/mllog.py": "eval_accuracy is MLPerf's key",
     "records/loggers/tensorboard.py": "the metrics of all models, of which HParams needs a list",

@@ -1,4 +1,4 @@
-"""A setting and a schedule are declared in one place, and appear in everything that is made from the declarations."""
+"""A setting, a schedule and a column are declared in one place, and appear in everything that is made from the declarations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ import settings_document
 
 from crosstrain.core.job import Job
 from crosstrain.core.schedules import SCHEDULES
+from crosstrain.core.setting import GROUPS
 from crosstrain.core.settings.job_fields import DECLARED, TAKES_EFFECT
+from crosstrain.records.store.summary_schema import Summary
+from crosstrain.report.analysis.configurations import FIGURES as RANKED
+from crosstrain.report.compare.ratios import FIGURES as AVERAGED
+from crosstrain.report.runs.columns import COLUMNS, FIGURES, figure_type
 
 ADDED_SETTING = """
     label_smoothing: Fraction = setting(
@@ -33,6 +38,38 @@ ADDED_SCHEDULE = """
         lambda job, base, total_steps: f"inverse decay from {base}",
         ("schedule_gamma",),
     ),
+"""
+ADDED_COLUMN = """
+    Column("data_wait_seconds", "waiting for data", duration_text, TIME, "data wait", names=("wait",), line=19, speed=6, listed=(11, 11)),
+"""
+LOOK_AT_TABLES = """
+import json, sys
+from pathlib import Path
+from comparison_samples import made, written
+from crosstrain.report.compare.comparison import compare_runs
+from crosstrain.report.compare.formats import as_csv, as_markdown, as_text
+from crosstrain.report.compare.run_tables import one_run, to_text
+from crosstrain.report.pages.page import render
+from crosstrain.report.pages.paper_table import as_latex
+from crosstrain.report.runs.columns import column
+from crosstrain.report.runs.run import Run, started_runs
+
+made_up = [
+    made("one", backend="tf", summary={"data_wait_seconds": 1.25}),
+    made("two", summary={"data_wait_seconds": 2.5}),
+]
+runs = started_runs(map(Run, written(Path(sys.argv[1]), *made_up)))
+comparison, asked = compare_runs(runs), [column("wait")]
+print(json.dumps({
+    "one run": to_text(one_run(runs[1].summary)),
+    "side by side": as_text(comparison, layout="columns"),
+    "rows": as_text(comparison, layout="rows"),
+    "--metric": as_text(comparison, asked),
+    "CSV": as_csv(comparison),
+    "Markdown": as_markdown(comparison),
+    "LaTeX": as_latex(runs, asked),
+    "page": render(runs),
+}))
 """
 LOOK = """
 import json, sys
@@ -70,7 +107,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory, repository):
-    """A copy of the project with one setting and one schedule more: its folder."""
+    """A copy of the project with a setting, a schedule and a column more: its folder."""
     folder = tmp_path_factory.mktemp("extended")
     package = folder / "crosstrain"
     package.mkdir()
@@ -79,6 +116,7 @@ def extended(tmp_path_factory, repository):
         shutil.copytree(repository / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
     insert(package / "core" / "job.py", "    ema_decay:", ADDED_SETTING)
     insert(package / "core" / "schedules.py", '    "cosine": Schedule(', ADDED_SCHEDULE)
+    insert(package / "report" / "runs" / "columns.py", '    Column("group_size"', ADDED_COLUMN)
     return folder
 
 
@@ -89,7 +127,7 @@ def insert(path: Path, before: str, lines: str) -> None:
 
 
 def run_in(folder, repository, *arguments):
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(repository / "tests")])}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, repository / "tests", repository / "tests/unit")))}
     return subprocess.run([sys.executable, "-P", *arguments], capture_output=True, text=True, check=True, env=variables).stdout
 
 
@@ -120,6 +158,35 @@ def test_twenty_lines_add_a_setting_and_a_schedule_everywhere(extended, reposito
     text = run_in(extended, repository, "-m", "crosstrain.cli.main", "run", "--help")
     assert "--label-smoothing" in text
     assert "|".join(names) in "".join(text.split())
+
+
+def test_a_row_adds_a_column_to_every_table(extended, repository, tmp_path):
+    found = json.loads(run_in(extended, repository, "-c", LOOK_AT_TABLES, str(tmp_path)))
+    header, *lines = found.pop("CSV").splitlines()
+    place = header.split(",").index("data_wait_seconds")
+    assert [line.split(",")[place] for line in lines] == ["1.25", "2.5"]
+    for name, text in found.items():
+        assert "2.50" in text, name
+        assert ("waiting for data" if name in ("one run", "side by side") else "data wait") in text, name
+    arguments = ("runs", "--out", str(tmp_path), "--wide", "--where", "data_wait_seconds>2")
+    listed = run_in(extended, repository, "-m", "crosstrain.cli.main", *arguments)
+    assert "wait" in listed.splitlines()[0].split()
+    assert "2.50 s" in listed
+    assert "1.25 s" not in listed
+
+
+def test_every_column_is_a_figure_of_the_summary():
+    for one in COLUMNS:
+        assert figure_type(one.key) is not None
+        assert one.of_node or one.path[0] in Summary.model_fields
+        assert one.group in (None, *GROUPS)
+    assert len(set(FIGURES)) == len(COLUMNS)
+    names = [name for one in COLUMNS for name in one.names]
+    assert len(set(names)) == len(names)
+    assert {figure.key: (figure.group, figure.better) for figure in RANKED} == {
+        one.key: (one.group, one.better) for one in COLUMNS if one.better
+    }
+    assert set(AVERAGED.values()) <= {one.path for one in COLUMNS}
 
 
 def test_every_setting_is_declared_and_refers_to_others_that_exist():

@@ -12,9 +12,9 @@ from latex_documents import compiled, needs_pdflatex, problems
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
-from crosstrain.report.compare.columns import column
 from crosstrain.report.compare.comparison import setting_rule
 from crosstrain.report.pages.paper_table import as_latex
+from crosstrain.report.runs.columns import column
 
 SPEEDS = {"sync": (1000.0, 1100.0, 1230.0, 990.0, 1045.0), "async": (1500.0, 1510.0, 1650.0, 1440.0, 1505.0)}
 

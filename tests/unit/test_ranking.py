@@ -26,10 +26,11 @@ from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.analysis.configurations import FIGURES
 from crosstrain.report.analysis.sentences import QUESTION, as_text, closing_text, told
-from crosstrain.report.compare.columns import cell, column
+from crosstrain.report.compare.cells import cell
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.comparison_tables import above
 from crosstrain.report.pages.page import render
+from crosstrain.report.runs.columns import column
 from crosstrain.report.runs.run import Run, started_runs
 
 ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c", backend="tf", summary={"examples_per_second": 1150.0})]

@@ -18,8 +18,8 @@ from crosstrain.cli.group import invoke
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.pages.export import TABLES, table_of
+from crosstrain.report.runs.columns import row
 from crosstrain.report.runs.run import Run
-from crosstrain.report.runs.summary_rows import row
 
 TYPES = {
     "integer": int,

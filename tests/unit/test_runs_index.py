@@ -17,9 +17,9 @@ from run_folders import documents, many_runs, variant, write_run
 from run_samples import a_job, open_run, sync_run
 
 from crosstrain.records.store.run_directory import RunReader
+from crosstrain.report.runs.columns import row
 from crosstrain.report.runs.locate import find_readable_runs
 from crosstrain.report.runs.query import DAMAGED, FIGURES, list_runs
-from crosstrain.report.runs.summary_rows import row
 
 LIST = """
 import json, sys
