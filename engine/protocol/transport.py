@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import socket
@@ -19,14 +18,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from ...core.errors import UsageError
 from ...core.listener import PROOF_SECONDS, Exchange
 from ...core.process import there_to_work_in
-from .messages import MAX_HEADER_BYTES, MAX_PREFACE_BYTES, Header, Lent, Message, ProtocolError, RawArray, Stream, encoded, header_of
+from .messages import (
+    MAX_HEADER_BYTES,
+    MAX_PREFACE_BYTES,
+    Header,
+    Lent,
+    Message,
+    ProtocolError,
+    RawArray,
+    Stream,
+    WireMessage,
+    encoded,
+    header_of,
+)
 
 CHALLENGE_BYTES = 32
 DIGEST_BYTES = 32
@@ -144,6 +152,7 @@ class Incoming:
         self._text = bytearray(lent.held)
         self._searched = 0
         self._header: Header | None = None
+        self._header_line = b""
         self._arrays: dict[str, RawArray] = {}
         self._room: list[memoryview] = []
 
@@ -178,9 +187,9 @@ class Incoming:
         header = self._header
         if self._room or header is None:
             return None
-        message = Message(header.kind, header.fields, self._arrays)
+        message = Message(header.kind, None, self._arrays, self._header_line, header.to)
         self._header, self._arrays = None, {}
-        return message, header.weight
+        return message, header.weight(self._header_line)
 
     def close(self) -> None:
         """Close the descriptor, at most once."""
@@ -210,13 +219,13 @@ class Incoming:
             raise ProtocolError("a header that is too long")
         if line is None:
             return False
-        header = header_of(line, _parse)
-        for name, dtype, shape, size in header.described:
+        header = header_of(line)
+        for name, dtype, shape, size in header.arrays:
             data = memoryview(bytearray(size))
             self._arrays[name] = RawArray(dtype, shape, data)
             if size:
                 self._room.append(data)
-        self._header = header
+        self._header, self._header_line = header, line[:-1]
         return True
 
     def _skip_preface(self) -> bool:
@@ -235,14 +244,6 @@ class Incoming:
         return False
 
 
-def _parse(line: bytes | bytearray) -> Any:
-    """Parse JSON in a quarter of `json.loads`' time; fall back to it, as for NaN."""
-    try:
-        return msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        return json.loads(line)
-
-
 class Outgoing:
     """Messages to a slow peer, buffered. Thread-safe; owns its descriptor; drops messages once `failed`."""
 
@@ -253,7 +254,7 @@ class Outgoing:
         self._pieces: deque[memoryview] = deque()
         self._changed = threading.Condition()
 
-    def tell(self, message: Message) -> bool:
+    def tell(self, message: Message | WireMessage) -> bool:
         """Send a message; return whether part of it waits for `flush`."""
         pieces = [memoryview(piece).cast("B") for piece in encoded(message)]
         with self._changed:
