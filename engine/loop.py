@@ -45,7 +45,6 @@ TASKS = 0  # the only peer whose silence is counted: all leading tasks together
 @dataclass
 class _Command:
     message: Command
-    sequence: int
     updates: int
     waiting: int
     at_step: int
@@ -252,7 +251,7 @@ class TrainingLoop:
     def _send(self, message: Command, updates: int) -> None:
         self._sequence += 1
         message.sequence = self._sequence
-        self._queued.append(_Command(message, self._sequence, updates, len(self.tasks), self._next_step))
+        self._queued.append(_Command(message, updates, len(self.tasks), self._next_step))
         self.tasks.send(message)
 
     def _await(self) -> None:
@@ -297,7 +296,7 @@ class TrainingLoop:
                 raise ImpossibleAnswerError(f"{message.kind!r}, which the training loop does not know")
 
     def _command(self, answer: Evaluated | Done) -> _Command:
-        return next(command for command in self._queued if command.sequence == answer.sequence)
+        return next(command for command in self._queued if command.message.sequence == answer.sequence)
 
     def _on_done(self, leader: int, message: Done) -> None:
         command = self._command(message)
@@ -314,7 +313,7 @@ class TrainingLoop:
                 self.outcome.eval_seconds += seconds - drained
             if command.message.kind == "state":
                 self.outcome.checkpoint_seconds += seconds - drained
-                self.checkpoints.on_copied(command.sequence, seconds - drained, self.outcome.last_evaluation)
+                self.checkpoints.on_copied(command.message.sequence, seconds - drained, self.outcome.last_evaluation)
         if command.message.kind == "decode":
             self._on_decode_done(command.at_step, leader, seconds - drained)
         if command.waiting == 0:

@@ -469,6 +469,7 @@ class Alive(WireMessage):
 
 
 ALIVE = Alive()
+ALIVE_LINE = _ENCODER.encode(ALIVE)
 
 
 class ImpossibleAnswerError(Exception):

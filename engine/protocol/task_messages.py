@@ -25,7 +25,7 @@ NonFinite = Literal["nan", "inf", "-inf"]  # after divergence, which ``--on-nan`
 
 
 class Ready(TaskReport):
-    """The task is warm."""
+    """The task is warm, with this number format and device (``cpu``, ``gpu``), if the backend says so."""
 
     precision_used: Name | None
     device_used: Name | None

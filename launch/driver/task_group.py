@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from msgspec import structs
 
@@ -54,13 +54,6 @@ class ClusterState:
     states: Mapping[str, str]
     silent: Mapping[int, str]
     stacks: Mapping[str, TaskStack] = field(default_factory=dict)
-
-
-class TaskReady(NamedTuple):
-    """The number format and device (``cpu``, ``gpu``) of a warm task, if reported."""
-
-    precision_used: str | None
-    device_used: str | None
 
 
 class TaskGroup:
@@ -130,16 +123,16 @@ class TaskGroup:
         for node in sorted(self._places if places is None else places):
             self.nodes.members.tell(node, messages.Spares(job))
 
-    def await_ready(self, timeout_seconds: float) -> dict[str, TaskReady]:
+    def await_ready(self, timeout_seconds: float) -> dict[str, Ready]:
         """Wait until every task is warm. Raises AddressInUseError, UsageError or RunFailedError."""
-        ready: dict[str, TaskReady] = {}
+        ready: dict[str, Ready] = {}
         deadline = time.monotonic() + timeout_seconds
         reported = deadline + 2 * REPORT_SECONDS  # a stuck task first reports its stacks
         while len(ready) < len(self.node_of):
             _, message = self._expect("ready", reported, partial(self._described_starts, ready), "--start-timeout")
             if time.monotonic() > deadline:
                 raise RunFailedError(f"{message.task} was ready only after --start-timeout, which says how long a start may take")
-            ready[message.task] = TaskReady(message.precision_used, message.device_used)
+            ready[message.task] = message
             self._failures.mark_ready(message.task)
         return ready
 
