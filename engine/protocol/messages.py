@@ -209,9 +209,12 @@ class Header(msgspec.Struct):
         """Bytes of all arrays."""
         return sum(size for *_, size in self.arrays)
 
-    def weight(self, line: bytes) -> int:
-        """Return the approximate bytes of memory of a message with this line."""
-        return HEADER_WEIGHT * len(line) + self.array_bytes
+    def message(self, line: bytes, memory: memoryview) -> Message:
+        """Return the message of this line, whose arrays' bytes are in `memory`."""
+        arrays = {}
+        for name, dtype, shape, size in self.arrays:
+            arrays[name], memory = RawArray(dtype, shape, memory[:size]), memory[size:]
+        return Message(self.kind, None, arrays, line[:-1], self.to)
 
 
 _dumps = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
@@ -284,7 +287,7 @@ class ReusableBuffer:
 class Stream:
     """Messages over a pair of binary files. Threads may send, cut and close; only one receives.
 
-    `weight`: approximate bytes of memory of the last message received. All up to the line `begins_after` is skipped.
+    All up to the line `begins_after` is skipped.
     """
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes], begins_after: bytes | None = None) -> None:
@@ -293,7 +296,6 @@ class Stream:
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
-        self.weight = 0
         self._taken_bytes = 0
         self._begins_after = begins_after
 
@@ -327,17 +329,9 @@ class Stream:
                 raise ProtocolError("a header that is too long")
             return None
         header = header_of(line)
-        self.weight = header.weight(line)
-        memory = None if room is None else room.of(header.array_bytes)
-        arrays: dict[str, RawArray] = {}
-        for name, dtype, shape, size in header.arrays:
-            if memory is None:
-                data = memoryview(bytearray(size))
-            else:
-                data, memory = memory[:size], memory[size:]
-            self._fill(data)
-            arrays[name] = RawArray(dtype, shape, data)
-        return Message(header.kind, None, arrays, line[:-1], header.to)
+        memory = (room or ReusableBuffer()).of(header.array_bytes)
+        self._fill(memory)
+        return header.message(line, memory)
 
     def _skip_preface(self) -> bool:
         """Read up to `begins_after`; return whether it came. Raises ProtocolError for too much."""

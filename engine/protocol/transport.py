@@ -23,13 +23,13 @@ from ...core.errors import UsageError
 from ...core.listener import PROOF_SECONDS, Exchange
 from ...core.process import there_to_work_in
 from .messages import (
+    HEADER_WEIGHT,
     MAX_HEADER_BYTES,
     MAX_PREFACE_BYTES,
     Header,
     Lent,
     Message,
     ProtocolError,
-    RawArray,
     Stream,
     WireMessage,
     encoded,
@@ -153,16 +153,15 @@ class Incoming:
         self._searched = 0
         self._header: Header | None = None
         self._header_line = b""
-        self._arrays: dict[str, RawArray] = {}
-        self._room: list[memoryview] = []
+        self._memory = self._room = memoryview(b"")  # of the message's arrays, and what is left of it to fill
 
     def fill(self) -> bool:
         """Read a piece; return whether bytes came. Raises OSError where the peer is gone."""
         try:
             piece = b""
             if self._room:
-                count = os.readv(self.descriptor, [self._room[0][:PIECE_BYTES]])
-                self._take_room(count)
+                count = os.readv(self.descriptor, [self._room[:PIECE_BYTES]])
+                self._room = self._room[count:]
             else:
                 piece = os.read(self.descriptor, PIECE_BYTES)
                 self._text += piece
@@ -179,17 +178,15 @@ class Incoming:
             return None
         if self._header is None and not self._begin_message():
             return None
-        while self._room and self._text:
-            size = min(len(self._text), len(self._room[0]))
-            self._room[0][:size] = self._text[:size]
-            del self._text[:size]
-            self._take_room(size)
+        size = min(len(self._text), len(self._room))
+        self._room[:size] = self._text[:size]
+        del self._text[:size]
+        self._room = self._room[size:]
         header = self._header
         if self._room or header is None:
             return None
-        message = Message(header.kind, None, self._arrays, self._header_line, header.to)
-        self._header, self._arrays = None, {}
-        return message, header.weight(self._header_line)
+        self._header = None
+        return header.message(self._header_line, self._memory), HEADER_WEIGHT * len(self._header_line) + header.array_bytes
 
     def close(self) -> None:
         """Close the descriptor, at most once."""
@@ -197,11 +194,6 @@ class Incoming:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-    def _take_room(self, count: int) -> None:
-        self._room[0] = self._room[0][count:]
-        if not self._room[0]:
-            del self._room[0]
 
     def _line(self) -> bytes | None:
         end = self._text.find(_END, self._searched)
@@ -219,13 +211,8 @@ class Incoming:
             raise ProtocolError("a header that is too long")
         if line is None:
             return False
-        header = header_of(line)
-        for name, dtype, shape, size in header.arrays:
-            data = memoryview(bytearray(size))
-            self._arrays[name] = RawArray(dtype, shape, data)
-            if size:
-                self._room.append(data)
-        self._header, self._header_line = header, line[:-1]
+        self._header, self._header_line = header_of(line), line
+        self._memory = self._room = memoryview(bytearray(self._header.array_bytes))
         return True
 
     def _skip_preface(self) -> bool:
