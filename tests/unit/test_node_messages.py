@@ -423,6 +423,12 @@ def test_whatever_a_users_code_raises_is_told(error, number):
     assert any(text in received["message"] for text in ("could not load", "no such file"))
 
 
+def test_an_agent_names_the_task_whatever_the_task_says_itself():
+    said = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
+    assert read(travelled(said.sent_by("worker-1"))).task == "worker-1"
+    assert said.sent_by("worker-1")["from"] == "worker-1"
+
+
 def brought(state):
     """What a task says while it sends a state to a driver that cannot read its memory."""
     sent = queue.SimpleQueue()
