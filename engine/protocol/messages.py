@@ -115,9 +115,9 @@ class Message:
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """JSON-ready fields by name."""
+        """JSON-ready fields by name. Raises ProtocolError."""
         if self._fields is None:
-            self._fields = {name: value for name, value in _parse(self._line, None).items() if name not in ("kind", "arrays")}
+            self._fields = {name: value for name, value in _parse(self._line, _ANYTHING).items() if name not in ("kind", "arrays")}
         return self._fields
 
     @property
@@ -223,15 +223,14 @@ _HEADER = msgspec.json.Decoder(Header)
 _ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
-def _parse(line: bytes, decoder: msgspec.json.Decoder[Any] | None) -> Any:
-    """Parse JSON in a quarter of `json.loads`' time; fall back to it, as for NaN and halves of characters."""
-    decoder = decoder or _ANYTHING
+def _parse(line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    """Parse JSON in a quarter of `json.loads`' time; fall back to it, as for NaN and halves of characters. Raises ProtocolError."""
     try:
-        return decoder.decode(line)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return decoder.decode(line.decode())
         return msgspec.convert(json.loads(line), decoder.type)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {line[:80]!r}") from error
 
 
 def encoded(message: Message | WireMessage) -> list[bytes | bytearray | memoryview]:
@@ -252,10 +251,7 @@ def _described(arrays: Arrays) -> dict[str, Any]:
 
 def header_of(line: bytes) -> Header:
     """Return the header in a message's first line. Raises ProtocolError."""
-    try:
-        header: Header = _parse(line, _HEADER)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"not a message: {line[:80]!r}") from error
+    header: Header = _parse(line, _HEADER)
     if header.array_bytes > MAX_ARRAY_BYTES:
         raise ProtocolError("arrays of more bytes than a message may have")
     return header

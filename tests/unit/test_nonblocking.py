@@ -112,6 +112,7 @@ LINES = st.one_of(
 @example(b'{"kind":"x","a":"\\ud800"}')
 @example(b'{"kind":"x","a":' + b"9" * 400 + b"}")
 @example(b'{"kind":"x","kind":"y"}')
+@example(b'{"kind":"x","a":"\xff"}')
 @example(b'{"kind":"x","arrays":[["a","|u1",[3],1073741824]]}')
 @example(b'{"kind":"x","arrays":[["a","|u1",[3],-1]]}')
 @example(b"[" * 100_000)
