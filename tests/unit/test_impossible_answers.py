@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_training import LeadingTask, training_loop
+from made_up_training import LeadingTask, to_the_end, training_loop
 from msgspec import structs
 
 from crosstrain.core.errors import RunFailedError
@@ -39,7 +39,8 @@ class Task(LeadingTask):
 
 def train(task, mode="sync", stall_timeout=5.0):
     shape = {"mode": mode, "nodes": 2 if mode == "async" else 1}
-    return training_loop({"epochs": 3, "stall_timeout": stall_timeout, "eval_every": "1epochs", "save_final": False, **shape}, task).run()
+    job = {"epochs": 3, "stall_timeout": stall_timeout, "eval_every": "1epochs", "save_final": False, **shape}
+    return to_the_end(training_loop(job, task))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
