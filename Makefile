@@ -75,7 +75,7 @@ lint: $(VENV)/.dev $(LINK)
 
 types: $(VENV)/.dev $(LINK)
 	@echo '== mypy'
-	@$(BIN)/mypy -p crosstrain
+	@$(BIN)/mypy -p crosstrain -p crosstrain_debian_text
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
@@ -97,9 +97,9 @@ $(VENV)/.all: pyproject.toml | $(BIN)/python
 	@$(PIP) -e '.[all]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: pyproject.toml examples/debian_text/pyproject.toml | $(BIN)/python
 	@echo 'installing crosstrain with TensorFlow, torch and the tools for development in $(VENV) (minutes the first time)'
-	@$(PIP) -e '.[all,dev]'
+	@$(PIP) -e '.[all,dev]' -e ./examples/debian_text
 	@touch $(VENV)/.all $@
 
 $(VENV)/.bench: pyproject.toml | $(BIN)/python
@@ -113,7 +113,7 @@ $(LINK):
 	@ln -sfn .. $@
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist *.egg-info examples/*/{build,*.egg-info} .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean

@@ -1,4 +1,4 @@
-"""The functions of a translating model's forward module to decode step by step.
+"""The functions of a model's forward module, and those of a translating one to decode step by step.
 
 ``encode(parameters, inputs, context) -> memory`` of padded sources; ``empty_cache(memory) -> cache``; ``decode_step(parameters, tokens_b,
 position, memory, cache, context) -> (logits_bv, cache)``: float32 logits after the pieces at `position` (BEGIN at 0). Memory and cache are
@@ -7,7 +7,7 @@ nested tuples of tensors [batch, …], whose rows may be taken, repeated and dro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from ..core.cluster import split_evenly
 from ..core.errors import UsageError
+from ..core.plugins import forward_plugin, load
 from ..data.base import Dataset, Split
 from ..data.text import END
 from ..models.decoding import GREEDY, Decoding, Hypothesis, Scored, Stepper, TranslationScorer, decode
-from ..models.objectives import Objective
+from ..models.objectives import CROSS_ENTROPY, Objective
 
 _NAMES = ("encode", "empty_cache", "decode_step")
+ShapeOf = Callable[[Any], Sequence[int | None] | None]  # None for unknown sizes, and for anything but a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,43 @@ class DecodingFunctions:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodingChecks:
-    """Checks of what the functions return, or UsageError; `shape_of` has None for unknown sizes, and for anything but a tensor."""
+class ModelFunctions:
+    """The functions of a model on one backend: of its `losses` [batch], None for cross entropy, and the objective's further parts."""
 
-    shape_of: Callable[[Any], Sequence[int | None] | None]
+    module: Any
+    losses: Callable[..., Any] | None
+    example_sums: Callable[..., Mapping[str, Any]] | None
+    decoding: DecodingFunctions | None
+
+    @classmethod
+    def of(cls, model: str, backend: str, objective: Objective, shape_of: ShapeOf) -> ModelFunctions:
+        """Find them. Raises UsageError without a forward function, the named loss, or what a translating model decodes with."""
+        module, name = load(forward_plugin(model, backend), "forward"), objective.loss
+        if name != CROSS_ENTROPY and not hasattr(module, name):
+            raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
+        losses = None if name == CROSS_ENTROPY else _checked(name, getattr(module, name), shape_of)
+        decoding = None if objective.translation is None else DecodingFunctions.of(module)
+        return cls(module, losses, getattr(module, "example_sums", None), decoding)
+
+
+def _checked(name: str, function: Callable[..., Any], shape_of: ShapeOf) -> Callable[..., Any]:
+    def checked(outputs: Any, target: Any, context: Any) -> Any:
+        losses_b = function(outputs, target, context)
+        shape, (rows, *_) = shape_of(losses_b), shape_of(outputs) or (None,)
+        if shape is None or len(shape) != 1 or _differ(shape[0], rows):
+            said = _kind(losses_b) if shape is None else _written(shape)
+            among = "" if rows is None else f" for {rows} examples"
+            raise UsageError(f"model: the loss {name!r} returned {said}{among}; a number for each example is needed, [batch]")
+        return losses_b
+
+    return checked
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingChecks:
+    """Checks of what the functions return, or UsageError."""
+
+    shape_of: ShapeOf
     pieces: int
 
     def memory(self, found: Any, rows: int | None) -> Any:

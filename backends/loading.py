@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import MissingPackageError, UsageError
-from ..core.plugins import BUILT_IN, Plugin, find, load, missing_packages
+from ..core.plugins import BUILT_IN, Plugin, find, load, missing_packages, plugin_code
 
 if TYPE_CHECKING:
     from .base import Backend
@@ -44,7 +44,8 @@ def install_hint(name: str) -> str:
 def _complete(plugin: Plugin, found: Any) -> Backend:
     from .capabilities import Capabilities  # imports the job, which agents, that only list packages, do without
 
-    lacking = [member for member in MEMBERS if not hasattr(found, member)]
+    with plugin_code(plugin, "backend", "its declaration"):
+        lacking = [member for member in MEMBERS if not hasattr(found, member)]
     if lacking:
         raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; missing: {', '.join(lacking)}.")
     if not isinstance(found.capabilities, Capabilities):
@@ -52,8 +53,22 @@ def _complete(plugin: Plugin, found: Any) -> Backend:
             f"backend {plugin.name!r} ({plugin.target}) has capabilities of the type {type(found.capabilities).__name__!r};"
             " they have to be crosstrain.backends.capabilities.Capabilities."
         )
+    if plugin not in BUILT_IN["backend"]:
+        _check_types(plugin, found.capabilities)
     backend: Backend = found
     return backend
+
+
+def _check_types(plugin: Plugin, declared: Capabilities) -> None:
+    from pydantic import TypeAdapter, ValidationError
+
+    from ..core.bounded_json import first_problem
+
+    try:
+        TypeAdapter(type(declared)).validate_python({field.name: getattr(declared, field.name) for field in fields(declared)})
+    except ValidationError as error:
+        problem = first_problem(error)
+        raise UsageError(f"backend {plugin.name!r} ({plugin.target}) declares capabilities that are none: {problem}.") from error
 
 
 def recorded_packages(backend: str) -> dict[str, Sequence[str]]:

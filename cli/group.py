@@ -150,8 +150,14 @@ def _invoke_shown(given: list[str]) -> int:
             return _fail(f"{os.fsdecode(error.filename)!r}: {error.strerror}.", UsageError.exit_code)
         if not isinstance(error, BrokenPipeError):
             raise
-        _abandon_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads it, also not what is flushed at exit
         return 1
+    except Exception as error:
+        from ..core.plugins import plugin_problem
+
+        if (problem := plugin_problem(error)) is None:
+            raise
+        return _fail(problem, TrainerError.exit_code)
     return code
 
 
@@ -198,11 +204,6 @@ def _fail(message: str, code: int) -> int:
         message = f"{message} The working directory has been removed: change to one that exists, or give absolute paths."
     click.echo(f"error: {message}", err=True, color=True)  # click would drop colour sequences instead of showing them
     return code
-
-
-def _abandon_output() -> None:
-    """Discard output without a reader, also when the interpreter flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

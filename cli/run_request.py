@@ -41,7 +41,7 @@ from ..launch.launchers.registry import (
 from ..launch.launchers.ssh import shape_of_hosts
 from ..records.store.jsonl import DamagedRunError
 from ..records.store.run_directory import RunReader
-from ..report.runs.locate import find_finished_runs, find_readable_runs, find_run, is_run
+from ..report.runs.locate import find_readable_runs, find_run, is_run
 from ..report.runs.run import Run
 from .options import FURTHER_PLACES, given_hosts, given_options, given_python
 
@@ -84,7 +84,7 @@ def readable_runs(texts: Sequence[str], out: Path) -> list[Run]:
 
 def finished_runs(texts: Sequence[str], out: Path) -> list[Run]:
     """Return the runs with figures of `texts`; note a folder's others. Raises UsageError."""
-    return _usable(*find_finished_runs(texts, out), "no readable figures")
+    return _usable(*find_readable_runs(texts, out, with_figures=True), "no readable figures")
 
 
 def _usable(runs: list[Run], left_out: Sequence[Run], problem: str) -> list[Run]:

@@ -5,12 +5,12 @@ Runs whose environment, limits or user differ start their own server. Not for me
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import secrets
 import socket
 import subprocess
+import sys
 from contextlib import suppress
 from typing import Self
 
@@ -29,7 +29,7 @@ class ForkServerPool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(f"\0{self.name}")
             listening.listen(128)
-            command = python("crosstrain.conformance.fork_server_pool", "--fd", str(listening.fileno()), "--parent", str(os.getpid()))
+            command = python("crosstrain.conformance.fork_server_pool", str(listening.fileno()), str(os.getpid()))
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[listening.fileno()], start_new_session=True
             )
@@ -78,15 +78,11 @@ class _Servers:
         return standing
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Serve launchers until the parent process has ended."""
-    parser = argparse.ArgumentParser(prog="crosstrain.conformance.fork_server_pool")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    options = parser.parse_args(arguments)
+def main(descriptor: int, parent: int) -> None:
+    """Serve launchers of a listening socket until the parent process has ended."""
     ignore_interrupts()
-    die_with_parent(options.parent)
-    listening, servers = socket.socket(fileno=options.fd), _Servers()
+    die_with_parent(parent)
+    listening, servers = socket.socket(fileno=descriptor), _Servers()
     while True:
         launcher, _ = listening.accept()
         with launcher:
@@ -96,4 +92,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

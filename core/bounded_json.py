@@ -76,7 +76,9 @@ def _expect_regular(status: os.stat_result) -> None:
 def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
     """Return the JSON value of a file. Raises what `open_regular` and `parse_json` raise."""
     with open_regular(path) as file:
-        data = _read(file.read, most_bytes + 1)
+        size = min(os.fstat(file.fileno()).st_size, most_bytes)  # memory for the most would take longer than most documents
+        data = _read(file.read, size + 1)
+        data += _read(file.read, most_bytes - size) if len(data) > size else b""
     if len(data) > most_bytes:
         raise UnreadableError(f"is larger than {most_bytes >> 20} MiB, the most that is read of such a file")
     return parse_json(data)
@@ -149,7 +151,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_LONG_INTEGER = re.compile(rb"(?<![.\d])\d{19}")  # may exceed 64 bits; only then all are checked, which doubles the time
+_LONG_INTEGER = re.compile(rb"\d{19}")  # may exceed 64 bits; only then all are checked, which doubles the time
 _decoder = json.JSONDecoder()
 _checking_decoder = json.JSONDecoder(parse_int=_integer)
 _strict_decoder = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_unique)
@@ -164,9 +166,10 @@ def _check(root: dict[str, Any] | list[Any]) -> None:
         if isinstance(holder, list) and _all_sound(holder):
             continue
         for key, item in holder.items() if isinstance(holder, dict) else enumerate(holder):
-            if isinstance(item, dict | list):
+            kind = type(item)
+            if kind is dict or kind is list:
                 waiting.append(((*place, key), item))
-            elif not _is_sound(item):
+            elif kind is float and not math.isfinite(item):
                 raise UnreadableError(f"{_path((*place, key))}: is {_named(item)}")
 
 
@@ -191,10 +194,13 @@ def _path(place: tuple[Any, ...]) -> str:
     return text if len(text) <= _PATH_CHARACTERS else f"{text[:_PATH_CHARACTERS]}…"
 
 
+_OF_PYDANTIC = re.compile(r"(function|constrained|is-instance|lax-or)-|\w+\[")  # names of its validators, among those of fields
+
+
 def first_problem(error: ValidationError) -> str:
     """Return the field and problem of the first validation error."""
     first = error.errors(include_url=False)[0]
-    place = _path(first["loc"])
+    place = _path(tuple(part for part in first["loc"] if not _OF_PYDANTIC.match(str(part))))
     words = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"].lower()
     return f"{place}: {words}" if place else words
 
@@ -215,7 +221,7 @@ def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
         raise UsageError(f"{wrong} has a line with more than {MOST_DOTS:,} dots, the most that is read of one.")
     try:
         found = tomllib.loads(hand_written(data))
-        _refuse_long_numbers(found)
+        _check_toml(found)
     except RecursionError:
         raise UsageError(f"{wrong} is not valid TOML: it is nested too deep.") from None
     except ValueError as error:  # no TOML, no UTF-8, or a number with too many digits for Python
@@ -223,11 +229,14 @@ def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
     return found
 
 
-def _refuse_long_numbers(found: Any) -> None:
-    waiting = [found]
+def _check_toml(found: Any) -> None:
+    """Raise ValueError for a number or nesting beyond what is read; a dotted key nests without brackets."""
+    waiting = [(found, 0)]
     while waiting:
-        value = waiting.pop()
+        value, level = waiting.pop()
         if isinstance(value, dict | list):
-            waiting += value.values() if isinstance(value, dict) else value
+            if level > MOST_LEVELS:
+                raise ValueError(f"it {_TOO_DEEP}")
+            waiting += ((item, level + 1) for item in (value.values() if isinstance(value, dict) else value))
         elif isinstance(value, int) and value.bit_length() > MOST_BITS:
             raise ValueError(f"a whole number has more than {MOST_BITS} bits")

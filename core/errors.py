@@ -9,6 +9,8 @@ from pathlib import Path
 
 from .suggestions import did_you_mean
 
+MAX_SHOWN_CHARACTERS = 10_000  # of a rejected value in a message
+
 
 class TrainerError(Exception):
     """An error that is reported without a traceback."""
@@ -24,8 +26,9 @@ class UsageError(TrainerError):
     @classmethod
     def of(cls, key: str, given: object, allowed: str, names: Iterable[str] = (), source: str | None = None) -> UsageError:
         """Return the error for a value: key, value, source, what is allowed, the nearest right name."""
-        where = f" (from {source})" if source else ""
-        return cls(f"{key}: got {str(given)!r}{where}; allowed: {allowed}.{did_you_mean(str(given), names)}")
+        where, text = f" (from {source})" if source else "", str(given)
+        shown = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
+        return cls(f"{key}: got {shown!r}{where}; allowed: {allowed}.{did_you_mean(text, names)}")
 
 
 class MissingPackageError(UsageError):

@@ -93,8 +93,9 @@ def _read_cadence(text: str) -> None:
 
 
 def _known_schedule(value: object) -> object:
-    if value not in SCHEDULES:
-        raise PydanticCustomError("literal_error", "no schedule of this name")
+    if not isinstance(value, str) or value not in SCHEDULES:
+        *names, last = map(repr, SCHEDULES)
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": f"{', '.join(names)} or {last}"})
     return value
 
 
@@ -143,7 +144,9 @@ class Job(BaseModel):
         "sync", "sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server)."
     )
     distributed: Literal["auto", "always"] = _speed(
-        "auto", "always uses the framework's distributed wrapper on a single worker too, to measure its overhead."
+        "auto",
+        "Sync: always uses the framework's distributed wrapper on a single worker too, to measure its overhead.",
+        requires=Requirement("mode", ("sync",)),
     )
     exchange: Literal["native", "direct"] = _speed(
         "native",
@@ -172,7 +175,7 @@ class Job(BaseModel):
     procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = _cluster(
         1, "Workers per node: one number, or one for each node, such as 1,2."
     )
-    ps: UpToMostNodes = _cluster(1, "Async: number of parameter servers; the first is on node 0.")
+    ps: UpToMostNodes = _cluster(1, "Async: number of parameter servers; the first is on node 0.", requires=Requirement("mode", ("async",)))
 
     batch_size: Positive | None = _common(
         None,
@@ -443,7 +446,12 @@ class Job(BaseModel):
     monitor: bool = _records(True, "Sample the nodes' resources during training.", compare=no_effect("samples of resources"))
     out: Path = _records(Path("runs"), "Folder for run directories.", role="destination")
     name: str | None = _common(None, "Name of the run directory, instead of one from date, job and a suffix.", role="destination")
-    save_final: bool = _checkpoints(True, "Save a checkpoint after the last step.", role="operation")
+    save_final: bool = _checkpoints(
+        True,
+        "Save a checkpoint after the last step.",
+        requires=Requirement("checkpoint_every", unlike="end", shown="1epoch"),
+        role="operation",
+    )
     tensorboard: bool = _records(True, "Also write TensorBoard event files.", compare=no_effect("TensorBoard's files"), role="operation")
     mlflow: str | None = _records(
         None,

@@ -11,13 +11,15 @@ import importlib.machinery
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from .errors import MissingPackageError, UsageError
+from .errors import MissingPackageError, TrainerError, UsageError, raised
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -138,7 +140,6 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("svhn", "crosstrain.data.sources.svhn:DATASET"),
         Plugin("image-folder", "crosstrain.data.sources.image_folder:DATASET"),
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
-        Plugin("debian-text", "crosstrain.data.sources.debian.source:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),
     "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
@@ -146,6 +147,10 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         *(Plugin(name, f"crosstrain.launch.launchers.{name}:LAUNCHER") for name in ("rendezvous", "local", "ssh", "slurm")),
         Plugin("ray", "crosstrain.launch.launchers.ray:LAUNCHER", requires="ray", install="pip install 'crosstrain[ray]'"),
     ),
+}
+
+SEPARATE: Mapping[Kind, Mapping[str, str]] = {  # installation of what has a package of its own in this repository
+    "dataset": {"debian-text": "pip install ./examples/debian_text, in a clone of trainer's repository"}
 }
 
 
@@ -175,7 +180,7 @@ def module_exists(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-    except Exception as error:  # an import of external code may raise anything
+    except (Exception, SystemExit) as error:  # an import of external code may raise anything
         problem = f"{type(error).__name__}: {error}"
         raise UsageError(f"model: got {name!r}, but {name.rpartition('.')[0]!r} cannot be imported: {problem}") from error
 
@@ -186,7 +191,7 @@ def model_base(text: str) -> str:
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """Return the named plugin, or a model's module. Raises UsageError with the nearest name."""
+    """Return the named plugin, or a model's module. Raises UsageError with the nearest name, MissingPackageError for a `SEPARATE` one."""
     if kind == "dataset":
         name = name.partition(":")[0]
     elif kind == "model":
@@ -198,8 +203,11 @@ def find(kind: Kind, name: str) -> Plugin:
         return known[name]
     if kind == "model" and "." in name and all(name.split(".")):
         return Plugin(name, f"{name}:build")
+    key = "data" if kind == "dataset" else kind
+    if install := SEPARATE.get(kind, {}).get(name):
+        raise MissingPackageError(f"{key}: {name!r} has a package of its own, which is not installed. Install it with: {install}")
     allowed = ["auto", *known] if kind == "launcher" else [*known]
-    raise UsageError.of(kind if kind != "dataset" else "data", name, ", ".join(allowed), allowed)
+    raise UsageError.of(key, name, ", ".join(allowed), allowed)
 
 
 def load(plugin: Plugin, kind: Kind) -> Any:
@@ -211,13 +219,46 @@ def load(plugin: Plugin, kind: Kind) -> Any:
     module_name, _, attribute = plugin.target.partition(":")
     if kind == "model" and plugin.name == module_name and not module_exists(module_name):
         raise UsageError(f"model: got {module_name!r}, {NO_MODULE}")
+    if plugin not in BUILT_IN[kind]:
+        _third_party[module_name.partition(".")[0]] = plugin, kind
     try:
         module: ModuleType = importlib.import_module(module_name)
-        return getattr(module, attribute) if attribute else module
-    except Exception as error:  # a plugin may raise anything while it is imported
+        found = getattr(module, attribute) if attribute else module
+    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
         problem = f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {type(error).__name__}: {error}"
         told = f" It comes with the package {plugin.provider!r}, whose documentation says what else it needs." if plugin.provider else ""
         raise UsageError(f"{problem}{'.' if told else ''}{told}") from error
+    if kind == "model" and not callable(found):
+        raise UsageError(f"model: {plugin.name!r} ({plugin.target}) is {type(found).__name__}, not a function that builds a model.")
+    return found
+
+
+@contextmanager
+def plugin_code(plugin: Plugin, kind: Kind, part: str) -> Iterator[None]:
+    """Report an exception of a plugin's `part`, also ``sys.exit``, with the plugin's name. Raises UsageError."""
+    try:
+        yield
+    except TrainerError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(_raised_by(plugin, kind, error, part)) from error
+
+
+def _raised_by(plugin: Plugin, kind: Kind, error: BaseException, part: str) -> str:
+    package = f", of the package {plugin.provider!r}" if plugin.provider else ""
+    return f"{kind}: {plugin.name!r} ({plugin.target}{package}) has raised {raised(error)} in {part}; that is for its authors to mend"
+
+
+_third_party: dict[str, tuple[Plugin, Kind]] = {}  # loaded plugins of other packages, by their top-level module
+
+
+def plugin_problem(error: BaseException) -> str | None:
+    """Return the message about an exception that passed through the code of a loaded third-party plugin; None for any other."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        behind = _third_party.get(frame.f_globals.get("__name__", "").partition(".")[0])
+        if behind is not None:
+            return _raised_by(*behind, error, f"`{frame.f_code.co_name}`")
+    return None
 
 
 def forward_plugin(model: str, backend: str) -> Plugin:

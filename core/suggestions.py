@@ -74,6 +74,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {  # in PyTorch, TensorFlow, their 
     "json": ("format json",),
     "repeats": ("num runs", "trials", "num seeds", "seeds"),
 }
+MAX_GIVEN_CHARACTERS = 100  # a longer text is no name with a typing error, and comparing it takes long
 SHORTEST_PART = 3  # characters of a name that may match a part of another
 
 
@@ -90,6 +91,8 @@ for _ours, _others in OTHER_NAMES.items():
 
 def nearest(given: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name nearest to `given` in words or spelling, None if none is close."""
+    if len(given) > MAX_GIVEN_CHARACTERS:
+        return None
     wanted, words = _plain(given), _words(given)
     names: dict[str, str] = {}
     for name in allowed:

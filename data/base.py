@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from .columns import TOKENS, Column, ColumnSpec
-from .text import END
+from .columns import Column, ColumnSpec
 
 IMAGE, LABEL = "image", "label"  # columns of labelled images
 Split = Literal["train", "test"]
@@ -278,50 +277,3 @@ def commonest_class_fraction(data: Dataset, split: Split) -> float | None:
         return None
     labels = data.column(split, LABEL).values
     return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceholderText:
-    """A text `Dataset` with the columns of another: one example per split, END alone or zeros."""
-
-    info: DataInfo
-
-    @classmethod
-    def of(cls, info: DataInfo) -> PlaceholderText:
-        """Return the placeholder of a dataset of this shape. Raises UsageError for data other than text."""
-        _ = info.text
-        return cls(replace(info, sizes={"train": 1, "test": 1}))
-
-    def column(self, split: Split, name: str) -> Column:
-        """Return a column's one example."""
-        spec = self.info.column(name)
-        if spec.varies:
-            return Column(np.full((1, *spec.fixed_shape), END, spec.dtype), np.array([0, 1], np.int64))
-        return Column(np.zeros((1, *spec.fixed_shape), spec.dtype))
-
-    def weights(self, split: Split, name: str) -> NDArray[np.int64]:
-        """Return the weight 1 of the example."""
-        if name not in ("examples", *(column.name + TOKENS for column in self.info.columns if column.varies)):
-            raise UsageError(f"data: {self.info.name!r} has no weights called {name!r}.")
-        return np.ones(1, np.int64)
-
-    @property
-    def attachments(self) -> tuple[str, ...]:
-        """Empty."""
-        return ()
-
-    def attachment(self, name: str) -> bytes:
-        """Raise UsageError."""
-        raise UsageError(f"data: {self.info.name!r} is not at hand, and so is not its {name!r}.")
-
-    def images(self, split: Split) -> NDArray[np.uint8]:
-        """Raise UsageError."""
-        raise UsageError(f"data: {self.info.name!r} is text, and has no images.")
-
-    def labels(self, split: Split) -> NDArray[np.int64]:
-        """Raise UsageError."""
-        raise UsageError(f"data: {self.info.name!r} is text, and has no labels.")
-
-    def inputs(self, split: Split) -> NDArray[np.float32]:
-        """Raise UsageError."""
-        raise UsageError(f"data: {self.info.name!r} is text, and has no images.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -105,7 +106,6 @@ class Sampler:
     _cached: tuple[int, Indices, Changes | None] | None = field(default=None, init=False, repr=False)
     _bounds: dict[tuple[int, int], Bounds] = field(default_factory=dict, init=False, repr=False)
     _laid: tuple[tuple[int, int, Arranged], Indices, Bounds] | None = field(default=None, init=False, repr=False)
-    _buckets: Buckets | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.weights is not None:
@@ -116,7 +116,7 @@ class Sampler:
         if self.rule.buckets is None:
             self._bounds_after(0, 0)
         else:
-            self._by_length()
+            _ = self._by_length  # raises now rather than at the first batch
 
     @property
     def constant_steps(self) -> bool:
@@ -131,7 +131,7 @@ class Sampler:
     def steps_in_epoch(self, skip: int = 0, epoch: int = 0, arranged: Arranged = ()) -> int:
         """Return the number of updates of an epoch after `skip` examples."""
         if self.rule.buckets is not None and not skip and not arranged:
-            return self._by_length().steps(self.rule.buckets.tokens, self.rule.buckets.batches)
+            return self._by_length.steps(self.rule.buckets.tokens, self.rule.buckets.batches)
         return len(self._bounds_after(skip, epoch, arranged)) - 1
 
     def examples_before(self, step_in_epoch: int, skip: int = 0, epoch: int = 0, arranged: Arranged = ()) -> int:
@@ -143,7 +143,7 @@ class Sampler:
     def examples_at_once(self, most: int) -> int:
         """Return how many of any training examples, 1 to `most`, fit into a worker's warm-up batch."""
         if self.rule.buckets is not None:
-            most = min(most, self.rule.buckets.tokens // int(self._by_length().edges[-1]))
+            most = min(most, self.rule.buckets.tokens // int(self._by_length.edges[-1]))
         return max(1, min(most, self.size))
 
     def arranged_after(self, skip: int, arranged: Arranged) -> Arranged:
@@ -198,12 +198,11 @@ class Sampler:
     def _is_arranged(self, arranged: Arranged) -> bool:
         return self.rule.buckets is not None or bool(arranged)
 
+    @cached_property
     def _by_length(self) -> Buckets:
-        if self._buckets is None:
-            if self.lengths is None:
-                raise ValueError("batches by tokens need the lengths of the examples")
-            self._buckets = Buckets.of(np.maximum.reduce(list(self.lengths.values())))
-        return self._buckets
+        if self.lengths is None:
+            raise ValueError("batches by tokens need the lengths of the examples")
+        return Buckets.of(np.maximum.reduce(list(self.lengths.values())))
 
     def _arrange(self, epoch: int, skip: int, arranged: Arranged) -> tuple[Indices, Bounds]:
         """Return the order of an epoch and the bounds of its steps; the last result is cached."""
@@ -212,7 +211,7 @@ class Sampler:
             order, bounds = self.order(epoch).copy(), np.array([skip], dtype=np.int64)
             for begin, tokens, batches in self.arranged_after(skip, arranged):
                 if tokens:
-                    order[begin:], sizes = self._by_length().arranged(order[begin:], tokens, batches, [self.seed, epoch, 1, begin])
+                    order[begin:], sizes = self._by_length.arranged(order[begin:], tokens, batches, [self.seed, epoch, 1, begin])
                     bounds = np.concatenate([[begin], begin + np.cumsum(sizes)])
             if self.rule.buckets is None:
                 bounds = self.rule.cut(order, skip)

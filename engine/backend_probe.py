@@ -40,8 +40,11 @@ def probe(name: str) -> Availability:
         return Availability(name, None, problem=f"no answer within {TIMEOUT_SECONDS:g} s", hint=hint)
     if child.returncode != 0:
         return Availability(name, None, problem=_death(child), hint=_reinstall(plugin.install))
-    answer = json.loads(child.stdout)
-    return Availability(**{**answer, "devices": tuple(answer["devices"])})
+    try:
+        answer = json.loads(child.stdout)
+    except ValueError:  # the framework's code ended the process without an error
+        return Availability(name, None, problem=_death(child), hint=_reinstall(plugin.install))
+    return Availability(**{**answer, "name": name, "devices": tuple(answer["devices"])})
 
 
 def probe_all(names: Iterable[str] | None = None) -> list[Availability]:

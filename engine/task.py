@@ -29,8 +29,8 @@ from ..core.errors import MissingPackageError, RunFailedError
 from ..core.job import Job
 from ..core.liveness import add_phase_listener, startup_deadline, startup_phase, write_stacks_on_signal
 from ..core.process import die_with_parent, ignore_interrupts
-from ..data.base import Dataset, PlaceholderText
-from ..data.store.stored_dataset import open_dataset
+from ..data.base import Dataset
+from ..data.store.stored_dataset import open_dataset, placeholder_text
 from ..models.build import build_model
 from .protocol import task_messages as messages
 from .protocol.messages import INTERVAL_SECONDS, MessageParser, Stream, WireMessage
@@ -273,7 +273,7 @@ def open_session(task: Task, job: Job, opened: Open) -> Session | Server:
 
 def _open_data(job: Job, opened: Open) -> Dataset:
     if opened.placeholder is not None:
-        return PlaceholderText.of(data_info(opened.placeholder))
+        return placeholder_text(data_info(opened.placeholder))
     data = open_dataset(job.data, job.data_dir)
     return data if opened.normalisation is None else data.normalised_as(*opened.normalisation)
 

@@ -1,81 +1,45 @@
-"""The Kubernetes manifest of a run, and the part of YAML that it needs."""
+"""The Kubernetes manifest of a run."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import yaml
+
 from ..core.errors import UsageError
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})  # words that are not text in YAML 1.1
-_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc] # without types
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow)
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def text(self, text: str) -> yaml.ScalarNode:
+        """Return several lines as a block, and one in quotes where it could be something else than text."""
+        if broken := re.search("[\ud800-\udfff]", text):
+            raise UsageError(f"a manifest is text, and cannot hold {broken[0]!r}, which is no character")
+        style = None if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else '"'
+        if text.endswith("\n") and all(map(str.isprintable, text.split("\n"))):
+            style = "|"
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.text)
 
 
 def yaml_document(value: Mapping[str, Any]) -> str:
     """Return an object as YAML. Raises UsageError for text that is not Unicode."""
-    return "\n".join(_lines(value) if value else ["{}"]) + "\n"
-
-
-def _lines(value: Any) -> list[str]:
-    if isinstance(value, Mapping):
-        return [line for key, part in value.items() for line in _entry(f"{_text(key)}:", part)]
-    return [line for part in value for line in _item(part)]
-
-
-def _entry(key: str, value: Any) -> list[str]:
-    if isinstance(value, str) and _is_block(value):
-        return [f"{key} |", *_indented(value[:-1].split("\n"))]
-    short = _short(value)
-    if short is not None:
-        return [f"{key} {short}"]
-    return [key, *_indented(_lines(value))]
-
-
-def _item(value: Any) -> list[str]:
-    short = _short(value)
-    if short is not None:
-        return [f"- {short}"]
-    first, *rest = _lines(value)
-    return [f"- {first}", *_indented(rest)]
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" if line else "" for line in lines]
-
-
-def _short(value: Any) -> str | None:
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, bool | int):
-        return str(value).lower()
-    if not value:
-        return "{}" if isinstance(value, Mapping) else "[]"
-    if isinstance(value, Sequence) and all(isinstance(part, int) for part in value):
-        return f"[{', '.join(str(part).lower() for part in value)}]"
-    return None
-
-
-def _text(text: str) -> str:
-    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
-        return text
-    return f'"{"".join(map(_escaped, text))}"'
-
-
-def _escaped(character: str) -> str:
-    if "\ud800" <= character <= "\udfff":
-        raise UsageError(f"a manifest is text, and cannot hold {character!r}, which is no character")
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    return character if character.isprintable() else f"\\U{ord(character):08x}"
-
-
-def _is_block(text: str) -> bool:
-    lines = text.split("\n")
-    plain = all(line.isprintable() and line == line.rstrip() for line in lines)
-    return plain and len(lines) > 2 and not lines[-1] and bool(lines[-2]) and not text[0].isspace()
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    return text
 
 
 KINDS = ("job", "trainjob", "jobset")  # what starts the pods: Kubernetes itself, Kubeflow Trainer 2, JobSet

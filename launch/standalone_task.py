@@ -32,7 +32,7 @@ class StandaloneTask:
     """The task of a job with a single sync worker; every process ends with this context.
 
     It opens the job's data itself; `normalisation` has the (mean, std) of images, if not the data's own. `placeholder`, the
-    `described_data` of a text, replaces it with one made-up example (`PlaceholderText`). Raises UsageError for what the backend does not
+    `described_data` of a text, replaces it with one made-up example (`placeholder_text`). Raises UsageError for what the backend does not
     support, RunFailedError if the task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP (unless ignored), SIGUSR1 or SIGUSR2.
     """
 

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ..checkpoint import list_checkpoints
 from ..core.errors import UsageError
 from ..core.job import DEFAULT_EPOCHS, Job
-from ..core.process import NOTICES, command_ending_with_parent, python
+from ..core.process import command_ending_with_parent, python
 from ..core.settings.job_fields import environment_name, idle_settings
 from ..core.settings.sweeps import EARLIER, as_arguments
 from ..models.build import written_out
@@ -25,52 +24,35 @@ from ..records.store.jsonl import DamagedRunError
 from ..records.store.run_directory import RunReader
 from ..records.text import duration_text, figure_text, rate_text
 from .driver.resumption import foreign_settings
+from .launchers.machine_checks import HeardSignals
 from .sweep_folder import Entry, Request, SweepFolder
 
 
-class SignalsToChild:
-    """Passes each signal to the child once (SIGHUP unless ignored, nohup). Main thread only."""
+class SignalsToChild(HeardSignals):
+    """Passes each signal to the child once. Main thread only."""
 
     def __init__(self) -> None:
-        self.received = False
         self._child: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        numbers = [signal.SIGINT, signal.SIGTERM, *NOTICES]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            numbers.append(signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():  # after an interrupt a late second signal must not change the exit code
-            signal.signal(number, signal.SIG_IGN if self.received else handler)
 
     def watch(self, child: subprocess.Popen[str] | None) -> None:
         """Pass signals to this child, including those that arrived while it was starting."""
         self._child = child
-        if child is not None and self.received:
+        if child is not None and self.interrupted:
             child.send_signal(signal.SIGINT)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
+    def heard(self, number: int) -> None:
+        """Take a signal."""
+        self.interrupted = True
         if self._child is not None:
             self._child.send_signal(number)
 
 
-@dataclass(frozen=True, slots=True)
-class ChildOutcome:
-    """A child's standard output and exit code (128 + signal number if killed)."""
+def run_child(arguments: Sequence[str], signals: SignalsToChild, on_error_line: Callable[[str], None] | None = None) -> tuple[int, str]:
+    """Run ``trainer`` with these arguments to its end; return exit code and standard output.
 
-    exit_code: int
-    output: str
-
-
-def run_child(arguments: Sequence[str], signals: SignalsToChild, on_error_line: Callable[[str], None] | None = None) -> ChildOutcome:
-    """Run ``trainer`` with these arguments to its end.
-
-    `on_error_line` gets each line of standard error; without it, this process's is used. The child leads a process group, so that Ctrl-C
-    reaches it only through this process, and ends with this process, even if that is killed.
+    The exit code of a killed one is 128 + its signal's number. `on_error_line` gets each line of standard error; without it, this process's
+    is used. The child leads a process group, so that Ctrl-C reaches it only through this process, and ends with this process, even if that
+    is killed.
     """
     with subprocess.Popen(
         command_ending_with_parent(python("crosstrain.cli.main", *arguments)),
@@ -92,7 +74,7 @@ def run_child(arguments: Sequence[str], signals: SignalsToChild, on_error_line: 
         signals.watch(None)
         reader.join()
     code = child.returncode
-    return ChildOutcome(code if code >= 0 else 128 - code, written[0])
+    return code if code >= 0 else 128 - code, written[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +152,14 @@ def run_points(sweep: SweepFolder, say: Say, *, quiet: bool) -> bool:
         for number, entry in enumerate(sweep.entries, start=1):
             if entry.state == "succeeded":
                 continue
-            if signals.received:
+            if signals.interrupted:
                 break
             if not quiet:
                 say(f"point {number} of {total}: {entry.point.text}{_progress_text(sweep, time.monotonic() - began)}")
             _run_point(sweep, entry, signals, say, quiet=quiet)
             if not quiet:
                 say(f"point {number} of {total} {_outcome(sweep, entry)}")
-        interrupted = signals.received and any(entry.state != "succeeded" for entry in sweep.entries)
+        interrupted = signals.interrupted and any(entry.state != "succeeded" for entry in sweep.entries)
         done = all(entry.state == "succeeded" for entry in sweep.entries)
         sweep.write("interrupted" if interrupted else "succeeded" if done else "failed")
     return not interrupted
@@ -209,15 +191,15 @@ def _run_point(sweep: SweepFolder, entry: Entry, signals: SignalsToChild, say: S
     began = time.monotonic()
     if path.exists() and _state(path) != "damaged" and list_checkpoints(path):
         code, error = _start(sweep, entry, ["run", "--resume", str(path), *_typed(entry.point.job), *verbosity], signals, say)
-        if code == USAGE and not signals.received:
+        if code == USAGE and not signals.interrupted:
             say(f"{entry.point.name} cannot resume from its checkpoint; it restarts")
-    if code == USAGE and not signals.received:
+    if code == USAGE and not signals.interrupted:
         if path.exists():
             say(f"the earlier attempt is kept in {_archive(path)}")
         code, error = _start(sweep, entry, [*point_arguments(entry, sweep.request, sweep.path), *verbosity], signals, say)
     entry.seconds = time.monotonic() - began
     entry.exit_code = code
-    entry.state = "succeeded" if code == 0 else "interrupted" if signals.received else "failed"
+    entry.state = "succeeded" if code == 0 else "interrupted" if signals.interrupted else "failed"
     entry.cause = None if code == 0 else _cause(path, code, error)
     sweep.write("running")
 
@@ -247,8 +229,8 @@ def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: 
         if line.startswith("error: "):
             errors.append(line.removeprefix("error: ").strip())
 
-    outcome = run_child(arguments, signals, hear)
-    return outcome.exit_code, errors[-1] if errors else None
+    exit_code, _ = run_child(arguments, signals, hear)
+    return exit_code, errors[-1] if errors else None
 
 
 def _cause(path: Path, code: int, error: str | None) -> str:
@@ -262,14 +244,10 @@ def _cause(path: Path, code: int, error: str | None) -> str:
     return f"it was killed by {signal.Signals(code - 128).name}" if code > 128 else f"it ended with exit code {code}"
 
 
-def _done(sweep: SweepFolder) -> list[Finished]:
+def _progress_text(sweep: SweepFolder, spent_seconds: float) -> str:
     succeeded = [entry for entry in sweep.entries if entry.state == "succeeded"]
     summaries = [(entry.point.job, RunReader(sweep.run_path(entry)).summary()) for entry in succeeded]
-    return [finished(job, summary) for job, summary in summaries if summary is not None]
-
-
-def _progress_text(sweep: SweepFolder, spent_seconds: float) -> str:
-    done = _done(sweep)
+    done = [finished(job, summary) for job, summary in summaries if summary is not None]
     if not done:
         return ""
     left = seconds_left(done, [entry.point.job for entry in sweep.entries if entry.state != "succeeded"])

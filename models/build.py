@@ -181,7 +181,7 @@ def build_model(name: str, data: DataInfo) -> ModelSpec:
         spec = build(data, **given)
     except TrainerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"model: {name!r} cannot be built for {data.name!r}: {raised(error)}") from error
     if not isinstance(spec, ModelSpec):
         raise UsageError(f"model: the `build` of {name!r} returned {type(spec).__name__}, not a ModelSpec")

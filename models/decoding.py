@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -350,28 +351,25 @@ class TranslationScorer:
 
     def __init__(self, data: Dataset, quality: TranslationQuality) -> None:
         self._data, self._quality = data, quality
-        self._vocabulary: Vocabulary | None = None
-        self._test_references: list[str] | None = None
 
-    @property
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         """Raises UsageError if the dataset has no vocabulary, or sentencepiece is missing."""
-        if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self._data.attachment(VOCABULARY))
-        return self._vocabulary
+        return Vocabulary(self._data.attachment(VOCABULARY))
+
+    @cached_property
+    def _test_references(self) -> list[str]:
+        found = reference_lines(self._data.attachment(TEST_REFERENCES))
+        if len(found) != (examples := self._data.info.sizes["test"]):
+            problem = f"{TEST_REFERENCES} of {self._data.info.name!r} has {len(found)} lines, and the test split {examples} examples"
+            raise RuntimeError(problem)
+        return found
 
     def references(self, split: Split, start: int, stop: int) -> list[str]:
         """Return the references of sentences start … stop − 1. Raises RuntimeError for missing lines."""
         if split != "test":
             column = self._data.column(split, self._quality.target)
             return [self.vocabulary.decode(column.example(number).tolist()) for number in range(start, stop)]
-        if self._test_references is None:
-            self._test_references = reference_lines(self._data.attachment(TEST_REFERENCES))
-            if len(self._test_references) != self._data.info.sizes["test"]:
-                raise RuntimeError(
-                    f"{TEST_REFERENCES} of {self._data.info.name!r} has {len(self._test_references)} lines, and the test split"
-                    f" {self._data.info.sizes['test']} examples"
-                )
         return self._test_references[start:stop]
 
     def sources(self, split: Split, start: int, stop: int) -> list[NDArray[np.int64]]:

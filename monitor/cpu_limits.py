@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from .processes import TICK_SECONDS, read_file
 
@@ -59,7 +60,8 @@ def memory_limit_bytes(pid: int | None = None) -> int | None:
 
 
 def _smallest(controller: str, pid: int | None, read: Callable[[Path], float | None]) -> tuple[float, Path] | None:
-    return min(((limit, folder) for folder in _groups(controller, pid) if (limit := read(folder)) is not None), default=None)
+    groups = (folder for _, folders in control_groups(controller, pid) for folder in folders)
+    return min(((limit, folder) for folder in groups if (limit := read(folder)) is not None), default=None)
 
 
 def _read_quota(folder: Path) -> float | None:
@@ -92,15 +94,15 @@ def _words(path: Path) -> list[str] | None:
         return None
 
 
-def _groups(controller: str, pid: int | None) -> Iterator[Path]:
-    """Yield the folders of visible groups of the process in hierarchies that may limit `controller`."""
+def control_groups(controller: str, pid: int | None = None) -> Iterator[tuple[Literal[1, 2], list[Path]]]:
+    """Yield version and visible groups, the process's own first, of each hierarchy that may limit `controller` (default: this process)."""
     memberships = _memberships(pid)
     for mount in _mounts():
         if mount.controllers and controller not in mount.controllers:
             continue
         group = next((path for names, path in memberships if names == mount.controllers or controller in names & mount.controllers), None)
         if group is not None:
-            yield from _upwards(mount, group)
+            yield 1 if mount.controllers else 2, list(_upwards(mount, group))
 
 
 def _upwards(mount: _Mount, group: str) -> Iterator[Path]:

@@ -35,30 +35,29 @@ def quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: flo
     return float(values[order][position])
 
 
-class _Steps:
+class _Steps(StepTimes):
     """Figures over step records, in bounded memory."""
 
     def __init__(self, workers: int) -> None:
+        super().__init__()
         self.steps = self.examples = self.non_finite = 0
         self.profiled_steps = self.profiled_examples = 0
-        self.profile_seconds = 0.0
         self._newest = self._newest_finite = -1  # updates, which arrive in any order of workers
         self._seconds, self._counts = array("d"), array("q")
         self._last: deque[float] = deque(maxlen=FINAL_LOSS_UPDATES)
         self._staleness: dict[int, int] = {}
         self.by_worker = [0] * workers
-        self.data_wait_seconds: float | None = None
-        self.network_wait_seconds: float | None = None
 
     def add(self, record: StepRecord) -> None:
+        super().add(record)
         self.steps += record.count
         self.examples += record.examples
         if record.profiled_seconds is None:
-            self._add_times(record)
+            self._seconds.append(record.seconds / record.count)
+            self._counts.append(record.count)
         else:
             self.profiled_steps += record.count
             self.profiled_examples += record.examples
-            self.profile_seconds += record.profiled_seconds
         self._last.extend(record.losses)
         self._newest = max(self._newest, record.step + record.count - 1)
         if math.isfinite(sum(record.losses)):
@@ -74,14 +73,6 @@ class _Steps:
             self.by_worker += [0] * (record.worker + 1 - len(self.by_worker))  # earlier segments may have had more workers
             self.by_worker[record.worker] += record.count
 
-    def _add_times(self, record: StepRecord) -> None:
-        self._seconds.append(record.seconds / record.count)
-        self._counts.append(record.count)
-        if record.data_wait_seconds is not None:
-            self.data_wait_seconds = (self.data_wait_seconds or 0.0) + record.data_wait_seconds
-        if record.network_wait_seconds is not None:
-            self.network_wait_seconds = (self.network_wait_seconds or 0.0) + record.network_wait_seconds
-
     def figures(self, job: Job, clock: Clock) -> dict[str, Any]:
         """Return the figures of the steps alone; short async runs have no speed, as groups begun before a trace would distort it."""
         train_seconds = max(0.0, clock.train_seconds - self.profile_seconds)
@@ -94,8 +85,7 @@ class _Steps:
             "steps_per_second": (self.steps - self.profiled_steps) / train_seconds if known else None,
             "examples_per_second": (self.examples - self.profiled_examples) / train_seconds if known else None,
             "step_seconds": self._step_seconds(),
-            "data_wait_seconds": self.data_wait_seconds,
-            "network_wait_seconds": self.network_wait_seconds,
+            **self.waited,
             "final_train_loss": sum(self._last) / len(self._last) if self._last else None,
             "non_finite_losses": self.non_finite,
             "non_finite_from_step": self._newest_finite + 1 if self._newest > self._newest_finite else None,

@@ -44,11 +44,11 @@ def count_text(value: float | None) -> str:
     return UNKNOWN if value is None else f"{round(value):,}"
 
 
-def rate_text(value: float | None) -> str:
+def rate_text(value: float | None, unit: str = "/s") -> str:
     """Return events per second: ``12,345/s``, and with decimals below 100: ``3.42/s``."""
     if value is None:
         return UNKNOWN
-    return f"{value:,.0f}/s" if value >= 100 else f"{value:.3g}/s"
+    return f"{value:,.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
 
 
 def bytes_text(value: float | None, per_second: bool = False, like: float | None = None) -> str:

@@ -21,7 +21,7 @@ class StepTimes:
         self.profile_seconds = 0.0
         self._first: dict[int | None, tuple[float, int]] = {}
         self._later: dict[int | None, tuple[float, int]] = {}
-        self._waited: dict[str, float | None] = dict.fromkeys(("data_wait_seconds", "network_wait_seconds"))
+        self.waited: dict[str, float | None] = dict.fromkeys(("data_wait_seconds", "network_wait_seconds"))
 
     def add(self, record: StepRecord) -> None:
         """Add a group of updates."""
@@ -33,9 +33,9 @@ class StepTimes:
         else:
             seconds, count = self._later.get(record.worker, (0.0, 0))
             self._later[record.worker] = (seconds + record.seconds, count + record.count)
-        for name, before in self._waited.items():
+        for name, before in self.waited.items():
             if (waited := getattr(record, name)) is not None:
-                self._waited[name] = (before or 0.0) + waited
+                self.waited[name] = (before or 0.0) + waited
 
     def seconds(self, worker: int) -> float | None:
         """Return the seconds per update of a worker, None without updates."""
@@ -51,7 +51,7 @@ class StepTimes:
     def waits(self) -> dict[str, float | None]:
         """Return the framework's measured waits, in seconds per update."""
         made = sum(count for times in (self._first, self._later) for _, count in times.values())
-        return {name: None if seconds is None or not made else seconds / made for name, seconds in self._waited.items()}
+        return {name: None if seconds is None or not made else seconds / made for name, seconds in self.waited.items()}
 
 
 def time_shares(

@@ -11,20 +11,17 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ...core import plugins
-from ...core.errors import UsageError
 from ...core.job import Job
 from ...data.base import IMAGE
 from ...models.base import ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ...models.layers.formulas import StorageLayout
 from ...models.layers.tf import HeldParameters
-from ...models.objectives import CROSS_ENTROPY
 from ..base import TensorFunctions
-from ..decoding_functions import DecodingFunctions
+from ..decoding_functions import DecodingFunctions, ModelFunctions
 from ..vectors import EVALUATION_BATCH, EVALUATION_LOGITS_BYTES, evaluation_batch
 from .data import Batch, ColumnTensors, Resident
-from .decoding import TfStepper
+from .decoding import TfStepper, shape_of
 from .optimizers import LOW_FORMATS, watched
 
 Buffers = Mapping[str, tf.Tensor]
@@ -249,32 +246,10 @@ def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> in
 
 def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> TfModel:
     """Find the functions of a model. Raises UsageError without a forward function or the named loss."""
-    module = plugins.load(plugins.forward_plugin(name, "tf"), "forward")
-    loss = spec.objective.loss
-    if loss != CROSS_ENTROPY and not hasattr(module, loss):
-        raise UsageError(f"model: its objective names the loss {loss!r}, which is no function of {module.__name__}.")
-    own_losses = None if loss == CROSS_ENTROPY else _checked(loss, getattr(module, loss))
-    layouts = module.storage_layouts(spec) if hasattr(module, "storage_layouts") else {}
-    return TfModel(
-        spec,
-        watched(module.forward, name),
-        layouts,
-        module.example_sums if hasattr(module, "example_sums") else None,
-        own_losses,
-        DecodingFunctions.of(module) if spec.objective.translation is not None else None,
-        deterministic=deterministic,
-    )
-
-
-def _checked(name: str, function: Losses) -> Losses:
-    def checked(outputs: tf.Tensor, target: ColumnTensors, context: Context) -> tf.Tensor:
-        losses_b = function(outputs, target, context)
-        if not tf.is_tensor(losses_b) or losses_b.shape.rank != 1:
-            found = losses_b.shape.as_list() if tf.is_tensor(losses_b) and losses_b.shape.rank is not None else type(losses_b).__name__
-            raise UsageError(f"model: the loss {name!r} returned {found}; a number for each example is needed, [batch]")
-        return losses_b
-
-    return checked
+    found = ModelFunctions.of(name, "tf", spec.objective, shape_of)
+    layouts = found.module.storage_layouts(spec) if hasattr(found.module, "storage_layouts") else {}
+    forward = watched(found.module.forward, name)
+    return TfModel(spec, forward, layouts, found.example_sums, found.losses, found.decoding, deterministic=deterministic)
 
 
 def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:

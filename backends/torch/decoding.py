@@ -20,7 +20,7 @@ class TorchStepper:
 
     def __init__(self, functions: DecodingFunctions, source: str, pieces: int, device: torch.device) -> None:
         self._functions, self._source, self._device = functions, source, device
-        self._checks = DecodingChecks(_shape, pieces)
+        self._checks = DecodingChecks(shape_of, pieces)
         self._memory: Any = None
         self._cache: Any = None
         self._position = 0
@@ -57,7 +57,8 @@ class TorchStepper:
         return log_probabilities
 
 
-def _shape(found: Any) -> Sequence[int] | None:
+def shape_of(found: Any) -> Sequence[int] | None:
+    """Return a tensor's shape, None for anything else; see `DecodingChecks`."""
     return found.shape if isinstance(found, torch.Tensor) else None
 
 

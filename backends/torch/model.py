@@ -12,19 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.plugins import forward_plugin, load
 from ...data.sampler import Batches
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
-from ...models.objectives import CROSS_ENTROPY
 from ..base import TensorFunctions
 from ..capabilities import check_precision
-from ..decoding_functions import DecodingFunctions
+from ..decoding_functions import ModelFunctions
 from ..vectors import evaluation_batch, examples_at_once
 from .data import ColumnTensors, ResidentSplit, part_of
-from .decoding import TorchStepper
+from .decoding import TorchStepper, shape_of
 from .optimizers import LOW_FORMATS, overwrites_gradients, watched
 from .runtime import cut
 
@@ -99,7 +96,6 @@ class ForwardContexts:
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
 MicroBatch = tuple[ColumnTensors, ColumnTensors, Context]  # inputs, target, context
-Losses = Callable[[torch.Tensor, ColumnTensors, Context], torch.Tensor]  # (forward's result, target, context) -> losses [batch]
 
 
 class CompiledLoss(Protocol):
@@ -128,13 +124,11 @@ class Model:
             job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low
         )
         self.named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
-        module = load(forward_plugin(job.model, "torch"), "forward")
-        self._function: Forward = module.forward if self._low is None else watched(module.forward, job.precision, self._low, job.model)
-        self._own_losses = _own_losses(spec, module)
-        self._example_sums = module.example_sums if hasattr(module, "example_sums") else None
+        found = ModelFunctions.of(job.model, "torch", spec.objective, shape_of)
+        self._unwatched: Forward = found.module.forward
+        self._function = self._unwatched if self._low is None else watched(self._unwatched, job.precision, self._low, job.model)
+        self._own_losses, self._example_sums, self._decoding = found.losses, found.example_sums, found.decoding
         self.compiled: CompiledLoss | None = None
-        self._unwatched: Forward = module.forward
-        self._decoding = DecodingFunctions.of(module) if spec.objective.translation is not None else None
 
     @classmethod
     def initial(cls, job: Job, spec: ModelSpec, rank: int, device: torch.device) -> Model:
@@ -280,25 +274,6 @@ def updates_in_micro_batches(
 
     for step, count in enumerate(counts.tolist(), first_step):
         yield of_update(step, count), count
-
-
-def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:
-    """Return the model's own loss, None for cross entropy. Raises UsageError if the function is missing."""
-    name = spec.objective.loss
-    if name == CROSS_ENTROPY:
-        return None
-    if not hasattr(module, name):
-        raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
-    function: Losses = getattr(module, name)
-
-    def checked(outputs: torch.Tensor, target: ColumnTensors, context: Context) -> torch.Tensor:
-        losses_b = function(outputs, target, context)
-        if not isinstance(losses_b, torch.Tensor) or losses_b.ndim != 1 or len(losses_b) != len(outputs):
-            found = list(losses_b.shape) if isinstance(losses_b, torch.Tensor) else type(losses_b).__name__
-            raise UsageError(f"model: the loss {name!r} returned {found} for {len(outputs)} examples; a number for each is needed, [batch]")
-        return losses_b
-
-    return checked
 
 
 class DistributedLoss(torch.nn.Module):  # type: ignore[misc]

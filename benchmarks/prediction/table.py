@@ -12,9 +12,8 @@ from typing import Any
 
 from crosstrain.monitor.host import describe_host
 from crosstrain.report.analysis.cost_model import Link
-from crosstrain.report.analysis.extrapolation import VALIDATION_FILE, Point, Question, Validation, ValidationGroup, predict
-from crosstrain.report.analysis.fit import Fitted, fit
-from crosstrain.report.analysis.observations import Observed, observe
+from crosstrain.report.analysis.fit import Fitted, Observed, fit, observe
+from crosstrain.report.analysis.predictions import VALIDATION_FILE, Point, Question, Validation, ValidationGroup, predict
 from crosstrain.report.runs.run import Run
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "scaling.md"

@@ -13,9 +13,9 @@ from ...core.console import json_text
 from ...core.errors import UsageError
 from ...core.setting import LEARNT, SPEED, STEPS, TARGET, TIME
 from ...report.analysis.conclusion import conclude
+from ...report.analysis.configurations import FIGURES, SPEED_FIGURE, TARGET_FIGURE
 from ...report.analysis.sentences import as_lines, closing_text, told
 from ...report.analysis.sentences import as_text as conclusion_as_text
-from ...report.analysis.set_ups import FIGURES, SPEED_FIGURE, TARGET_FIGURE
 from ...report.compare.columns import column, metric_columns
 from ...report.compare.comparison import compare_runs, setting_rule
 from ...report.compare.formats import as_csv, as_markdown, as_text

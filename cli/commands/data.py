@@ -45,7 +45,9 @@ def list_command(as_json: bool) -> None:
         (row.name, "yes" if row.prepared else row.begun or "no", _count(row.train), _count(row.test), _size(row.bytes), _description(row))
         for row in rows
     ]
-    _print_table(table)
+    columns = [[one_line(cell) for cell in column] for column in zip(*table, strict=True)]
+    for line in plain_lines(columns, [holds_figures(column[1:]) for column in columns]):
+        click.echo(line)
     click.echo(f"\nPrepared datasets lie in {cache_root()}.")
 
 
@@ -142,12 +144,6 @@ def _raise_for_damage(reports: Iterable[stored_dataset.StoreReport]) -> None:
     ]
     if lines:
         raise DamagedStoreError("\n".join(lines))
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    columns = [[one_line(cell) for cell in column] for column in zip(*rows, strict=True)]
-    for line in plain_lines(columns, [holds_figures(column[1:]) for column in columns]):
-        click.echo(line)
 
 
 def _shown(value: object) -> str:

@@ -86,7 +86,8 @@ def evaluate(
         note(f"the model's output is not finite for {evaluated.without_numbers:,} sentences; each of them counts as an empty translation")
     _print(_figures(chosen, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
     if predictions is not None and evaluated.logits is not None:
-        _write_predictions(predictions, evaluated.logits, dataset.labels(cast(Split, split)))
+        with writing(predictions), replacing(predictions) as draft, draft.open("wb") as file:
+            np.savez(file, logits=evaluated.logits, labels=dataset.labels(cast(Split, split)))
 
 
 def _check_new(path: Path) -> None:
@@ -94,11 +95,6 @@ def _check_new(path: Path) -> None:
         raise UsageError(f"--predictions: {str(path)!r} exists, and nothing is overwritten. Remove it or give another file.")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(f"--predictions: {str(path.parent)!r} is no folder that can be written. Give another file.")
-
-
-def _write_predictions(path: Path, logits_nk: Any, labels_n: Any) -> None:
-    with writing(path), replacing(path) as draft, draft.open("wb") as file:
-        np.savez(file, logits=logits_nk, labels=labels_n)
 
 
 def _figures(chosen: ChosenWeights, job: Job, dataset: StoredDataset, evaluated: Evaluated, predictions: Path | None) -> Mapping[str, Any]:

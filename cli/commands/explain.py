@@ -13,10 +13,8 @@ from ...core.errors import UsageError
 from ...core.units import MOST_AMOUNT
 from ...records.store.jsonl import finite_json
 from ...report.analysis.advice import advise
-from ...report.analysis.answers import answers, answers_json, answers_page
-from ...report.analysis.diagnosis_text import headline, notes, page
 from ...report.analysis.duration import Wanted
-from ...report.analysis.several_explanations import explain_several
+from ...report.analysis.explanation_text import answers, answers_json, answers_page, explain_several, headline, notes, page
 from ...report.analysis.verdict import explain as explain_run
 from ...report.compare.run_tables import to_text
 from ...report.runs.locate import find_run, is_run, run_names

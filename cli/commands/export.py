@@ -8,12 +8,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from ...backends.capabilities import ExportFormat
 from ...backends.export import PLAIN, PLAIN_FORMATS
 from ...backends.loading import declared_capabilities, load_backend
 from ...checkpoint import CHECKPOINTS, DamagedCheckpointError, is_checkpoint, list_checkpoints, read_checkpoint
@@ -32,14 +30,6 @@ from ..streams import echo_wrapped, output_is_a_copy
 from ..trained_job import checkpoint_options
 
 EXPORTS = "exports"  # default folder of a run's exports
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A format, and the backend that writes it (None: no framework)."""
-
-    format: ExportFormat
-    backend: Plugin | None
 
 
 @click.command(short_help="Export a trained model, or list a run's files.")
@@ -67,14 +57,14 @@ def export(
     README that explains how to load it.
     """
     if describe == (format_name is not None):
-        raise UsageError(f"--format: give one of {', '.join(_choices())}; or --describe to list the files.")
+        raise UsageError(f"--format: give one of {', '.join(_writers())}; or --describe to list the files.")
     if describe:
         for option in (*(["--model"] if model else []), *selection.given):
             raise UsageError(f"{option}: belongs to --format; --describe loads no model")
         _describe(source, as_json=as_json)
         return
     output_is_a_copy()
-    choice = _choice(format_name or "")
+    backend = _writer(format_name or "")
     with held(find_run_or_checkpoint(source), selection) as chosen:
         for error in chosen.damaged:
             note(f"{error} Another one is taken.")
@@ -86,29 +76,32 @@ def export(
         taken = {"model": recorded if model is None else None, LINK: link}
         refuse_foreign(taken, chosen.path, ("model",), trusted=trust_run)
         with TerminationAsInterrupt():
-            _export(chosen, format_name or "", choice, target)
+            _export(chosen, format_name or "", backend, target)
     _print_result(chosen, format_name or "", target, as_json=as_json)
 
 
-def _choices() -> dict[str, Choice]:
-    found = {name: Choice(described, None) for name, described in PLAIN_FORMATS.items()}
+def _writers() -> dict[str, Plugin | None]:
+    """Return the backend that writes each format, None if no framework does."""
+    found: dict[str, Plugin | None] = dict.fromkeys(PLAIN_FORMATS)
     for plugin in available("backend").values():
         try:
             formats = declared_capabilities(plugin).export_formats
         except UsageError as error:
             note(str(error))
             continue
-        found.update({name: Choice(described, plugin) for name, described in formats.items() if name not in found})
+        for name in formats:
+            found.setdefault(name, plugin)
     return found
 
 
-def _choice(name: str) -> Choice:
-    choices = _choices()
-    check_choice("--format", name, list(choices))
-    choice = choices[name]
-    if choice.backend is not None:
-        load_backend(choice.backend.name)  # raises where its framework is not installed
-    return choice
+def _writer(name: str) -> str:
+    writers = _writers()
+    check_choice("--format", name, list(writers))
+    backend = writers[name]
+    if backend is None:
+        return PLAIN
+    load_backend(backend.name)  # raises where its framework is not installed
+    return backend.name
 
 
 def _beside(chosen: ChosenWeights, format_name: str) -> Path:
@@ -116,7 +109,7 @@ def _beside(chosen: ChosenWeights, format_name: str) -> Path:
     return checkpoint.parent.parent / EXPORTS / name if checkpoint.parent.name == CHECKPOINTS else checkpoint.with_name(name)
 
 
-def _export(chosen: ChosenWeights, format_name: str, choice: Choice, target: Path) -> None:
+def _export(chosen: ChosenWeights, format_name: str, backend: str, target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise UsageError(f"--output: {str(target)!r} exists, and nothing is overwritten. Remove it or give another folder.")
     missing = [folder for folder in target.parents if not folder.exists()]
@@ -126,7 +119,7 @@ def _export(chosen: ChosenWeights, format_name: str, choice: Choice, target: Pat
     except OSError as error:
         raise UsageError(f"--output: {str(target.parent)!r} cannot be written ({error.strerror}). Give another folder.") from error
     try:
-        _run_exporter(choice.backend.name if choice.backend else PLAIN, format_name, chosen, draft)
+        _run_exporter(backend, format_name, chosen, draft)
         draft.chmod(0o777 & ~_umask())
         draft.rename(target)
     except BaseException as error:

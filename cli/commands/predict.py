@@ -14,11 +14,9 @@ from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...records.store.jsonl import finite_json
 from ...report.analysis.cost_model import Exchange, Link, Topology
-from ...report.analysis.extrapolation import Question, Scaling, read_validation
-from ...report.analysis.extrapolation import predict as predicted
-from ...report.analysis.fit import fit
-from ...report.analysis.observations import Observed, observe_all
-from ...report.analysis.prediction_table import document, prediction_table
+from ...report.analysis.fit import Observed, fit, observe
+from ...report.analysis.predictions import Question, Scaling, document, prediction_table, read_validation
+from ...report.analysis.predictions import predict as predicted
 from ...report.compare.run_tables import to_text
 from ...report.runs.locate import find_run
 from ...report.runs.run import Run, diverged, labelled
@@ -76,16 +74,17 @@ def predict(
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
-    observed = observe_all(_that_trained(labelled([Run(path) for path in paths])))
+    observed = [observe(run) for run in _that_trained(labelled([Run(path) for path in paths]))]
     chosen = _topology(topology, observed[0])
     name_settings({"ps": "flag"})
     servers = _servers(ps, observed, chosen)
+    check_choice("--scaling", scaling, ("weak", "strong", "both"))
     question = Question(
         nodes=_default_nodes(servers, observed) if nodes is None else _nodes(nodes),
         link=Link(_bytes_per_second(bandwidth, observed[0]), _seconds(latency)),
         topology=chosen,
         ps=servers,
-        scalings=_scalings(scaling),
+        scalings=("weak", "strong") if scaling == "both" else (cast(Scaling, scaling),),
     )
     fitted, validation = fit(observed, _exchange(exchange, chosen)), read_validation()
     rows = predicted(fitted, question, validation)
@@ -155,8 +154,3 @@ def _servers(count: int | None, observed: list[Observed], topology: Topology) ->
     if topology == "ring":
         raise UsageError("--ps: a ring has no parameter servers; it belongs to --topology ps")
     return count
-
-
-def _scalings(text: str) -> tuple[Scaling, ...]:
-    check_choice("--scaling", text, ("weak", "strong", "both"))
-    return ("weak", "strong") if text == "both" else (cast(Scaling, text),)

@@ -304,7 +304,7 @@ def _run_with_launcher(
                 starts_again=starts_again,
             )
         except BaseException as error:
-            notifier.ended(RunNews.before_start(job.name, error))  # unless the driver has sent it
+            notifier.send_end(RunNews.before_start(job.name, error))  # unless the driver has sent it
             if as_json and isinstance(error, RunFailedError | InterruptedRunError) and error.run is not None:
                 _print_what_there_is(error.run)
             raise

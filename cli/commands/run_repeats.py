@@ -36,12 +36,12 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
             seed = job.seed + number
             note(f"run {number + 1} of {repeats}: seed {seed}")
             own = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
-            outcome = run_child([*given, *own], signals)
-            if outcome.exit_code != 0:
+            exit_code, output = run_child([*given, *own], signals)
+            if exit_code != 0:
                 if number + 1 < repeats:
                     note(_not_started(job, arguments, name, number + 1, repeats))
-                return outcome.exit_code
-            summaries.append(json.loads(outcome.output))
+                return exit_code
+            summaries.append(json.loads(output))
     together = finite_json(aggregate(summaries))
     if as_json:
         click.echo(json_text({**together, "paths": [summary["path"] for summary in summaries], "summaries": summaries}, indent=2))

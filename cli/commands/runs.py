@@ -30,9 +30,8 @@ from ...records.text import bytes_text, code_text, count_text, instructions_text
 from ...report.compare.run_tables import one_run, to_text
 from ...report.compare.runs_list import runs_table
 from ...report.pages.export import FORMATS, TABLES, check_format, check_new, table_of, write_csv, write_file
-from ...report.runs.index import STATES, list_runs, run_row
 from ...report.runs.locate import check_readable, find_run, find_runs, find_sweep, is_run, run_names
-from ...report.runs.query import Condition, fitting, in_order, parse_order, parse_since
+from ...report.runs.query import STATES, Condition, fitting, in_order, list_runs, parse_order, parse_since, run_row
 from ...report.runs.run import Run, lost_updates
 from ...report.runs.summary_rows import metric_figures, repeat_command
 from ..options import GivenPath, IntegerRange, check_choice

@@ -155,7 +155,8 @@ def sweep(
     else:
         flags.pop("out", None)
         flags = _lasting_names(flags)
-        request = Request(_lasting(config), flags, make_grid(config, grids, repeats))
+        lasting = config if config is None or config in shipped() else os.path.realpath(config)
+        request = Request(lasting, flags, make_grid(config, grids, repeats))
         points = request.plan(os.environ)
         out = Path(ctx.params["out"]) if ctx.params["out"] is not None else points[0].job.out
         folder = out / _folder_name(sweep_name, config, points[0].job)
@@ -183,10 +184,6 @@ def _sweep_folder(given: str) -> Path:
             f"sweep: {given!r} is not the folder of a sweep, nor the name of one in {str(out)!r} (neither has a {SWEEP_FILE})."
         )
     return found
-
-
-def _lasting(config: str | None) -> str | None:
-    return config if config is None or config in shipped() else os.path.realpath(config)
 
 
 def _lasting_names(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
 from ...records.store.schema import SCHEMA, EvalRecord
 from ...report.compare.run_tables import one_run, to_text
-from ...report.pages.live_text import (
+from ...report.pages.watched_run import (
+    News,
+    WatchedRun,
     figures_line,
     is_in_summary,
     last_evaluation,
@@ -29,7 +31,6 @@ from ...report.pages.live_text import (
     state_line,
     title,
 )
-from ...report.pages.watched_run import News, WatchedRun
 from ...report.runs.locate import UnreadableFolderError, find_run
 from ...report.runs.run import Run
 from ..interrupts import INTERRUPTED, RememberedInterrupts

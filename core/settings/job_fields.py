@@ -145,7 +145,7 @@ def as_usage_error(error: ValidationError, given: Mapping[str, GivenValue]) -> U
         return _between_fields(str(cause or first["msg"]), given)
     field = str(first["loc"][0])
     value = given.get(field, GivenValue(first["input"], flag_name(field), "default"))
-    return UsageError.of(value.key, _shown(value.value), str(cause or allowed(field)), choices(field), value.place)
+    return UsageError.of(value.key, value_shown(value.value), str(cause or allowed(field)), choices(field), value.place)
 
 
 def _between_fields(message: str, given: Mapping[str, GivenValue]) -> UsageError:
@@ -154,15 +154,16 @@ def _between_fields(message: str, given: Mapping[str, GivenValue]) -> UsageError
     if not values or not rule:
         return UsageError(f"{message}.")
     keys = " and ".join(value.key for value in values)
-    shown = " and ".join(f"{str(_shown(value.value))!r}{f' (from {value.place})' if value.place else ''}" for value in values)
+    shown = " and ".join(f"{str(value_shown(value.value))!r}{f' (from {value.place})' if value.place else ''}" for value in values)
     return UsageError(f"{keys}: got {shown}; {rule}.")
 
 
-def _shown(value: Any) -> Any:
+def value_shown(value: Any) -> Any:
+    """Return a value for a message, booleans and lists as users write them."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(str(part) for part in value)
+        return ",".join(str(value_shown(part)) for part in value)
     return value
 
 

@@ -28,10 +28,6 @@ def _any_text(text: str) -> None:
         raise ValueError(f"is longer than {MOST_CHARACTERS:,} characters, or has a zero byte")
 
 
-def _as_it_is(text: str) -> str:
-    return text
-
-
 @dataclass(frozen=True, slots=True)
 class PersonalOption:
     """An option that gives its name to flag, variable and key in the user's own file."""
@@ -42,8 +38,8 @@ class PersonalOption:
     topic: Topic
     is_path: bool = False  # names a local file
     check: Callable[[str], None] = _any_text  # raises ValueError with the problem
-    shown: Callable[[str], str] = _as_it_is  # without secrets
-    recorded: Callable[[str], str] = _as_it_is  # for the files of a run
+    shown: Callable[[str], str] = str  # without secrets
+    recorded: Callable[[str], str] = str  # for the files of a run
 
     @property
     def flag(self) -> str:

@@ -17,7 +17,20 @@ from ..bounded_json import parse_toml
 from ..console import one_line
 from ..errors import MissingPackageError, UsageError
 from ..job import Job
-from ..plugins import BUILT_IN, NO_MODULE, Kind, Plugin, available, find, forward_plugin, load, missing_packages, model_base, module_exists
+from ..plugins import (
+    BUILT_IN,
+    NO_MODULE,
+    Kind,
+    Plugin,
+    available,
+    find,
+    forward_plugin,
+    load,
+    missing_packages,
+    model_base,
+    module_exists,
+    plugin_code,
+)
 from ..suggestions import nearest
 from .job_fields import (
     ENVIRONMENT_PREFIX,
@@ -31,6 +44,7 @@ from .job_fields import (
     is_boolean,
     over,
     schema,
+    value_shown,
 )
 from .personal import PERSONAL_OPTIONS, own_file
 
@@ -324,9 +338,10 @@ def _unknown(key: str, problem: str, near: str | None) -> str:
 
 
 def _refuse_boolean(field: str, value: GivenValue) -> None:
-    """Refuse TOML's ``true`` for a number, as it would be taken for 1."""
-    if isinstance(value.value, bool) and not is_boolean(field):
-        raise UsageError.of(value.key, str(value.value).lower(), allowed(field), source=value.place)
+    """Refuse TOML's ``true`` for a number or in a list of them, as it would be taken for 1."""
+    values = value.value if isinstance(value.value, list) else [value.value]
+    if not is_boolean(field) and any(isinstance(part, bool) for part in values):
+        raise UsageError.of(value.key, value_shown(value.value), allowed(field), source=value.place)
 
 
 def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValue]) -> None:
@@ -335,6 +350,8 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValu
     value = given.get(field, GivenValue(name, flag_name(field), "default"))
     try:
         find(kind, name)
+    except MissingPackageError:
+        raise
     except UsageError:
         names = (["auto"] if field == "backend" else []) + list(available(kind))
         listed = f"{', '.join(names)} (`trainer {'data list' if field == 'data' else f'{field}s'}` shows them)"
@@ -374,7 +391,8 @@ def _first_installed() -> tuple[str, list[str]]:
 
 def _unusable(plugin: Plugin) -> str | None:
     try:
-        declared = getattr(load(plugin, "backend"), "capabilities", None)
+        with plugin_code(plugin, "backend", "its declaration"):
+            declared = getattr(load(plugin, "backend"), "capabilities", None)
     except UsageError as error:
         return str(error)
     if declared is None:

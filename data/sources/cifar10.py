@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 
 from ...core.errors import UsageError
 from ..base import Block, PreparedBlocks, Split
-from .download import download, expect_md5
+from .download import expect_md5, files_of
 
 PYTHON, BINARY, FOLDER = "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-batches-py"
 MD5: Mapping[str, str] = {  # as listed by the dataset's page and torchvision
@@ -61,16 +60,9 @@ class Cifar10Source:
                 return [folder / name for name in names]
         raise UsageError(f"data_dir: {str(data_dir)!r} has no files of cifar10; {_HINT}.")
 
-    def load(self, data_dir: Path | None) -> PreparedBlocks:
-        """Verify the checksums of the files of `data_dir`, or of downloaded ones, and read them."""
-        if data_dir is not None:
-            return self._read(data_dir)
-        with tempfile.TemporaryDirectory(prefix="crosstrain-cifar10-") as folder:
-            download("cifar10", Path(folder), _DOWNLOAD_SECONDS, _HINT)
-            return self._read(Path(folder))
-
-    def _read(self, data_dir: Path) -> PreparedBlocks:
-        files = self.originals(data_dir)
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks:
+        """Verify the checksums of the files of `data_dir`, or of those downloaded into `work`, and read them."""
+        files = self.originals(files_of("cifar10", data_dir, work, _DOWNLOAD_SECONDS, _HINT))
         for file in files:
             expect_md5(file, self.md5[file.name])
         if len(files) == 1:

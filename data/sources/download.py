@@ -18,16 +18,21 @@ from ...core.plugins import DOWNLOADER
 from ...core.process import python
 
 
-def download(name: str, folder: Path, seconds: float, files_hint: str, parts: tuple[str, ...] = ()) -> None:
-    """Download `parts` of a dataset into `folder`. Raises MissingPackageError or UsageError, with `files_hint` as the alternative."""
+def files_of(name: str, data_dir: Path | None, work: Path, seconds: float, files_hint: str, parts: tuple[str, ...] = ()) -> Path:
+    """Return `data_dir`, or without one `work`, into which `parts` of a dataset are downloaded.
+
+    Raises MissingPackageError or UsageError, with `files_hint` as the alternative.
+    """
+    if data_dir is not None:
+        return data_dir
     if not DOWNLOADER.installed:
         raise MissingPackageError(
             f"data: {name!r} is not prepared, and downloading it needs {DOWNLOADER.name}, which is not installed. Either {files_hint}, "
             f"or install it with: {DOWNLOADER.install}"
         )
     note(f"data: downloading {name}, once, for at most {seconds / 60:.0f} minutes")
-    command = python(DOWNLOADER.target, str(folder), name, *parts)
-    environment = {**os.environ, "TMPDIR": str(folder)}  # frameworks leave folders in the temporary folder
+    command = python(DOWNLOADER.target, str(work), name, *parts)
+    environment = {**os.environ, "TMPDIR": str(work)}  # frameworks leave folders in the temporary folder
     with tempfile.TemporaryFile() as output:
         # The child ends when its standard input closes, so that it cannot outlive this process, even after a kill -9.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment) as child:
@@ -44,6 +49,7 @@ def download(name: str, folder: Path, seconds: float, files_hint: str, parts: tu
     if code:
         cause = lines[-1] if lines else f"the download ended with exit code {code}"
         raise UsageError(f"data: {name!r} could not be downloaded: {cause}. Try again with a network, or {files_hint}.")
+    return work
 
 
 def expect_md5(path: Path, expected: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import tempfile
 import zlib
 from collections.abc import Sequence
 from itertools import product
@@ -18,7 +17,7 @@ from ...core.bounded_json import UnreadableError, open_regular
 from ...core.errors import UsageError
 from ..base import PreparedArrays, Split
 from ..preprocessing import digit_arrays
-from .download import download
+from .download import files_of
 
 _NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _FOLDERS = ("", "raw", "MNIST/raw")  # torchvision keeps its files in MNIST/raw
@@ -44,15 +43,9 @@ class MnistSource:
         """Return the four files, images before labels, train before test. Raises UsageError for a missing one."""
         return [_find(data_dir, name) for name in _NAMES]
 
-    def load(self, data_dir: Path | None) -> PreparedArrays:
-        """Read the files of `data_dir`, or download them."""
-        if data_dir is not None:
-            return self._read(data_dir)
-        with tempfile.TemporaryDirectory(prefix="crosstrain-mnist-") as folder:
-            download("mnist", Path(folder), _DOWNLOAD_SECONDS, _FILES_HINT)
-            return self._read(Path(folder))
-
-    def _read(self, folder: Path) -> PreparedArrays:
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedArrays:
+        """Read the files of `data_dir`, or those downloaded into `work`."""
+        folder = files_of("mnist", data_dir, work, _DOWNLOAD_SECONDS, _FILES_HINT)
         train_images, train_labels, test_images, test_labels = self.originals(folder)
         images: dict[Split, NDArray[np.uint8]] = {"train": _images(train_images), "test": _images(test_images)}
         labels: dict[Split, NDArray[np.int64]] = {

@@ -6,10 +6,7 @@ width, channel, n] and the labels y as [n, 1], with 10 for the digit 0.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +16,7 @@ import numpy as np
 
 from ...core.errors import UsageError
 from ..base import Block, PreparedBlocks, Split
-from .download import download, expect_md5
+from .download import expect_md5, files_of
 
 MD5: Mapping[str, str] = {  # as listed by torchvision
     "train": "e26dedcc434d2e4c54c9b2d4a06d8373",
@@ -56,30 +53,14 @@ class SvhnSource:
         """Return the files of all parts. Raises UsageError for the first missing one."""
         return [self._file(data_dir, part) for part in self._parts]
 
-    def load(self, data_dir: Path | None) -> PreparedBlocks:
-        """Verify the files' checksums, downloading them without `data_dir`. Each is read while it is written."""
-        if data_dir is not None:
-            return self._prepared(data_dir, tuple)
-        folder = tempfile.mkdtemp(prefix="crosstrain-svhn-")
-
-        def nothing_left_out() -> Sequence[str]:
-            return ()
-
-        # The files are read when the blocks are, so the folder must live as long as the returned object.
-        remove = weakref.finalize(nothing_left_out, shutil.rmtree, folder, ignore_errors=True)
-        try:
-            download("svhn", Path(folder), _DOWNLOAD_SECONDS, self._hint, self._parts)
-            return self._prepared(Path(folder), nothing_left_out)
-        except BaseException:
-            remove()
-            raise
-
-    def _prepared(self, folder: Path, left_out: Callable[[], Sequence[str]]) -> PreparedBlocks:
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks:
+        """Verify the files' checksums, downloading them into `work` without `data_dir`. Each is read while it is written."""
+        folder = files_of("svhn", data_dir, work, _DOWNLOAD_SECONDS, self._hint, self._parts)
         for part in self._parts:
             expect_md5(self._file(folder, part), self.md5[part])
         parts: Mapping[Split, list[str]] = {"train": [part for part in self._parts if part != "test"], "test": ["test"]}
         blocks = {split: partial(_blocks, [self._file(folder, part) for part in names]) for split, names in parts.items()}
-        return PreparedBlocks((3, 32, 32), 10, blocks, flippable=False, left_out=left_out)
+        return PreparedBlocks((3, 32, 32), 10, blocks, flippable=False)
 
     def _file(self, folder: Path, part: str) -> Path:
         path = folder / f"{part}_32x32.mat"

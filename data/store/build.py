@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -38,6 +39,7 @@ from .writer import (
 )
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+Prepared = PreparedArrays | PreparedBlocks | PreparedColumns
 
 
 def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None, *, again: bool) -> None:
@@ -67,12 +69,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
         draft.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
-        if isinstance(loaded, PreparedColumns):
-            manifest: StoreManifest = _write_columns(draft, name, source.version, data_dir, loaded)
-        elif isinstance(loaded, PreparedArrays):
-            manifest = _write_images(draft, name, source.version, data_dir, _as_blocks(loaded), (loaded.mean, loaded.std))
-        else:
-            manifest = _write_images(draft, name, source.version, data_dir, loaded, None)
+        manifest = _written(draft, name, source.version, data_dir, loaded)
         write_manifest(draft, manifest)
         sync_folder(draft)  # the manifest's own digest would show a loss of its content
         if data_dir is not None and originals_fingerprint(source, data_dir) != originals:
@@ -88,7 +85,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
         raise
 
 
-def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
+def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepared:
     if isinstance(source, LoadsInParts):
         work.mkdir(exist_ok=True)
         loaded = called(source.load_in, work, data_dir)
@@ -129,9 +126,21 @@ def _remove_leftovers(root: Path, key: str) -> None:
             shutil.rmtree(folder)
 
 
-def _write_images(
-    folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedBlocks, given: Statistics | None
-) -> Manifest:
+def _written(folder: Path, name: str, version: int, data_dir: Path | None, loaded: Prepared) -> StoreManifest:
+    """Write the arrays; return their manifest."""
+    place = spelled(str(data_dir.resolve())) if data_dir else None
+    common: dict[str, Any] = {"name": name, "version": version, "data_dir": place, "synthetic": loaded.synthetic}
+    try:
+        if isinstance(loaded, PreparedColumns):
+            return ColumnManifest(**common, **_write_columns(folder, loaded))
+        if isinstance(loaded, PreparedArrays):
+            return Manifest(**common, **_write_images(folder, _as_blocks(loaded), (loaded.mean, loaded.std)))
+        return Manifest(**common, **_write_images(folder, loaded, None))
+    except ValidationError as error:
+        raise BrokenSourceError(first_problem(error)) from error
+
+
+def _write_images(folder: Path, prepared: PreparedBlocks, given: Statistics | None) -> dict[str, Any]:
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
     names = called(tuple, prepared.class_names)
@@ -152,25 +161,8 @@ def _write_images(
     if constant := [str(channel) for channel, deviation in enumerate(counted[1]) if deviation == 0]:
         notes += (f"all train images have one value in channel {', '.join(constant)}, which is not scaled (std 1)",)
     notes += check_class_names(names)
-    try:
-        return Manifest(
-            name=name,
-            version=version,
-            data_dir=spelled(str(data_dir.resolve())) if data_dir else None,
-            input_shape=prepared.input_shape,
-            classes=prepared.classes,
-            sizes=sizes,
-            mean=mean,
-            std=std,
-            synthetic=prepared.synthetic,
-            flippable=prepared.flippable,
-            class_names=prepared.class_names,
-            left_out=left_out,
-            notes=notes,
-            files=entries,
-        )
-    except ValidationError as error:
-        raise BrokenSourceError(first_problem(error)) from error
+    own = {field: getattr(prepared, field) for field in ("input_shape", "classes", "flippable", "class_names")}
+    return {**own, "sizes": sizes, "mean": mean, "std": std, "left_out": left_out, "notes": notes, "files": entries}
 
 
 def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -> str:
@@ -179,7 +171,7 @@ def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -
     return f"classes without a {split} example: {', '.join(shown)}{more}"
 
 
-def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedColumns) -> ColumnManifest:
+def _write_columns(folder: Path, prepared: PreparedColumns) -> dict[str, Any]:
     features, vocabulary_sizes = prepared.features, dict(prepared.features.vocabulary_sizes)
     translates = bool(features.languages)
     if translates and (wrong := wrong_translation(prepared)) is not None:
@@ -197,24 +189,17 @@ def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None,
         translated = {name: size for name, size in vocabulary_sizes.items() if name in ("source", "target")}
         if (wrong := wrong_scoring_files(attachments, translated, sizes["test"])) is not None:
             raise BrokenSourceError(f"it says its languages {', '.join(features.languages)}, and {wrong}")
-    try:
-        return ColumnManifest(
-            name=name,
-            version=version,
-            data_dir=spelled(str(data_dir.resolve())) if data_dir else None,
-            columns=tuple(ColumnEntry(name=column.name, dtype=column.dtype, shape=column.shape) for column in prepared.columns),
-            vocabulary_sizes=vocabulary_sizes,
-            sizes=sizes,
-            synthetic=prepared.synthetic,
-            languages=features.languages,
-            bleu_tokenizer=features.bleu_tokenizer,
-            left_out=checked_texts(prepared.left_out, "left_out"),
-            notes=checked_texts(prepared.notes, "notes"),
-            files=entries,
-            attachments=_write_attachments(folder, attachments),
-        )
-    except ValidationError as error:
-        raise BrokenSourceError(first_problem(error)) from error
+    return {
+        "columns": tuple(ColumnEntry(name=column.name, dtype=column.dtype, shape=column.shape) for column in prepared.columns),
+        "vocabulary_sizes": vocabulary_sizes,
+        "sizes": sizes,
+        "languages": features.languages,
+        "bleu_tokenizer": features.bleu_tokenizer,
+        "left_out": checked_texts(prepared.left_out, "left_out"),
+        "notes": checked_texts(prepared.notes, "notes"),
+        "files": entries,
+        "attachments": _write_attachments(folder, attachments),
+    }
 
 
 def _write_attachments(folder: Path, contents: Mapping[str, bytes]) -> dict[str, StoredFile]:

@@ -187,7 +187,7 @@ def resolve(name: str, data_dir: Path | None = None) -> Resolved:
 
 def _resolved(name: str, data_dir: Path | None) -> Resolved:
     base, colon, text = name.partition(":")
-    source: DatasetSource = plugins.load(plugins.find("dataset", base), "dataset")
+    source = _declared_source(plugins.find("dataset", base))
     if not colon:
         return Resolved(base, source, data_dir)
     if not isinstance(source, TakesArguments):
@@ -199,6 +199,17 @@ def _resolved(name: str, data_dir: Path | None) -> Resolved:
     if data_dir is not None:
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {name!r} names a folder too; give one of the two.")
     return Resolved(full_name, given, given.folder, folder_in_name=True)
+
+
+def _declared_source(plugin: plugins.Plugin) -> DatasetSource:
+    source: DatasetSource = plugins.load(plugin, "dataset")
+    with plugins.plugin_code(plugin, "dataset", "its declaration"):
+        for member, kind in (("name", str), ("description", str), ("version", int)):
+            if not isinstance(value := getattr(source, member), kind):
+                raise TypeError(f"{member} is {type(value).__name__}, not {kind.__name__}")
+        if not callable(source.load):
+            raise TypeError("load is no function")
+    return source
 
 
 def _full_name(base: str, source: DatasetSource) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ...core.bounded_json import UnreadableError, first_problem, open_regular, read_json
 from ...core.console import is_text, spelled
 from ...core.drafts import replacing
-from ..base import MOST_ATTACHMENT_BYTES, MOST_CLASSES, DataInfo, ImageFeatures, Split, TextFeatures
+from ..base import IMAGE, LABEL, MOST_ATTACHMENT_BYTES, MOST_CLASSES, DataInfo, ImageFeatures, Split, TextFeatures
 from ..columns import ColumnSpec
 from ..preprocessing import wrong_statistics
 
@@ -26,8 +26,8 @@ MANIFEST = "manifest.json"
 STAMP = "verified.json"
 SPLITS: tuple[Split, ...] = ("train", "test")
 FILES: Mapping[tuple[Split, str], str] = {(split, kind): f"{split}_{kind}.npy" for split in SPLITS for kind in ("images", "labels")}
+ColumnFiles = Mapping[tuple[Split, str], tuple[str, str | None]]  # by split and column: its values, and offsets if its length varies
 _SELF = "manifest_sha256"
-
 
 Size = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
@@ -88,9 +88,10 @@ class Manifest(BaseModel):
         return DataInfo.of_images(self.name, dict(self.sizes), features, self.synthetic)
 
     @property
-    def expected_files(self) -> set[str]:
+    def column_files(self) -> ColumnFiles:
         """Names of the array files."""
-        return set(FILES.values())
+        kinds = {IMAGE: "images", LABEL: "labels"}
+        return {(split, column): (FILES[split, kind], None) for split in SPLITS for column, kind in kinds.items()}
 
     @property
     def every_file(self) -> Mapping[str, StoredFile]:
@@ -149,10 +150,14 @@ class ColumnManifest(BaseModel):
         return DataInfo(self.name, dict(self.sizes), columns, features, self.synthetic)
 
     @property
-    def expected_files(self) -> set[str]:
+    def column_files(self) -> ColumnFiles:
         """Names of the array files."""
-        names = {values_file(split, entry.name) for split in SPLITS for entry in self.columns}
-        return names | {offsets_file(split, entry.name) for split in SPLITS for entry in self.columns if entry.spec().varies}
+        varying = {entry.name: entry.spec().varies for entry in self.columns}
+        return {
+            (split, name): (values_file(split, name), offsets_file(split, name) if varies else None)
+            for split in SPLITS
+            for name, varies in varying.items()
+        }
 
     @property
     def every_file(self) -> Mapping[str, StoredFile]:
@@ -213,8 +218,8 @@ def read_manifest(folder: Path) -> StoreManifest:
         raise ValueError(f"has sizes of {', '.join(manifest.sizes) or 'no split'} instead of {', '.join(SPLITS)}")
     if empty := [split for split, size in manifest.sizes.items() if not size]:
         raise ValueError(f"has no {' and no '.join(empty)} example")
-    if set(manifest.files) != manifest.expected_files:
-        raise ValueError(f"lists the files {', '.join(sorted(manifest.files))} instead of {', '.join(sorted(manifest.expected_files))}")
+    if set(manifest.files) != (expected := {name for names in manifest.column_files.values() for name in names if name is not None}):
+        raise ValueError(f"lists the files {', '.join(sorted(manifest.files))} instead of {', '.join(sorted(expected))}")
     return manifest
 
 

@@ -23,10 +23,10 @@ from ...core.errors import DamagedStoreError, TrainerError, UsageError
 from ..base import IMAGE, LABEL, DataInfo, Split, TextFeatures
 from ..columns import TOKENS, Column
 from ..preprocessing import normal_table
+from ..text import END
 from .build import build_store
 from .location import cache_root, resolve, store_key, stores_of
 from .manifest import (
-    FILES,
     MANIFEST,
     SPLITS,
     ColumnManifest,
@@ -39,10 +39,8 @@ from .manifest import (
     digests_verified,
     file_sha256,
     identity,
-    offsets_file,
     read_manifest,
     remember,
-    values_file,
 )
 
 _PART = 1 << 23  # elements of a map examined at a time
@@ -113,6 +111,17 @@ class StoredDataset:
             for start in range(0, len(images), _CHUNK):
                 np.take(table, images[start : start + _CHUNK, channel], out=result[start : start + _CHUNK, channel], mode="clip")
         return result
+
+
+def placeholder_text(info: DataInfo) -> StoredDataset:
+    """Return a text with the columns of another, and one example per split: END alone, or zeros. Raises UsageError for other data."""
+    _ = info.text
+    columns: dict[tuple[Split, str], Column] = {}
+    for spec in info.columns:
+        values = np.full((1, *spec.fixed_shape), END if spec.varies else 0, spec.dtype)
+        column = Column(values, np.array([0, 1]) if spec.varies else None)
+        columns |= {(split, spec.name): column for split in SPLITS}
+    return StoredDataset(replace(info, sizes={"train": 1, "test": 1}), Path(), "", (), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +197,10 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
 def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
     """Map files, checking the range of classes and tokens if `look_inside`. Raises DamagedStoreError for a mismatch."""
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
-    columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
+    columns: dict[tuple[Split, str], Column] = {}
+    for key, (values, offsets) in manifest.column_files.items():
+        array = arrays[values].transpose(0, 3, 1, 2) if isinstance(manifest, Manifest) and key[1] == IMAGE else arrays[values]
+        columns[key] = Column(array, None if offsets is None else cast("NDArray[np.int64]", arrays[offsets]))
     attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
     info = manifest.info()
     for (split, column), found in columns.items():
@@ -221,20 +233,6 @@ def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
         part = np.memmap(values.filename, values.dtype, "r", values.offset + start * values.itemsize, shape)
         found += [int(part.min()), int(part.max())]
     return min(found), max(found)
-
-
-def _image_columns(arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
-    images = {(split, IMAGE): Column(arrays[FILES[split, "images"]].transpose(0, 3, 1, 2)) for split in SPLITS}
-    return images | {(split, LABEL): Column(arrays[FILES[split, "labels"]]) for split in SPLITS}
-
-
-def _columns(manifest: ColumnManifest, arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
-    found: dict[tuple[Split, str], Column] = {}
-    for split in SPLITS:
-        for entry in manifest.columns:
-            offsets = cast("NDArray[np.int64]", arrays[offsets_file(split, entry.name)]) if entry.spec().varies else None
-            found[split, entry.name] = Column(arrays[values_file(split, entry.name)], offsets)
-    return found
 
 
 def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:

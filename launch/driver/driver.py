@@ -37,7 +37,7 @@ from .attempt import Attempt
 from .cluster_setup import infer_isolation, machine_of, node_beside_driver
 from .first_failure import SilentTaskError
 from .nodes import Nodes, ReportHandlers
-from .notify import Notifier, RunNotices
+from .notify import Notifier
 from .outcome import Ending, Outcome, add_to_first_line, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
 from .position import Resumption, RunPosition
 from .recorder import Recording
@@ -87,7 +87,8 @@ class Driver:
         self._command = job.recorded_command(invocation.command)
         self._resumption = resumption
         self._policy = policy or policy_of(job)
-        self._notices = RunNotices(notifier or Notifier({}, note), job.name, self._done)
+        self._notices = notifier or Notifier({}, note)
+        self._notices.begin(job.name, self._done)
         self._starts_again = starts_again
         self._position = RunPosition(job.nodes, self._command, resumption)
         self._phase = RunPhase.CONNECTING

@@ -231,6 +231,8 @@ def run_command(command: str, body: bytes, variables: Mapping[str, str], seconds
 
 
 MOST_WAITING = 100  # restart notices for the address; further ones are dropped
+EVENTS = "events.jsonl"
+_ENDS: Mapping[RunState, Event] = {"succeeded": "finished", "interrupted": "interrupted", "failed": "failed"}
 
 
 class Notifier:
@@ -239,16 +241,30 @@ class Notifier:
     def __init__(self, options: Mapping[str, GivenOption], warn: Callable[[str], None]) -> None:
         self._notify = options.get("notify")
         self._on_failure = options.get("on_failure")
-        self.warn = warn
-        self.on_failed: Callable[..., None] | None = None  # gets a failed notice's event, in any thread
+        self._warn = warn
         self._waiting: queue.Queue[RunNews] = queue.Queue(MOST_WAITING)
         self._posting: threading.Thread | None = None
         self._ended = False
+        self._name: str | None = None
+        self._done: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
+        self._path: Path | None = None
+        self._restarts = 0
+        self._live: Callable[..., None] | None = None
 
-    def restarted(self, news: RunNews) -> None:
-        """Notify a restart in a thread."""
+    def begin(self, name: str | None, done: Callable[[], tuple[int, float]]) -> None:
+        """Set the run's name; `done` returns its updates and seconds so far."""
+        self._name, self._done = name, done
+
+    def has_directory(self, path: Path, record: Callable[..., None]) -> None:
+        """Set the run directory; until the run's end `record` gets events about notices."""
+        self._path, self._live = path.absolute(), record
+
+    def restarted(self, cause: str, task: str | None) -> None:
+        """Notify a restart after the failure of an attempt, in a thread."""
+        self._restarts += 1
         if self._notify is None:
             return
+        news = self._news("restarted", cause, task, None)
         try:
             self._waiting.put_nowait(news)
         except queue.Full:
@@ -258,17 +274,24 @@ class Notifier:
             self._posting = threading.Thread(target=self._post_waiting, name="notices", daemon=True)
             self._posting.start()
 
-    def ended(self, news: RunNews) -> None:
+    def ended(self, state: RunState, cause: str | None, task: str | None, exit_code: int) -> None:
+        """Notify the end of the run after its records are closed; as `send_end`."""
+        self._live = None
+        if self._path is not None and not self._path.exists():
+            self._path = None  # removed, as nothing was trained
+        self.send_end(self._news(_ENDS[state], cause, task, exit_code))
+
+    def send_end(self, news: RunNews) -> None:
         """Notify the end of the run, in bounded time; idempotent, raises nothing."""
         if self._ended:
             return
         self._ended = True
         try:
-            self._tell_end(news)
+            self._send_end(news)
         except KeyboardInterrupt:
-            self.warn(f"trainer: interrupted during the notification that the run {news.event}")
+            self._warn(f"trainer: interrupted during the notification that the run {news.event}")
 
-    def _tell_end(self, news: RunNews) -> None:
+    def _send_end(self, news: RunNews) -> None:
         deadline = time.monotonic() + POST_SECONDS
         while self._posting is not None and self._waiting.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -279,6 +302,11 @@ class Notifier:
                 run_command(self._on_failure.value, news.as_json(), news.variables())
             except NoticeError as error:
                 self._failed("on_failure", news, str(error))
+
+    def _news(self, event: Event, cause: str | None, task: str | None, exit_code: int | None) -> RunNews:
+        steps, seconds = self._done()
+        name = self._name or (self._path.name if self._path is not None else None)
+        return RunNews(event, name, self._path, cause, task, steps, seconds, exit_code, self._restarts)
 
     def _post_waiting(self) -> None:
         while True:
@@ -295,50 +323,10 @@ class Notifier:
             self._failed("notify", news, str(error))
 
     def _failed(self, how: str, news: RunNews, why: str) -> None:
-        given = self._notify if how == "notify" else self._on_failure
-        shown: Any = "" if given is None or how == "on_failure" else f" ({given.option.shown(given.value)})"
-        self.warn(f"trainer: --{how.replace('_', '-')}{shown}: could not notify that the run {news.event}: {why}")
-        if self.on_failed is not None:
-            self.on_failed("notice_failed", how=how, told=news.event, why=why)
-
-
-EVENTS = "events.jsonl"
-_ENDS: Mapping[RunState, Event] = {"succeeded": "finished", "interrupted": "interrupted", "failed": "failed"}
-
-
-class RunNotices:
-    """Notifies events of a run. `done` returns its updates and seconds so far."""
-
-    def __init__(self, notifier: Notifier, name: str | None, done: Callable[[], tuple[int, float]]) -> None:
-        self._notifier = notifier
-        self._name = name
-        self._done = done
-        self._path: Path | None = None
-        self._restarts = 0
-        self._live: Callable[..., None] | None = None
-
-    def has_directory(self, path: Path, record: Callable[..., None]) -> None:
-        """Set the run directory; until the run's end `record` gets events about notices."""
-        self._path = path.absolute()
-        self._live = record
-        self._notifier.on_failed = self._record
-
-    def restarted(self, cause: str, task: str | None) -> None:
-        """Notify a restart after the failure of an attempt, without waiting."""
-        self._restarts += 1
-        self._notifier.restarted(self._news("restarted", cause, task, None))
-
-    def ended(self, state: RunState, cause: str | None, task: str | None, exit_code: int) -> None:
-        """Notify the end of the run after its records are closed; bounded, idempotent, never raises."""
-        self._live = None
-        if self._path is not None and not self._path.exists():
-            self._path = None  # removed, as nothing was trained
-        self._notifier.ended(self._news(_ENDS[state], cause, task, exit_code))
-
-    def _news(self, event: Event, cause: str | None, task: str | None, exit_code: int | None) -> RunNews:
-        steps, seconds = self._done()
-        name = self._name or (self._path.name if self._path is not None else None)
-        return RunNews(event, name, self._path, cause, task, steps, seconds, exit_code, self._restarts)
+        given = self._notify if how == "notify" else None
+        shown = "" if given is None else f" ({given.option.shown(given.value)})"
+        self._warn(f"trainer: --{how.replace('_', '-')}{shown}: could not notify that the run {news.event}: {why}")
+        self._record("notice_failed", how=how, told=news.event, why=why)
 
     def _record(self, event: str, **detail: Any) -> None:
         """Record a notice's event, also after the run's last event; thread-safe."""
@@ -356,4 +344,4 @@ class RunNotices:
             with closing(LineFile(self._path / EVENTS)) as file:
                 file.write(EventRecord(event, self._done()[1], detail))
         except DiskError as error:
-            self._notifier.warn(f"trainer: that could not be recorded either: {error}")
+            self._warn(f"trainer: that could not be recorded either: {error}")

@@ -22,7 +22,7 @@ from ...checkpoint.reader import data_problem, model_problem
 from ...core.console import note
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.plugins import BUILT_IN, available, model_base
+from ...core.plugins import BUILT_IN, SEPARATE, available, model_base
 from ...core.schedules import SCHEDULES
 from ...core.settings.job_fields import DECLARED, fields_with_role, flag_name
 from ...core.settings.personal import PERSONAL_OPTIONS
@@ -56,7 +56,7 @@ def _names_a_path(value: Any) -> bool:
     """Return whether a dataset's arguments name a folder; third-party arguments may."""
     if not isinstance(value, str) or ":" not in value:
         return False
-    if value.partition(":")[0] not in {plugin.name for plugin in BUILT_IN["dataset"]}:
+    if value.partition(":")[0] not in {*SEPARATE["dataset"], *(plugin.name for plugin in BUILT_IN["dataset"])}:
         return True
     from ...data.store.location import resolve
 

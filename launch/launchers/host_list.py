@@ -22,7 +22,7 @@ from ...core.errors import RunFailedError, UsageError
 from ...core.job import MOST_NODES, Job
 from ...core.plugins import find
 from ...core.process import python
-from ..preflight.findings import AskedGpus, Finding, Here, asked_device, findings, table
+from ..preflight.findings import Finding, Here, asked_device, findings, table
 from ..preflight.interview import Probe, interview
 from .base import AgentStarter, StartedAgent, end_agents, how_it_ended
 
@@ -220,12 +220,11 @@ class HostChecks:
             for number, agent in enumerate(self._started)
         ]
         reports = interview(probes, backend, job, timeout_seconds, self._interrupted.is_set)
+        started_by = self.starter.name
         if job is None:
-            return findings(reports, _here(job), started_by=self.starter.name, workers=self.workers)
-        gpus = AskedGpus(asked_device(job), job.workers_by_node)
-        return findings(
-            reports, _here(job), find("backend", job.backend).requires, gpus, started_by=self.starter.name, workers=job.workers_by_node
-        )
+            return findings(reports, _here(job), started_by=started_by, workers=self.workers)
+        module, device = find("backend", job.backend).requires, asked_device(job)
+        return findings(reports, _here(job), module, device, started_by=started_by, workers=job.workers_by_node)
 
     def interrupt(self) -> None:
         """Make `findings` raise InterruptedRunError soon; safe in a signal handler."""

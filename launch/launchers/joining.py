@@ -152,28 +152,28 @@ def welcomed(request: Message, place: Membership, secret: bytes, start_timeout_s
 
 @contextmanager
 def _cut_at(deadline: float, stream: Stream) -> Iterator[None]:
-    decided = threading.Lock()  # acquired by the first of the block and the deadline
+    late = threading.Event()
 
     def give_up() -> None:
-        if decided.acquire(blocking=False):
-            stream.cut()
+        late.set()
+        stream.cut()
 
     timer = threading.Timer(max(0.0, deadline - time.monotonic()), give_up)
     timer.daemon = True
     timer.start()
-    late = "it knows the secret, but has not answered whether this process may join"
+    problem: OSError | None = None
     try:
         yield
     except OSError as error:
-        if decided.acquire(blocking=False):
+        problem = error
+        if not late.is_set():
             raise
-        raise TimeoutError(late) from error
-    else:
-        if not decided.acquire(blocking=False):
-            stream.close()
-            raise TimeoutError(late)
     finally:
         timer.cancel()
+        timer.join()  # it cuts nothing any more
+    if late.is_set():
+        stream.close()
+        raise TimeoutError("it knows the secret, but has not answered whether this process may join") from problem
 
 
 def _ask(request: Message, stream: Stream, *, starts_again: bool) -> tuple[Stream, float]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Literal, NoReturn
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self
 
 import psutil
 
@@ -27,6 +27,7 @@ from ...monitor.gpu import GpuHardware, nvidia_hardware
 from ...monitor.host import describe_host
 from ..preflight.findings import described_gpus
 from ..preflight.interview import probe_kept
+from ..virtual.namespaces import VirtualNodeCapability
 from ..virtual.network import Possibility, possible
 
 _GIB = 2**30
@@ -127,18 +128,17 @@ def _memory_check(host: dict[str, Any]) -> Check:
 
 def virtual_node_checks(virtual: Possibility) -> Iterator[Check]:
     """Check whether virtual nodes work, and with which limits."""
-    if not virtual.ok:
-        yield Check("virtual nodes", "lack", f"not possible: {virtual.reason}", virtual.remedy)
+    if (none := virtual.lacks.get("namespaces")) is not None:
+        yield Check("virtual nodes", "lack", f"not possible: {none.reason}", none.remedy)
         return
     yield Check("virtual nodes", "ok", f"possible, {'in a user namespace' if virtual.rootless else 'as root'}")
-    for name, option, works, reason in (
-        ("link limits", "--bandwidth", virtual.bandwidth, virtual.bandwidth_reason),
-        ("core limits", "--cores-per-node", virtual.cpu_quota, virtual.cpu_quota_reason),
-    ):
-        if works:
-            yield Check(name, "ok", f"{option} works")
-        else:
-            yield Check(name, "lack", f"{option} does not work here", reason)
+    limits: tuple[tuple[str, str, VirtualNodeCapability], ...] = (
+        ("link limits", "--bandwidth", "bandwidth"),
+        ("core limits", "--cores-per-node", "cpu_quota"),
+    )
+    for name, option, capability in limits:
+        lack = virtual.lacks.get(capability)
+        yield Check(name, "ok", f"{option} works") if lack is None else Check(name, "lack", f"{option} does not work here", str(lack))
 
 
 def disk_check(name: str, folder: Path) -> Check:
@@ -178,48 +178,52 @@ def _size(count: float) -> str:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)  # SIGHUP comes from a terminal that is closed
 
 
-class EndingSignals:
-    """Calls `in_good_order` at the first signal and `at_once` at the second, in the main thread.
+class HeardSignals:
+    """Passes the signals that end a command to `heard`; an ignored SIGHUP stays ignored (nohup). Main thread only.
 
-    An ignored SIGHUP stays ignored (nohup). Repeated notices of a batch system count as none, and a signal after one as the first. Once
-    interrupted, later signals are ignored, so that the exit code stays.
+    Once `interrupted`, signals after the block are ignored, so that the exit code stays.
     """
 
-    def __init__(self, in_good_order: Callable[[], None], at_once: Callable[[], NoReturn]) -> None:
-        self._in_good_order = in_good_order
-        self._at_once = at_once
-        self._count = 0
-        self._asked = False
+    interrupted = False
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal has come, or `ask` was called."""
-        return self._asked or self._count > 0
-
-    def ask(self) -> None:
-        """Call `in_good_order` unless interrupted; the next signal still counts as the first."""
-        if not self.interrupted:
-            self._asked = True
-            self._in_good_order()
-
-    def __enter__(self) -> EndingSignals:
-        heard = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._on_signal) for number in heard}
+    def __enter__(self) -> Self:
+        numbers = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, lambda number, frame: self.heard(number)) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.interrupted else handler)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number in NOTICES:
-            self.ask()
-            return
-        self._count += 1
-        if self._count > 1:
-            self._at_once()
-        if not self._asked:
+    def heard(self, number: int) -> None:
+        """Take a signal."""
+        raise NotImplementedError
+
+
+class EndingSignals(HeardSignals):
+    """Calls `in_good_order` at the first signal and `at_once` at the second, in the main thread.
+
+    Repeated notices of a batch system count as none, and a signal after one as the first.
+    """
+
+    def __init__(self, in_good_order: Callable[[], None], at_once: Callable[[], NoReturn]) -> None:
+        self._in_good_order = in_good_order
+        self._at_once = at_once
+        self._count = 0
+
+    def ask(self) -> None:
+        """Call `in_good_order` unless interrupted; the next signal still counts as the first."""
+        if not self.interrupted:
+            self.interrupted = True
             self._in_good_order()
+
+    def heard(self, number: int) -> None:
+        """Take a signal, as `ask` unless it is the second."""
+        if number not in NOTICES:
+            self._count += 1
+            if self._count > 1:
+                self._at_once()
+        self.ask()
 
 
 FILES_OF_A_CHILD = 8  # per node whose agent this process starts: pipes and sockets to the agent and to the probe before it

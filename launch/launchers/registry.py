@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import TrainerError, UsageError
+from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.plugins import BUILT_IN, Plugin, find, load
+from ...core.plugins import BUILT_IN, Plugin, find, load, plugin_code
 from .base import Launcher
 from .environments import Membership, in_ray_job
 from .host_list import Host
@@ -101,11 +100,19 @@ def placed_without(option: str, environment: Mapping[str, str]) -> bool:
 
 def allocated(launcher: str, environment: Mapping[str, str]) -> tuple[Sequence[Host], str | None]:
     """Return a batch system's hosts, and the variable that lists them if it sets the nodes."""
-    own = None if launcher == AUTO else launcher_plugin(launcher).allocation(environment)
+    own = None if launcher == AUTO else _own_allocation(find("launcher", launcher), environment)
     if own is not None:
         return own.hosts, own.variable
     found = next((given for plugin in _built_in() if (given := plugin.allocation(environment)) is not None), None)
     return ((), None) if found is None else (found.hosts, found.variable if launcher == AUTO else None)
+
+
+def _own_allocation(row: Plugin, environment: Mapping[str, str]) -> Allocation | None:
+    with plugin_code(row, "launcher", "its `allocation`"):
+        found: object = _plugin(row).allocation(environment)
+        if not isinstance(found, Allocation | None):
+            raise TypeError(f"returned {type(found).__name__}, neither an Allocation nor None")
+        return found
 
 
 def name_of_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] = AUTOMATIC) -> str:
@@ -125,20 +132,14 @@ def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] 
     make = _plugin(row).make
     if row in BUILT_IN["launcher"]:
         return make(run)
-    package = f"{row.name!r} ({row.target}{f', of the package {row.provider!r}' if row.provider else ''})"
-    try:
+    with plugin_code(row, "launcher", "its `make`"):
         launcher: object = make(run)
-    except TrainerError:
-        raise
-    except Exception as error:  # a package's code may raise anything
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raised = f"has raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        raise UsageError(f"launcher: {package} {raised}; that is for its authors to mend") from error
     if isinstance(launcher, Launcher):
         return launcher
     lacks = ", ".join(sorted(name for name in _METHODS if not hasattr(launcher, name)))
+    package = f", of the package {row.provider!r}" if row.provider else ""
     returned = f"has returned {launcher!r}, which is no launcher: missing {lacks}"
-    raise UsageError(f"launcher: {package} {returned}; that is for its authors to mend")
+    raise UsageError(f"launcher: {row.name!r} ({row.target}{package}) {returned}; that is for its authors to mend")
 
 
 _METHODS = ("check", "close", "ended", "interrupt", "kill", "prestart", "replace", "start")
@@ -150,4 +151,9 @@ def _built_in() -> Iterator[LauncherPlugin]:
 
 def _plugin(row: Plugin) -> LauncherPlugin:
     found = load(replace(row, requires=""), "launcher")
-    return found if isinstance(found, LauncherPlugin) else LauncherPlugin(found)
+    plugin = found if isinstance(found, LauncherPlugin) else LauncherPlugin(found)
+    with plugin_code(row, "launcher", "its declaration"):
+        wrong = [name for name in ("make", "allocation", "places") if not callable(getattr(plugin, name))]
+        if wrong or isinstance(plugin.takes, str) or not all(isinstance(option, str) for option in plugin.takes):
+            raise TypeError(f"{wrong[0]} is no function" if wrong else "takes is no collection of names")
+    return plugin

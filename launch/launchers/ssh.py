@@ -71,15 +71,18 @@ class RemoteLauncher(LauncherDefaults):
     python: Path | None = None
     warn: Callable[[str], None] = lambda text: None
     relocate: Callable[[int], None] = lambda node: None  # moves a node with a lost host to another one for its next start
-    _checks: HostChecks | None = None
+    _checks: HostChecks = field(init=False)
+    _checked: bool = False
     _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[AgentProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._checks = HostChecks(self.starter, self.job.nodes, self.python)
 
     def prestart(self) -> None:
         """Start the probes and the agents, which load while the driver does. Raises RunFailedError."""
         if self._channels:
             return
-        self._checks = HostChecks(self.starter, self.job.nodes, self.python)
         self._checks.start()
         try:
             self._channels.extend(self._started(node) for node in range(self.job.nodes))
@@ -104,14 +107,14 @@ class RemoteLauncher(LauncherDefaults):
     def start(self) -> list[NodeChannel]:
         """Start agents, await findings. Raises UsageError, RunFailedError, InterruptedRunError."""
         self.prestart()
-        if self._checks is not None:
+        if not self._checked:
             findings = self._checks.findings(self.job.start_timeout, self.job)
             refuse(findings)
             for finding in findings:
                 if finding.state == "odd":
                     self.warn(f"{finding.host}: {finding.what}: {finding.found}")
             self._checks.close()
-            self._checks = None
+            self._checked = True
         return self._channels
 
     def look(self, timeout_seconds: float) -> list[Finding]:
@@ -124,9 +127,7 @@ class RemoteLauncher(LauncherDefaults):
 
     def close(self) -> None:
         """End the probes, and the agents with their tasks by the end of their input."""
-        if self._checks is not None:
-            self._checks.close()
-            self._checks = None
+        self._checks.close()
         end_agents(self._agents, END_SECONDS)
         for channel in self._channels:
             channel.stream.close()
@@ -134,13 +135,11 @@ class RemoteLauncher(LauncherDefaults):
 
     def interrupt(self) -> None:
         """Make a waiting `start` raise InterruptedRunError."""
-        if self._checks is not None:
-            self._checks.interrupt()
+        self._checks.interrupt()
 
     def kill(self) -> None:
         """End the carriers of the channels, and so agents and probes."""
-        if self._checks is not None:
-            self._checks.kill()
+        self._checks.kill()
         for agent in self._agents:
             agent.terminate()
         for channel in self._channels:

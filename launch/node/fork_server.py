@@ -10,7 +10,6 @@ server ends with the launcher, its tasks with the server (parent-death signal) o
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -273,15 +272,11 @@ def _output_kept() -> Iterator[list[bytes]]:
         os.close(kept)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Import the framework and fork until the launcher is gone; end early if the import fails."""
-    parser = argparse.ArgumentParser(prog="crosstrain.launch.node.fork_server")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    options = parser.parse_args(arguments)
     ignore_interrupts()
-    die_with_parent(options.parent)
-    control = socket.socket(fileno=options.fd)
+    die_with_parent(parent)
+    control = socket.socket(fileno=descriptor)
     first = receive_packet(control)
     if first is not None:
         job = Job.model_validate(first[0]["job"])
@@ -296,4 +291,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

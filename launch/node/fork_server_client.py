@@ -222,7 +222,7 @@ class ForkServerProcess(ForkServer):
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
         with theirs:
-            command = python("crosstrain.launch.node.fork_server", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()))
+            command = python("crosstrain.launch.node.fork_server", str(theirs.fileno()), str(os.getpid()))
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

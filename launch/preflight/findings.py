@@ -108,49 +108,6 @@ def counted(count: int, what: str) -> str:
     return f"{count or 'no'} {what}{'s' if count > 1 else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class AskedGpus:
-    """A run's device (``auto``, ``cpu``, ``gpu``) and the number of workers of each host."""
-
-    device: str
-    workers: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRow:
-    """The finding about a host's GPUs; `state` as in `Finding`."""
-
-    state: Literal["ok", "odd", "bad"]
-    found: str
-    remedy: str = ""
-
-
-def gpu_rows(hosts: Sequence[tuple[str, Mapping[str, Any]]], asked: AskedGpus | None) -> list[list[GpuRow]]:
-    """Return the GPU rows by host (machine and description); none if GPUs are irrelevant."""
-    plan = GpuPlan(())
-    if asked is not None:
-        nodes = [NodeGpus(machine, workers, gpus_of(host)) for (machine, host), workers in zip(hosts, asked.workers, strict=True)]
-        plan = plan_gpus(asked.device, nodes)
-    needed = asked is not None and asked.device == "gpu"
-    if not needed and not any(host.get("gpus") or host.get("visible_gpus") or host.get("gpu_problem") for _, host in hosts):
-        return [[] for _ in hosts]
-    return [list(_rows(host, plan.short.get(number), plan, asked)) for number, (_, host) in enumerate(hosts)]
-
-
-def _rows(host: Mapping[str, Any], short: str | None, plan: GpuPlan, asked: AskedGpus | None) -> Iterator[GpuRow]:
-    found = described_gpus(host)
-    if host.get("gpu_problem"):
-        yield GpuRow("odd", host["gpu_problem"])
-    if short is None or asked is None:
-        yield GpuRow("ok", found)
-    elif not plan.refused:
-        yield GpuRow("odd" if host.get("visible_gpus") else "ok", f"{short}: computing on CPUs")
-    elif asked.device == "auto":
-        yield GpuRow("bad", f"{short} ({found}); {MIXED}", REMEDY)
-    else:
-        yield GpuRow("bad", f"{short} ({found})", REMEDY)
-
-
 def described_gpus(host: Mapping[str, Any]) -> str:
     """Describe a host's GPUs: number, model, memory, driver, and usable ones if not all."""
     visible = host.get("visible_gpus")
@@ -205,19 +162,20 @@ def findings(
     reports: Sequence[HostReport],
     here: Here,
     module: str | None = None,
-    gpus: AskedGpus | None = None,
+    device: str | None = None,
     *,
     started_by: str,
     workers: Sequence[int] = (),
 ) -> list[Finding]:
     """Return the findings, host by host.
 
-    `module` is the framework's top-level module; empty for none, None for any. `gpus` is the run's request, `workers` the processes of each
-    host if known, both in order. `started_by` names the starter of the probes.
+    `module` is the framework's top-level module; empty for none, None for any. `device` is the run's, None without a run, and `workers` the
+    processes of each host in order, if known. `started_by` names the starter of the probes.
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
-    gpu_findings = iter(_gpus(reports, answering, gpus))
+    asked = [count for report, count in zip(reports, workers, strict=True) if report in answering] if workers else []
+    about_gpus = iter(gpu_findings(answering, device, asked))
     names = {report.host for report in reports}
     found: list[Finding] = []
     for place, report in enumerate(reports):
@@ -231,7 +189,7 @@ def findings(
             continue
         found += _releases(report, answering[0], here, module)
         found += _machine_findings(report, machines, workers[place] if workers else 1)
-        found += next(gpu_findings)
+        found += next(about_gpus)
         found += _content(report, here)
         found += _network(report, len(names) - 1)
     return found
@@ -315,13 +273,35 @@ def _machine_findings(report: HostReport, machines: Mapping[str, int], workers: 
         yield Finding(report.host, "ok", "clock", clock)
 
 
-def _gpus(reports: Sequence[HostReport], answering: Sequence[HostReport], asked: AskedGpus | None) -> list[list[Finding]]:
-    workers = [count for report, count in zip(reports, asked.workers, strict=True) if report in answering] if asked else []
-    hosts = [(report.described["identity"]["boot"], report.described["host"]) for report in answering]
-    rows = gpu_rows(hosts, AskedGpus(asked.device, workers) if asked else None)
-    return [
-        [Finding(report.host, row.state, "GPUs", row.found, row.remedy) for row in own] for report, own in zip(answering, rows, strict=True)
-    ]
+def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Sequence[int]) -> list[list[Finding]]:
+    """Return the findings about the GPUs of hosts that answer, by host; none if GPUs are irrelevant.
+
+    `device` is the run's (``auto``, ``cpu``, ``gpu``), None without a run, and `workers` the number on each host.
+    """
+    hosts = [report.described["host"] for report in reports]
+    plan = GpuPlan(())
+    if device is not None:
+        nodes = [
+            NodeGpus(_machine(report), *asked)
+            for report, asked in zip(reports, zip(workers, map(gpus_of, hosts), strict=True), strict=True)
+        ]
+        plan = plan_gpus(device, nodes)
+    if device != "gpu" and not any(host.get("gpus") or host.get("visible_gpus") or host.get("gpu_problem") for host in hosts):
+        return [[] for _ in hosts]
+    return [list(_gpus(report, plan.short.get(number), plan, device)) for number, report in enumerate(reports)]
+
+
+def _gpus(report: HostReport, short: str | None, plan: GpuPlan, device: str | None) -> Iterator[Finding]:
+    host, described = report.described["host"], described_gpus(report.described["host"])
+    if host.get("gpu_problem"):
+        yield Finding(report.host, "odd", "GPUs", host["gpu_problem"])
+    if short is None:
+        yield Finding(report.host, "ok", "GPUs", described)
+    elif not plan.refused:
+        yield Finding(report.host, "odd" if host.get("visible_gpus") else "ok", "GPUs", f"{short}: computing on CPUs")
+    else:
+        mixed = f"; {MIXED}" if device == "auto" else ""
+        yield Finding(report.host, "bad", "GPUs", f"{short} ({described}){mixed}", REMEDY)
 
 
 def _content(report: HostReport, here: Here) -> Iterator[Finding]:

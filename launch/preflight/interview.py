@@ -10,10 +10,10 @@ import os
 import platform
 import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from ...backends.base import Availability
 from ...core.bounded_json import JsonObject, UnreadableError, read_json
+from ...core.drafts import replacing
 from ...core.errors import InterruptedRunError
 from ...core.job import Job
 from ...core.plugins import available, find
@@ -239,7 +240,7 @@ def _holds_for(name: str) -> str:
         "crosstrain": importlib.metadata.version("crosstrain"),
         "modules": [[entry, _changed(entry)] for entry in sys.path if entry],
         "backend": [module, [[file, _changed(file)] for file in sources]],
-        "gpus": [asdict(nvidia_hardware()), _changed(str(DRIVER)), _text(DRIVER)],
+        "gpus": [asdict(nvidia_hardware()), DRIVER.read_text(errors="replace") if DRIVER.exists() else None],
         "variables": [os.environ.get(variable) for variable in VARIABLES],
     }
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
@@ -256,13 +257,6 @@ def _changed(path: str) -> list[int] | None:
     except OSError:
         return None
     return [status.st_mtime_ns, status.st_size]
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
 
 
 def _read() -> dict[str, _Answer]:
@@ -283,13 +277,8 @@ def _write(answers: dict[str, _Answer]) -> None:
     path = kept_file()
     if path is None:
         return
-    draft: str | None = None
-    try:
+    with suppress(OSError):  # without the cache it is only slower
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(prefix=".probes.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({name: answer.model_dump() for name, answer in answers.items()}, file)
-        os.replace(draft, path)
-    except OSError:
-        if draft is not None:
-            Path(draft).unlink(missing_ok=True)
+        with replacing(path) as draft:
+            draft.touch(0o600)
+            draft.write_text(json.dumps({name: answer.model_dump() for name, answer in answers.items()}), encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from pathlib import Path
 
 from pyroute2 import IPRoute  # takes a tenth of a second, so only the holder imports this file
 from pyroute2.netlink.exceptions import NetlinkError
@@ -21,10 +20,6 @@ _QUEUE_SECONDS = 0.05
 _LARGEST_SEGMENT_BYTES = 65536  # the kernel's default gso_max_size
 # Headers count: 1514 bytes for 1448. Larger segments cost the receiver five times the CPU time (measured, 200 to 500 Mbit/s).
 _PAYLOAD_SHARE = 1448 / 1514
-
-
-def _port(node: int) -> str:
-    return f"port{node}"
 
 
 class Bridge:
@@ -44,12 +39,13 @@ class Bridge:
     def add_node(self) -> None:
         """Make a namespace with loopback and its own address, and connect it to the bridge."""
         node = len(self.nodes)
+        port = f"port{node}"
         namespace = new_network()
         silence_ipv6()
         with IPRoute() as inside:
             peer = {"ifname": INTERFACE, "net_ns_fd": namespace}
-            _netlink(lambda: self._route.link("add", ifname=_port(node), kind="veth", peer=peer), "a veth pair")
-            outer, inner = _index(self._route, _port(node)), _index(inside, INTERFACE)
+            _netlink(lambda: self._route.link("add", ifname=port, kind="veth", peer=peer), "a veth pair")
+            outer, inner = _index(self._route, port), _index(inside, INTERFACE)
             if self._bits_per_second is not None:
                 _shape(self._route, outer, self._bits_per_second)
                 _shape(inside, inner, self._bits_per_second)
@@ -59,11 +55,6 @@ class Bridge:
         self._route.link("set", index=outer, master=self._bridge, state="up")
         join_network(self.namespace)
         self.nodes.append(namespace)
-
-    def counters(self) -> list[tuple[int, int]]:
-        """Return the bytes that the bridge received from and sent to each node (whole frames)."""
-        table = _interface_table()
-        return [table[_port(node)] for node in range(len(self.nodes))]
 
 
 def _netlink(request: Callable[[], object], what: str) -> None:
@@ -98,13 +89,3 @@ def _shape(route: IPRoute, index: int, bits_per_second: float) -> None:
             f"A limited bandwidth needs the token bucket filter, and this kernel does not give it ({error})",
             "Load the kernel module sch_tbf (modprobe sch_tbf) or leave --bandwidth out.",
         ) from error
-
-
-def _interface_table() -> dict[str, tuple[int, int]]:
-    """Return (received, sent) bytes by interface in this thread's namespace (proc_pid_net(5))."""
-    table = {}
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]:
-        name, _, figures = line.partition(":")
-        columns = figures.split()
-        table[name.strip()] = (int(columns[0]), int(columns[8]))
-    return table

@@ -9,12 +9,13 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
 from ...core.process import pid_namespace, start_of
+from ...monitor.cpu_limits import control_groups
 from .namespaces import MissingCapabilityError
 
 _REMEDY = (
@@ -38,12 +39,12 @@ class Hierarchy:
     @classmethod
     def find(cls) -> Hierarchy:
         """Return the nearest folder for this process's groups. Raises MissingCapabilityError."""
-        found = _version_1() or _version_2()
-        if found is None:
-            raise MissingCapabilityError(
-                "cpu_quota", "Limiting a node's cores needs a writable CPU cgroup, and this user has none", _REMEDY
-            )
-        return found
+        for version, groups in sorted(control_groups("cpu"), key=itemgetter(0)):
+            if version == 1 and _takes_quotas(groups[0]):
+                return cls(version, groups[0])
+            if version == 2 and (base := next(filter(delegates_cpu_controller, groups), None)):  # usually an ancestor
+                return cls(version, base)
+        raise MissingCapabilityError("cpu_quota", "Limiting a node's cores needs a writable CPU cgroup, and this user has none", _REMEDY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,28 +146,8 @@ def _try_to_enter(group: CpuGroup) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _version_1() -> Hierarchy | None:
-    for root, mount, kind, options in _mounts():
-        if kind != "cgroup" or "cpu" not in options.split(","):
-            continue
-        base = _own_folder(root, mount, "cpu")
-        if (base / "cpu.cfs_quota_us").exists() and os.access(base, os.W_OK | os.X_OK):
-            return Hierarchy(1, base)
-    return None
-
-
-def _version_2() -> Hierarchy | None:
-    """Return the nearest group, usually an ancestor, that can delegate the CPU controller."""
-    for root, mount, kind, _ in _mounts():
-        if kind != "cgroup2":
-            continue
-        own = _own_folder(root, mount, "")
-        for base in (own, *own.parents):
-            if delegates_cpu_controller(base):
-                return Hierarchy(2, base)
-            if base == Path(mount):
-                break
-    return None
+def _takes_quotas(base: Path) -> bool:
+    return (base / "cpu.cfs_quota_us").exists() and os.access(base, os.W_OK | os.X_OK)
 
 
 def delegates_cpu_controller(base: Path) -> bool:
@@ -183,20 +164,3 @@ def delegates_cpu_controller(base: Path) -> bool:
     except OSError:  # it has processes, or another owner
         return False
     return True
-
-
-def _mounts() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (root in the file system, mount point, type, options) as in proc_pid_mountinfo(5)."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kinds = left.split(), right.split()
-        yield fields[3], fields[4], kinds[0], kinds[2]
-
-
-def _own_folder(root: str, mount: str, controller: str) -> Path:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, own = line.split(":", 2)
-        if controller in controllers.split(","):
-            inside = os.path.relpath(own, root)
-            return Path(mount) if inside.startswith("..") else Path(mount, inside)
-    return Path(mount)

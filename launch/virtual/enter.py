@@ -17,12 +17,12 @@ EXIT_NO_PROGRAM = 127
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
-def _join(descriptor: str) -> None:
+def call(name: str, *arguments: object) -> None:
+    """Call a function of the C library that returns 0. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(int(descriptor), 0) != 0:
+    if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    os.close(int(descriptor))
+        raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def enter(user: str, network: str, cgroups: str) -> None:
@@ -33,17 +33,15 @@ def enter(user: str, network: str, cgroups: str) -> None:
                 processes.write("0")
     for descriptor in (user, network):
         if descriptor != "-":
-            _join(descriptor)
+            call("setns", int(descriptor), 0)
+            os.close(int(descriptor))
 
 
 def drop_capabilities() -> None:
     """Drop the capabilities from joining a user namespace, as exec does. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable ones, twice 32 of each
-    if libc.capset(header, none) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    call("capset", header, none)
 
 
 def main() -> None:

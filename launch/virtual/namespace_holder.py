@@ -2,9 +2,8 @@
 
 It makes namespaces, links and CPU groups, and ends on request or with its owner: then it waits for the processes in the nodes, kills the
 rest, and removes the CPU groups. Namespaces have no names, and end with their last process. Messages are JSON packets. The owner sends
-``{"bits_per_second": …, "cores": […]}`` first, then ``{"do": "counters"}`` or ``{"do": "close"}``. The holder answers ``{"ready": …}`` with
-descriptors (the bridge's namespace, the nodes' and, without root, the user namespace), then ``{"counters": …}``; or ``{"lacking": …}`` or
-``{"failed": …}``, and ends.
+``{"bits_per_second": …, "cores": […]}`` first, and ``"close"`` last. The holder answers ``{"ready": …}`` with descriptors (the bridge's
+namespace, the nodes' and, without root, the user namespace); or ``{"lacking": …}`` or ``{"failed": …}``, and ends.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _serve(control: socket.socket, owner: int, held: _Namespaces) -> None:
         message = json.dumps({"ready": {"rootless": held.rootless, "processes_files": files}})
         socket.send_fds(control, [message.encode()], held.descriptors)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        asked_to_close = _answer(control, owner, held)
+        asked_to_close = _await_close(control, owner)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the owner died during a message: clean up as after any other death
     finally:
@@ -105,21 +104,14 @@ def _serve(control: socket.socket, owner: int, held: _Namespaces) -> None:
         _remove(held.groups)
 
 
-def _answer(control: socket.socket, owner: int, held: _Namespaces) -> bool:
-    """Answer until a request to close (True) or the owner's death (False)."""
+def _await_close(control: socket.socket, owner: int) -> bool:
+    """Wait for the request to close (True) or the owner's death (False)."""
     waiter = select.poll()
     waiter.register(control, select.POLLIN)
-    while True:
-        if not waiter.poll(_OWNER_CHECK_SECONDS * 1000):
-            if os.getppid() != owner:  # a forked child of the owner may keep the socket open
-                return False
-            continue
-        message = control.recv(MESSAGE_BYTES)
-        if not message:
+    while not waiter.poll(_OWNER_CHECK_SECONDS * 1000):
+        if os.getppid() != owner:  # a forked child of the owner may keep the socket open
             return False
-        if json.loads(message)["do"] == "close":
-            return True
-        _send(control, {"counters": held.switchboard.counters()})
+    return bool(control.recv(MESSAGE_BYTES))
 
 
 def _await_none(held: _Namespaces, seconds: float, *, kill: bool) -> bool:

@@ -5,14 +5,15 @@ They need the C library, as Python has ``os.unshare`` and ``os.setns`` only from
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from ...core.errors import RunFailedError, UsageError
+from .enter import call
 
 INTERFACE = "eth0"  # every node's only interface except ``lo``
 PREFIX_BITS = 24
@@ -54,17 +55,10 @@ _REMEDY = (
 )
 
 
-def _call(name: str, *arguments: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
 def new_network() -> int:
     """Move this thread into a new namespace; return it. Raises MissingCapabilityError."""
     try:
-        _call("unshare", _CLONE_NEWNET)
+        call("unshare", _CLONE_NEWNET)
     except OSError as error:
         raise MissingCapabilityError(
             "namespaces", f"Virtual nodes need network namespaces, and this machine refuses one ({error.strerror})", _REMEDY
@@ -74,7 +68,7 @@ def new_network() -> int:
 
 def join_network(descriptor: int) -> None:
     """Move this thread into a network namespace."""
-    _call("setns", descriptor, _CLONE_NEWNET)
+    call("setns", descriptor, _CLONE_NEWNET)
 
 
 def open_user_namespace() -> int | None:
@@ -87,7 +81,7 @@ def open_user_namespace() -> int | None:
         return None
     user, group = os.geteuid(), os.getegid()
     try:
-        _call("unshare", _CLONE_NEWUSER)
+        call("unshare", _CLONE_NEWUSER)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -118,9 +112,9 @@ def silence_ipv6() -> None:
             raise
 
 
-def identity(descriptor: int) -> tuple[int, int]:
-    """Return a namespace's unique key: device and inode."""
-    status = os.fstat(descriptor)
+def identity(namespace: int | str) -> tuple[int, int]:
+    """Return the unique key of a namespace, given by descriptor or path: device and inode."""
+    status = os.stat(namespace)
     return status.st_dev, status.st_ino
 
 
@@ -129,9 +123,6 @@ def processes_in(networks: frozenset[tuple[int, int]]) -> Iterator[int]:
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
-        try:
-            status = os.stat(f"/proc/{entry.name}/ns/net")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if (status.st_dev, status.st_ino) in networks:
-            yield int(entry.name)
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if identity(f"/proc/{entry.name}/ns/net") in networks:
+                yield int(entry.name)

@@ -15,8 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -76,7 +75,6 @@ class VirtualNetwork:
                 raise UsageError.of("cores_per_node", f"{limit:g}", f"0.001 to 10000 cores (node {node})")
         self._started: _Started | None = None
         self._programs: list[subprocess.Popen[Any]] = []
-        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Make the nodes. Raises MissingCapabilityError (a UsageError), leaving nothing behind."""
@@ -145,21 +143,8 @@ class VirtualNetwork:
         user = {} if started.user is None else {"user": started.user}
         return {**user, "network": started.networks[node]}, started.processes_files[node] or "-"
 
-    def peer_counters(self) -> list[tuple[int, int]]:
-        """Return the switch's counters by node: bytes (received from it, sent to it), whole frames."""
-        started = self._running()
-        try:
-            with self._lock:
-                started.control.send(json.dumps({"do": "counters"}).encode())
-                answer = started.control.recv(MESSAGE_BYTES)
-        except (BrokenPipeError, ConnectionResetError):
-            answer = b""
-        if not answer:
-            raise RuntimeError("the holder of the virtual network has ended, so nobody can count any more")
-        return [(received, sent) for received, sent in json.loads(answer)["counters"]]
-
     def check(self) -> None:
-        """Raise NetworkLostError if the holder, which counts and cleans up, has ended."""
+        """Raise NetworkLostError if the holder, which cleans up, has ended."""
         code = None if self._started is None else self._started.holder.poll()
         if code is not None:
             raise NetworkLostError(f"the holder of the virtual network (process {self.holder_pid}) {ending_in_words(code)}")
@@ -169,9 +154,9 @@ class VirtualNetwork:
         started, self._started = self._started, None
         if started is None:
             return
-        with self._lock, started.control:
+        with started.control:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the holder was killed
-                started.control.send(json.dumps({"do": "close"}).encode())
+                started.control.send(json.dumps("close").encode())
             _wait_or_kill(started.holder)
         for program in self._programs:  # the holder does not see those that had not entered their node
             _kill_if_running(program)
@@ -234,16 +219,10 @@ def _wait_or_kill(holder: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Possibility:
-    """What this machine allows. Without `ok`, limits do not work either."""
+    """What this machine does not allow of virtual nodes; without namespaces, limits do not work either."""
 
-    ok: bool
     rootless: bool
-    reason: str | None
-    remedy: str | None
-    bandwidth: bool
-    bandwidth_reason: str | None
-    cpu_quota: bool
-    cpu_quota_reason: str | None
+    lacks: Mapping[VirtualNodeCapability, MissingCapabilityError]
 
 
 def possible() -> Possibility:
@@ -262,7 +241,7 @@ def possible() -> Possibility:
             lacks[lack.capability] = lack
             rate = None if "bandwidth" in lacks else rate
             cores = None if "cpu_quota" in lacks else cores
-    return _possibility(rootless, lacks)
+    return Possibility(rootless, lacks)
 
 
 def _run_something(network: VirtualNetwork) -> None:
@@ -271,17 +250,3 @@ def _run_something(network: VirtualNetwork) -> None:
     if program.returncode != 0:
         reason = f"A program could not be started in a virtual node ({written.decode(errors='replace').strip()})"
         raise MissingCapabilityError("namespaces", reason, "Use --network host.")
-
-
-def _possibility(rootless: bool, lacks: dict[VirtualNodeCapability, MissingCapabilityError]) -> Possibility:
-    none, bandwidth, quota = (lacks.get(capability) for capability in ("namespaces", "bandwidth", "cpu_quota"))
-    return Possibility(
-        ok=none is None,
-        rootless=rootless,
-        reason=none.reason if none else None,
-        remedy=none.remedy if none else None,
-        bandwidth=not (none or bandwidth),
-        bandwidth_reason=str(bandwidth or none) if bandwidth or none else None,
-        cpu_quota=not (none or quota),
-        cpu_quota_reason=str(quota or none) if quota or none else None,
-    )

@@ -10,7 +10,15 @@ from typing import Any, Protocol
 from ..base import ForwardContext, ParameterSpec
 
 
-class NetworkLayers(Protocol):
+class _Pass(Protocol):
+    _parameters: Mapping[str, Any]
+    _context: ForwardContext[Any]
+
+    def __init__(self, parameters: Mapping[str, Any], context: ForwardContext[Any]) -> None:
+        self._parameters, self._context = parameters, context
+
+
+class NetworkLayers(_Pass, Protocol):
     """Image layers of one forward pass; those with weights take their parameters' name.
 
     Images enter through `images` and have any layout until `flatten`, `dense` or `logits`; features are in canonical order. A batch may be
@@ -46,6 +54,7 @@ class NetworkLayers(Protocol):
 
     def dropout(self, x_bf: Any, rate: float, layer: int) -> Any:
         """Drop at random while training; `layer` numbers the model's dropout layers."""
+        return self._context.dropout(x_bf, rate, layer)
 
     def batch_norm(self, x: Any, name: str) -> Any:
         """Normalise each channel by the batch while training, else by the running statistics."""
@@ -54,7 +63,7 @@ class NetworkLayers(Protocol):
         """Return the last layer's result as float32."""
 
 
-class SequenceNetworkLayers(Protocol):
+class SequenceNetworkLayers(_Pass, Protocol):
     """Sequence layers of one forward pass; those with weights take their parameters' name.
 
     Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; heads x_bhte [batch, heads, time, width of a head]. Batch and time may be
@@ -84,9 +93,12 @@ class SequenceNetworkLayers(Protocol):
 
     def linear(self, x_btd: Any, name: str, *, low: bool = False) -> Any:
         """Multiply by ``<name>.weight`` [out, in]: x_bto."""
+        y_bto = self._product(x_btd, name)
+        return y_bto if low else self._float32(y_bto)
 
     def dense(self, x_btd: Any, name: str) -> Any:
         """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``."""
+        return self._float32(self._product(x_btd, name, biased=True))
 
     def dense_relu(self, x_btd: Any, name: str, *, low: bool = False) -> Any:
         """Return max(0, `dense`)."""
@@ -118,9 +130,17 @@ class SequenceNetworkLayers(Protocol):
 
     def dropout(self, x_btd: Any, rate: float, layer: int) -> Any:
         """Drop at random while training."""
+        return self._context.dropout(x_btd, rate, layer) if rate else x_btd
 
     def logits(self, x_btd: Any, name: str) -> Any:
         """Multiply by ``<name>.weight`` [pieces, width]: logits_btv."""
+        return self.linear(x_btd, name)
+
+    def _product(self, x_btd: Any, name: str, *, biased: bool = False) -> Any:
+        """Return the product with a weight, plus the bias, in the format of products."""
+
+    def _float32(self, x: Any) -> Any:
+        """Return x as float32."""
 
 
 def forward_of(layers: Callable[..., Any], network: Callable[[Any, Any], Any]) -> Callable[..., Any]:

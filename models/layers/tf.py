@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ...data.text import PADDING
 from ..base import ForwardContext, ModelSpec
 from .formulas import StorageLayout, frequencies, gradient_uses_space_to_depth, refuse_mask, uses_space_to_depth
+from .protocol import NetworkLayers, SequenceNetworkLayers
 
 __path__: list[str] = []  # `core/plugins.py` finds former modules below this one
 MOMENTUM, EPSILON = 0.1, 1e-5  # batch normalisation: weight of a new batch, term added to the variance
@@ -49,15 +50,14 @@ class HeldParameters(Mapping[str, Any]):
         return len(self.held)
 
 
-class Layers:
+class Layers(NetworkLayers):
     """TensorFlow's `NetworkLayers`."""
 
     def __init__(self, parameters: Mapping[str, tf.Tensor], context: ForwardContext[tf.Tensor]) -> None:
-        self._parameters = parameters
+        super().__init__(parameters, context)
         self._held: Mapping[str, tf.Tensor] = {}
         if isinstance(parameters, HeldParameters):
             self._held = {name: parameters.held[name] for name in parameters.layouts}
-        self._context = context
         self._batch: tf.Tensor | None = None
 
     def images(self, x_bchw: tf.Tensor) -> tf.Tensor:
@@ -146,10 +146,6 @@ class Layers:
         y_bo = tf.linalg.matmul(self._low(x_bi), self._low(weight_oi), transpose_b=True)
         return tf.nn.bias_add(y_bo, self._low(self._parameters[f"{name}.bias"]))
 
-    def dropout(self, x_bi: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
-        """Drop at random while training."""
-        return self._context.dropout(x_bi, rate, layer)
-
     def batch_norm(self, x_bhwc: tf.Tensor, name: str) -> tf.Tensor:
         """Normalise by the batch while training, else by running statistics (unbiased variance, 0 for a single value)."""
         weight, bias = self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]
@@ -236,12 +232,8 @@ LAYER_NORM_EPSILON = 1e-6  # added to the variance
 OUT_OF_REACH = -1e9  # added to masked scores: their share is 0 in float32
 
 
-class SequenceLayers:
+class SequenceLayers(SequenceNetworkLayers):
     """TensorFlow's `SequenceNetworkLayers`; one trace serves all batch sizes and lengths."""
-
-    def __init__(self, parameters: Mapping[str, tf.Tensor], context: ForwardContext[tf.Tensor]) -> None:
-        self._parameters = parameters
-        self._context = context
 
     def embedding(self, tokens_bt: tf.Tensor, name: str) -> tf.Tensor:
         """Return x_btd."""
@@ -270,15 +262,6 @@ class SequenceLayers:
         centred_btd = x_btd - mean_bt1
         scale_bt1 = tf.math.rsqrt(tf.reduce_mean(tf.square(centred_btd), axis=2, keepdims=True) + LAYER_NORM_EPSILON)
         return centred_btd * scale_bt1 * self._parameters[f"{name}.weight"] + self._parameters[f"{name}.bias"]
-
-    def linear(self, x_btd: tf.Tensor, name: str, *, low: bool = False) -> tf.Tensor:
-        """Multiply by the weight."""
-        y_bto = self._product(x_btd, name)
-        return y_bto if low else tf.cast(y_bto, tf.float32)
-
-    def dense(self, x_btd: tf.Tensor, name: str) -> tf.Tensor:
-        """Multiply by the weight and add the bias, float32."""
-        return tf.cast(self._product(x_btd, name, biased=True), tf.float32)
 
     def dense_relu(self, x_btd: tf.Tensor, name: str, *, low: bool = False) -> tf.Tensor:
         """Return max(0, dense)."""
@@ -326,14 +309,6 @@ class SequenceLayers:
         """Concatenate along time."""
         return tf.concat([before, new], axis=2)
 
-    def dropout(self, x_btd: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
-        """Drop at random while training."""
-        return self._context.dropout(x_btd, rate, layer) if rate else x_btd
-
-    def logits(self, x_btd: tf.Tensor, name: str) -> tf.Tensor:
-        """Return logits_btv, float32."""
-        return self.linear(x_btd, name)
-
     def _product(self, x_btd: tf.Tensor, name: str, *, biased: bool = False) -> tf.Tensor:
         """Flattens batch and time, as a product of three dimensions is slower."""
         weight_oi = self._low(self._parameters[f"{name}.weight"])
@@ -342,6 +317,9 @@ class SequenceLayers:
         if biased:
             y_no = tf.nn.bias_add(y_no, self._low(self._parameters[f"{name}.bias"]))
         return tf.reshape(y_no, tf.concat([tf.shape(x_btd)[:2], [outputs]], axis=0))
+
+    def _float32(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(x, tf.float32)
 
     def _low(self, x: tf.Tensor) -> tf.Tensor:
         return x if self._context.compute is None else tf.cast(x, self._context.compute)

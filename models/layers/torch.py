@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -12,20 +11,16 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional, grad
 
 from ...data.text import PADDING
-from ..base import ForwardContext
 from .formulas import exponent_step, gradient_uses_space_to_depth, position_codes, refuse_mask, uses_space_to_depth
+from .protocol import NetworkLayers, SequenceNetworkLayers
 
 __path__: list[str] = []  # `core/plugins.py` finds former modules below this one
 MOMENTUM, EPSILON = 0.1, 1e-5  # batch normalisation: weight of a new batch, term added to the variance
 PAIRS_FROM = 1 << 24  # multiply-adds above which two columns at once outweigh the extra operations
 
 
-class Layers:
+class Layers(NetworkLayers):
     """torch's `NetworkLayers`."""
-
-    def __init__(self, parameters: Mapping[str, torch.Tensor], context: ForwardContext[torch.Tensor]) -> None:
-        self._parameters = parameters
-        self._context = context
 
     def images(self, x_bchw: torch.Tensor) -> torch.Tensor:
         """Return canonical images [b, c, h, w] unchanged."""
@@ -72,10 +67,6 @@ class Layers:
     def dense(self, x_bi: torch.Tensor, name: str) -> torch.Tensor:
         """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``."""
         return functional.linear(x_bi.flatten(1), self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"])
-
-    def dropout(self, x_bi: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
-        """Drop at random while training."""
-        return self._context.dropout(x_bi, rate, layer)
 
     def batch_norm(self, x_bchw: torch.Tensor, name: str) -> torch.Tensor:
         """Normalise by the batch while training, else by running statistics (unbiased variance, 0 for a single value)."""
@@ -165,12 +156,8 @@ OUT_OF_REACH = -1e9  # added to masked scores: their share is 0 in float32
 CODES_AT_ONCE = 256  # position codes are cached for multiples of this length
 
 
-class SequenceLayers:
+class SequenceLayers(SequenceNetworkLayers):
     """torch's `SequenceNetworkLayers`."""
-
-    def __init__(self, parameters: Mapping[str, torch.Tensor], context: ForwardContext[torch.Tensor]) -> None:
-        self._parameters = parameters
-        self._context = context
 
     def embedding(self, tokens_bt: torch.Tensor, name: str) -> torch.Tensor:
         """Return x_btd."""
@@ -201,19 +188,9 @@ class SequenceLayers:
         weight_d, bias_d = self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]
         return functional.layer_norm(x_btd.float(), weight_d.shape, weight_d, bias_d, LAYER_NORM_EPSILON)
 
-    def linear(self, x_btd: torch.Tensor, name: str, *, low: bool = False) -> torch.Tensor:
-        """Multiply by the weight."""
-        y_bto = functional.linear(x_btd, self._parameters[f"{name}.weight"])
-        return y_bto if low else y_bto.float()
-
-    def dense(self, x_btd: torch.Tensor, name: str) -> torch.Tensor:
-        """Multiply by the weight and add the bias, float32."""
-        return functional.linear(x_btd, self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]).float()
-
     def dense_relu(self, x_btd: torch.Tensor, name: str, *, low: bool = False) -> torch.Tensor:
         """Return max(0, dense)."""
-        y_bto = functional.linear(x_btd, self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"])
-        y_bto = functional.relu(y_bto, inplace=True)
+        y_bto = functional.relu(self._product(x_btd, name, biased=True), inplace=True)
         return y_bto if low else y_bto.float()
 
     def heads(self, x_btd: torch.Tensor, parts: int, count: int) -> tuple[torch.Tensor, ...]:
@@ -264,13 +241,11 @@ class SequenceLayers:
         """Concatenate along time."""
         return torch.cat((before, new), 2)
 
-    def dropout(self, x_btd: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
-        """Drop at random while training."""
-        return self._context.dropout(x_btd, rate, layer) if rate else x_btd
+    def _product(self, x_btd: torch.Tensor, name: str, *, biased: bool = False) -> torch.Tensor:
+        return functional.linear(x_btd, self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"] if biased else None)
 
-    def logits(self, x_btd: torch.Tensor, name: str) -> torch.Tensor:
-        """Return logits_btv, float32."""
-        return self.linear(x_btd, name)
+    def _float32(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float()
 
 
 @lru_cache(maxsize=64)

@@ -50,7 +50,7 @@ class _Dataset(JsonObject):
     stored: Annotated[dict[Name, _Stored], Field(max_length=100)] = _LACKING
 
 
-class _TaskGpu(JsonObject):
+class _VisibleGpu(JsonObject):
     visible_as: Name
     uuid: Name | None = None
     gpu: Count | None = None
@@ -85,7 +85,7 @@ class _Decided(JsonObject):
     command: list[Text] = _LACKING
     cluster: _Cluster = _LACKING
     threads_per_task: Annotated[list[Count | None], Field(max_length=MOST_NODES)] = _LACKING
-    gpu_of_task: Annotated[dict[Name, _TaskGpu | None], Field(max_length=MOST_TASKS)] = _LACKING
+    gpu_of_task: Annotated[dict[Name, _VisibleGpu | None], Field(max_length=MOST_TASKS)] = _LACKING
     segments: Annotated[list[_Segment], Field(max_length=MOST_TASKS)] = _LACKING
     framework_packages: Annotated[list[Name], Field(max_length=MOST_PACKAGES)] = _LACKING
     metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING
@@ -136,10 +136,6 @@ class _HostGpu(JsonObject):
     name: Name | None = None
     memory_total_bytes: Count | None = None
     uuid: Name | None = None
-
-
-class _VisibleGpu(_TaskGpu):
-    pass
 
 
 class _Host(JsonObject):

@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ...core.job import saved_every
 from ...core.units import Cadence
+from ...records.text import number_text
 from ..runs.run import diverged, real_batch
-from .evidence import Evidence, busiest
-from .time_shares import Worker, idle_fraction
+from .evidence import Worker, idle_fraction
 from .verdict import NEARLY_ALL, NOTABLE, Explanation
 
 _LEARNS_OTHERWISE = "{} doubles, so tune the learning rate again{} and check the quality"
+FAR = 10.0  # from this speed-up on without decimals
 DISTURBED = 1.5  # half a batch cannot take longer than a whole one; noise makes it this factor at most
 
 
@@ -38,18 +39,21 @@ class Advice:
         """The option, and the run's value: ``--batch-size 64 (now 32 per worker)``."""
         return f"{self.option} ({self.now})" if self.now else self.option
 
+    @property
+    def sentence(self) -> str:
+        """The change with its reason, effect and side effects."""
+        effect = "" if self.speedup is None else f" ({self.bound} {number_text(self.speedup, 2 if self.speedup < FAR else 0)} × as fast)"
+        return f"{self.change}: {self.reason}{effect}{f'; {self.caution}' if self.caution else ''}"
+
 
 def batch_dependent_seconds(explanation: Explanation, worker: Worker) -> float | None:
     """Return the seconds of a step that grow with its batch, if half a batch was calibrated."""
-    entries = (explanation.evidence.calibration or {}).get("workers", ())
-    entry = next((entry for entry in entries if entry["worker"] == worker.worker), None)
-    if entry is None or not entry["half_compute_seconds"] or not entry["compute_seconds"]:
+    entry, calibration = explanation.evidence.calibration_of(worker), explanation.evidence.calibration or {}
+    half, whole = entry.get("half_compute_seconds"), entry.get("compute_seconds")
+    if not half or not whole or half > DISTURBED * whole:
         return None
-    if entry["half_compute_seconds"] > DISTURBED * entry["compute_seconds"]:
-        return None
-    calibration: Mapping[str, Any] = explanation.evidence.calibration or {}
     left_out = 1.0 - float(calibration["half_batch_size"]) / float(calibration["batch_size"])
-    saved = 1.0 - float(entry["half_compute_seconds"]) / float(entry["compute_seconds"])
+    saved = 1.0 - float(half) / float(whole)
     return worker.data_seconds + worker.compute_seconds * min(1.0, max(0.0, saved / left_out))
 
 
@@ -92,7 +96,9 @@ _UPDATES_TOGETHER = "updates are then made together, so tune the learning rate a
 def network(explanation: Explanation) -> Iterator[Advice]:
     """Recommend against slow communication."""
     yield from larger_batch(explanation)
-    yield from _direct_exchange(explanation)
+    direct = None if explanation.exchange_costs is None else explanation.exchange_costs.direct_exchange_speedup_estimate
+    if direct is not None:
+        yield Advice("--exchange direct", "a step with it was tried after the run", direct, "about")
     yield from _one_worker(explanation)
     if len(set(explanation.evidence.job.get("cores_per_node") or ())) > 1:
         yield from _slow_node(explanation)  # the slowest node determines the time of an exchange
@@ -100,12 +106,6 @@ def network(explanation: Explanation) -> Iterator[Advice]:
         yield from _wider_link(explanation)
         if explanation.evidence.summary["mode"] == "async":
             yield from _spread_servers(explanation)
-
-
-def _direct_exchange(explanation: Explanation) -> Iterator[Advice]:
-    costs = explanation.exchange_costs
-    if costs is not None and costs.direct_exchange_speedup_estimate is not None:
-        yield Advice("--exchange direct", "a step with it was tried after the run", costs.direct_exchange_speedup_estimate, "about")
 
 
 def _one_worker(explanation: Explanation) -> Iterator[Advice]:
@@ -118,7 +118,8 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
     if count == 1 or summary["nodes"] not in (1, count):
         return
     quickest = min(workers, key=lambda worker: worker.own_seconds)
-    together, overhead = sum(1.0 / worker.step_seconds for worker in workers), _overhead(evidence, quickest)
+    together, exchange = sum(1.0 / worker.step_seconds for worker in workers), evidence.calibration_of(quickest).get("communicate_seconds")
+    overhead = 0.0 if exchange is None else max(0.0, quickest.communicate_seconds - exchange)
     if evidence.job.get("global_batch_size") is None:
         alone = 1.0 / (quickest.own_seconds + overhead)
         caution = None if summary["mode"] == "async" else "the global batch is then one worker's"
@@ -138,12 +139,6 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
         yield Advice(option, reason, alone / together, "about", caution)
 
 
-def _overhead(evidence: Evidence, worker: Worker) -> float:
-    entries = (evidence.calibration or {}).get("workers", ())
-    exchange = next((entry["communicate_seconds"] for entry in entries if entry["worker"] == worker.worker), None)
-    return 0.0 if exchange is None else max(0.0, worker.communicate_seconds - exchange)
-
-
 def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
     limits = explanation.evidence.job.get("cores_per_node") or []
     option = f"--nodes {len(kept)}"
@@ -151,26 +146,22 @@ def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
 
 
 def _wider_link(explanation: Explanation) -> Iterator[Advice]:
-    link, evidence = busiest(explanation.evidence.links), explanation.evidence
+    link, evidence = explanation.evidence.busiest_link, explanation.evidence
     if link is None or link.limit_source != "bandwidth" or evidence.shares is None:
         return
+    doubled = bandwidth = evidence.job["bandwidth"].strip()
+    if (amount := re.match(r"[\d.]+", bandwidth)) is not None:
+        plain = f"{2 * float(amount[0]):f}".rstrip("0").rstrip(".")  # no unit may follow an exponent
+        doubled = f"{plain}{bandwidth[amount.end() :].strip()}"
     saved = evidence.shares.step["network"] / 2
-    yield Advice(f"--bandwidth {_doubled(evidence.job['bandwidth'])}", "the bytes pass in half the time", 1.0 / (1.0 - saved), "at most")
-
-
-def _doubled(bandwidth: str) -> str:
-    number = re.match(r"[\d.]+", bandwidth.strip())
-    if number is None:
-        return bandwidth
-    plain = f"{2 * float(number[0]):f}".rstrip("0").rstrip(".")  # no unit may follow an exponent
-    return f"{plain}{bandwidth.strip()[number.end() :].strip()}"
+    yield Advice(f"--bandwidth {doubled}", "the bytes pass in half the time", 1.0 / (1.0 - saved), "at most")
 
 
 def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
     """Recommend another parameter server, or all-reduce, by what the links could carry."""
     # With n nodes and p servers on p of them, a server's node carries (n − 1) / p of the parameters for its clients and (p − 1) / p for its
     # own worker in each direction; a ring of w workers carries 2 (w − 1) / w of them. The workers' own work bounds both.
-    evidence, link = explanation.evidence, busiest(explanation.evidence.links)
+    evidence, link = explanation.evidence, explanation.evidence.busiest_link
     if evidence.calibration is None or link is None or link.limit_bytes_per_second is None:
         return
     nodes, workers, servers = (evidence.summary[name] for name in ("nodes", "workers", "parameter_servers"))
@@ -244,7 +235,8 @@ def advise(explanation: Explanation) -> list[Advice]:
     if diverged(explanation.evidence.summary) is not None:
         return []
     for component in explanation.candidates:
-        for advice in _BY_COMPONENT[component](explanation):
+        every = _OF_A_STEP[component](explanation) if component in _OF_A_STEP else _around_training(explanation, component)
+        for advice in every:
             if advice.speedup is None or advice.speedup >= WORTH_SAYING:
                 found.setdefault(advice.option, advice)
     return sorted(found.values(), key=lambda advice: (advice.speedup is None, advice.bound == "at most", -(advice.speedup or 0.0)))
@@ -303,28 +295,26 @@ def _more_cores(explanation: Explanation) -> Iterator[Advice]:
         yield Advice(f"--threads {free}", f"each task computes with {threads} of the {free} cores it has", speedup, "at most")
 
 
-def _evaluating(explanation: Explanation) -> Iterator[Advice]:
-    evidence = explanation.evidence
-    yield from _less_often("--eval-every", evidence.job["eval_every"], evidence.evaluations, evidence.summary["eval_seconds"], explanation)
-
-
-def _translating(explanation: Explanation) -> Iterator[Advice]:
-    evidence = explanation.evidence
-    beam = evidence.job.get("beam", 1)
-    if beam > 1:
-        seconds = evidence.summary["translate_seconds"]
-        reason = f"at the end {beam} hypotheses of each test sentence were followed, {seconds:.2f} s in all; greedy search follows one"
-        yield Advice(
-            "--beam 1", reason, None, None, "its scores compare with those of runs that search greedily at the end, and with no others"
-        )
-
-
-def _saving(explanation: Explanation) -> Iterator[Advice]:
-    evidence = explanation.evidence
-    cadence = saved_every(evidence.job["checkpoint_every"], evidence.job.get("max_restarts", 0))
-    if cadence is not None:
-        saved = evidence.summary["checkpoints"]["saved"]
-        yield from _less_often("--checkpoint-every", cadence, saved, evidence.summary["checkpoint_seconds"], explanation)
+def _around_training(explanation: Explanation, component: str) -> Iterator[Advice]:
+    evidence, summary, job = explanation.evidence, explanation.evidence.summary, explanation.evidence.job
+    if component == "evaluating":
+        yield from _less_often("--eval-every", job["eval_every"], evidence.evaluations, summary["eval_seconds"], explanation)
+    elif component == "saving":
+        if (cadence := saved_every(job["checkpoint_every"], job.get("max_restarts", 0))) is not None:
+            saved = summary["checkpoints"]["saved"]
+            yield from _less_often("--checkpoint-every", cadence, saved, summary["checkpoint_seconds"], explanation)
+    elif component == "translating":
+        if (beam := job.get("beam", 1)) > 1:
+            spent = f"{summary['translate_seconds']:.2f} s in all; greedy search follows one"
+            caution = "its scores compare with those of runs that search greedily at the end, and with no others"
+            yield Advice("--beam 1", f"at the end {beam} hypotheses of each test sentence were followed, {spent}", None, None, caution)
+    elif component == "profiling":
+        if (profiled := explanation.run_fractions["profiling"]) < 1:
+            yield Advice("leave --profile out", "tracing steps takes time", 1 / (1 - profiled), "about")
+    elif (given := job.get("steps_per_call")) is not None and summary["run_seconds"]:  # idle, other
+        share = sum(explanation.run_fractions.get(name, 0.0) for name in ("idle", "other"))
+        reason = f"with {given} steps a call, much of the time passes between calls"
+        yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - share), "at most")
 
 
 def _less_often(option: str, cadence: str, times: int, seconds: float, explanation: Explanation) -> Iterator[Advice]:
@@ -339,30 +329,9 @@ def _less_often(option: str, cadence: str, times: int, seconds: float, explanati
     yield Advice(doubled, reason, run_seconds / (run_seconds - saved), "about")
 
 
-def _profiling(explanation: Explanation) -> Iterator[Advice]:
-    profiled = explanation.run_fractions["profiling"]
-    if profiled < 1:
-        yield Advice("leave --profile out", "tracing steps takes time", 1 / (1 - profiled), "about")
-
-
-def _other(explanation: Explanation) -> Iterator[Advice]:
-    evidence = explanation.evidence
-    given = evidence.job.get("steps_per_call")
-    if given is not None and evidence.summary["run_seconds"]:
-        share = sum(explanation.run_fractions.get(name, 0.0) for name in ("idle", "other"))
-        reason = f"with {given} steps a call, much of the time passes between calls"
-        yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - share), "at most")
-
-
-_BY_COMPONENT: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
+_OF_A_STEP: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
     "network": network,
     "peers": peers,
     "compute": _compute,
     "data": _data,
-    "idle": _other,
-    "evaluating": _evaluating,
-    "translating": _translating,
-    "saving": _saving,
-    "profiling": _profiling,
-    "other": _other,
 }

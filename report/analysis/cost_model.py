@@ -173,29 +173,6 @@ def _lockstep(components: Mapping[str, float]) -> Step:
     return Step(seconds, 1 / seconds, components)
 
 
-@dataclass(frozen=True, slots=True)
-class _WayThroughServer:
-    service: float
-    messages: float
-    copying: float
-    pushing: float
-    pulling: float
-    own_link: float
-
-    @classmethod
-    def of(cls, payload_bytes: float, ps: int, server: Server, link: Link) -> _WayThroughServer:
-        crossing, pulls = payload_bytes * server.wire_factor * link.seconds_per_byte, server.pulls_per_update
-        messages = (1 + pulls) / 2
-        return cls(
-            service=messages * (server.service_seconds + server.service_seconds_per_byte * payload_bytes / ps),
-            messages=messages * server.worker_seconds,
-            copying=messages * server.worker_seconds_per_byte * payload_bytes,
-            pushing=crossing / ps,
-            pulling=pulls * crossing / ps,
-            own_link=(1 + pulls) * crossing * (1 - 1 / ps),
-        )
-
-
 def server_step(compute_seconds: float, payload_bytes: float, procs_per_node: int, nodes: int, ps: int, server: Server, link: Link) -> Step:
     """Return the step of async workers; those on the first `ps` nodes share cores with a server."""
     near, far = server_rounds(compute_seconds, payload_bytes, procs_per_node, nodes, ps, server, link)
@@ -210,16 +187,19 @@ def server_rounds(
     compute_seconds: float, payload_bytes: float, procs_per_node: int, nodes: int, ps: int, server: Server, link: Link
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Return an update's times on a worker on a server's node and elsewhere, for one server."""
-    exchange = _WayThroughServer.of(payload_bytes, ps, server, link)
-    software = {"messages": exchange.messages, "copying": exchange.copying}
-    own, latency = compute_seconds + sum(software.values()), (1 + server.pulls_per_update) * link.latency_seconds
+    pulls, crossing = server.pulls_per_update, payload_bytes * server.wire_factor * link.seconds_per_byte
+    messages = (1 + pulls) / 2
+    software = {"messages": messages * server.worker_seconds, "copying": messages * server.worker_seconds_per_byte * payload_bytes}
+    own, latency = compute_seconds + sum(software.values()), (1 + pulls) * link.latency_seconds
+    own_link = (1 + pulls) * crossing * (1 - 1 / ps)
     shared = server.shared_cores
-    service = exchange.service * (server.slowdown if shared and compute_seconds > 0 else 1.0)
-    stations = [(service + (own if shared else 0.0), service), (0.0, exchange.pushing), (0.0, exchange.pulling)]
-    thinks = (0.0 if shared else own, own + latency + exchange.own_link)
+    service = messages * (server.service_seconds + server.service_seconds_per_byte * payload_bytes / ps)
+    service *= server.slowdown if shared and compute_seconds > 0 else 1.0
+    stations = [(service + (own if shared else 0.0), service), (0.0, crossing / ps), (0.0, pulls * crossing / ps)]
+    thinks = (0.0 if shared else own, own + latency + own_link)
     residence, _ = rounds((procs_per_node, (nodes - 1) * procs_per_node), thinks, stations)
     waited = float(residence[0, 0]) - service - (own if shared else 0.0)
     near = {"compute": compute_seconds, **software, "link": 0.0, "server": service + waited, "latency": 0.0}
-    on_links = float(residence[1, 1] + residence[2, 1]) + exchange.own_link
+    on_links = float(residence[1, 1] + residence[2, 1]) + own_link
     far = {"compute": compute_seconds, **software, "link": on_links, "server": float(residence[0, 1]), "latency": latency}
     return near, far

@@ -18,8 +18,7 @@ from ...records.time_shares import last_segment
 from ..runs.run import Run, number, train_size
 from ..runs.series import checkpoint_pauses, end_translations, pauses, training_clock
 from ..runs.series_arrays import Floats, Integers, StepSeries
-from .answer import Answer, time_text
-from .evidence import NAMES, percent
+from .evidence import NAMES, Answer, percent, time_text
 
 MOST_BLOCKS = 10  # of equal training time; each holds several groups of updates
 LEAST_BLOCKS = 4  # for a band; from so many on the first block, which warms up, is excluded
@@ -225,10 +224,10 @@ def duration(run: Run, series: StepSeries, wanted: Wanted) -> Answer | None:
         return _as_it_was(run, part)
     plan = plan_of(run.job, total, per_epoch)
     left = estimate(plan, part.measured)
-    if left is None:
+    anew = estimate(plan, replace(part.measured, steps=part.began_step))  # all of the plan's evaluations and checkpoints
+    if left is None or anew is None:
         return None
-    from_the_start = replace(part.measured, steps=part.began_step)  # all of the plan's evaluations and checkpoints
-    whole = _whole(run, part, left, estimate(plan, from_the_start))
+    whole = _whole(run, part, left, anew)
     return Answer(KEY, QUESTION, _text(run, wanted, part, left, whole), whole)
 
 
@@ -298,13 +297,14 @@ def _why_it_ended(run: Run, steps: int) -> str:
     return f"for {count_text(steps)} updates"
 
 
-def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict[str, Any]:
+def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate) -> dict[str, Any]:
     summary = run.summary
     made = _dataset_made_seconds(run)
     fixed = summary["total_seconds"] - summary["run_seconds"] - made
     beside = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
-    counted = () if anew is None else (anew.evaluate_seconds, anew.save_seconds, anew.translate_seconds)
-    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + math.fsum(one or 0.0 for one in counted) + beside
+    paused = {"eval_seconds": anew.evaluate_seconds, "checkpoint_seconds": anew.save_seconds, "translate_seconds": anew.translate_seconds}
+    pause = math.fsum(seconds or 0.0 for seconds in paused.values())
+    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + pause + beside
     half = None if left.half_width is None else math.hypot(left.half_width, START_UP_SPREAD * fixed)
     band = (None, None) if half is None else (max(0.0, fixed + run_seconds - half), fixed + run_seconds + half)
     return {
@@ -320,11 +320,9 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
         "dataset_made_seconds": made,
         "init_seconds": summary["init_seconds"],
         "train_seconds": part.trained_seconds + left.train_seconds,
-        "evaluations": 0 if anew is None else anew.evaluations,
-        "eval_seconds": None if anew is None else anew.evaluate_seconds,
-        "checkpoints": 0 if anew is None else anew.saves,
-        "checkpoint_seconds": None if anew is None else anew.save_seconds,
-        "translate_seconds": None if anew is None else anew.translate_seconds,
+        "evaluations": anew.evaluations,
+        "checkpoints": anew.saves,
+        **paused,
         "left": asdict(left),
     }
 

@@ -1,9 +1,10 @@
-"""The figures of `trainer explain`; of a resumed run those of the calibrated segment."""
+"""The figures of `trainer explain` and of its answers; of a resumed run those of the calibrated segment."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ...core.units import parse_bandwidth
@@ -11,10 +12,173 @@ from ...records.node_usage import per_node
 from ...records.store.jsonl import DamagedRunError
 from ...records.store.schema import Clock
 from ...records.text import UNKNOWN
-from ...records.time_shares import nodes_of_last_segment, resumed_seconds, with_segments
+from ...records.time_shares import COMPONENTS, nodes_of_last_segment, resumed_seconds, with_segments
 from ..compare.caveats import changed_text, restarts_text
 from ..runs.run import Run, as_recorded
-from .time_shares import Shares, Worker, calibrated_segment, read_shares, read_workers
+
+STEP_COMPONENTS = {
+    "compute": "compute_seconds",
+    "data": "data_seconds",
+    "peers": "peers_seconds",
+    "network": "communicate_seconds",
+}  # all of a step, and their figures of a worker
+TRAINING_COMPONENTS = (*STEP_COMPONENTS, "idle")  # async workers may be idle
+BESIDE_TRAINING = {
+    "evaluating": "eval_seconds",
+    "translating": "translate_seconds",
+    "saving": "checkpoint_seconds",
+    "profiling": "profile_seconds",
+}  # other components of a run's clock, and their figures in a summary
+SELDOM = ("translating", "profiling")  # most runs have none
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker's step: seconds per update, and the relative spread of its calibration."""
+
+    worker: int
+    node: int
+    step_seconds: float
+    data_seconds: float
+    compute_seconds: float
+    peers_seconds: float
+    communicate_seconds: float
+    spread: float
+    updates: int | None = None
+
+    @property
+    def own_seconds(self) -> float:
+        """The worker's own work in a step."""
+        return self.data_seconds + self.compute_seconds
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """The components of its step as fractions."""
+        return {component: getattr(self, name) / self.step_seconds for component, name in STEP_COMPONENTS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Where the time went, as fractions."""
+
+    step: Mapping[str, float]  # of training, by `STEP_COMPONENTS`; sync: of a median worker, its wait for the slowest, and the rest
+    run: Mapping[str, float]  # of the run clock: those, `idle`, and all others; their sum is 1
+    uncertainty: Mapping[str, float]  # of each component of `run`, from the spread of the calibration
+    slowest: Worker  # worker with the most own time
+    slowness: float  # its own time over the median worker's
+    slowness_uncertainty: float
+
+
+def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
+    """Return the workers of ``time_shares`` with updates and all components."""
+    counts = summary.get("updates_by_worker") or []
+    found = []
+    for entry in summary["time_shares"]["workers"]:
+        if not entry["step_seconds"] or None in [entry[name] for name in COMPONENTS]:
+            continue
+        known = {name: entry[name] for name in ("worker", "node", "step_seconds", *STEP_COMPONENTS.values())}
+        updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None
+        found.append(Worker(**known, spread=entry["spread"] or 0.0, updates=updates))
+    return found
+
+
+def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a summary with the clock and updates of the calibrated segment."""
+    shares = summary.get("time_shares")
+    if not shares or not (shares.get("part_began_seconds") or summary.get("profiled_updates")):
+        return summary
+    clock = {name: seconds for name, seconds in shares["run"].items() if name != "other_seconds"}
+    updates = {worker["worker"]: worker["updates"] for worker in shares["workers"]}
+    by_worker = [updates.get(worker) or 0 for worker in range(summary["workers"])] if summary["mode"] == "async" else None
+    return {**summary, **clock, "run_seconds": sum(shares["run"].values()), "updates_by_worker": by_worker}
+
+
+def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the fractions of the run clock in training, `BESIDE_TRAINING` and otherwise."""
+    beside = {component: summary[name] for component, name in BESIDE_TRAINING.items()}
+    seconds = {"training": summary["train_seconds"], **beside}
+    whole = max(summary["run_seconds"], sum(seconds.values()))
+    fractions = {component: value / whole if whole else 0.0 for component, value in seconds.items()}
+    return {**fractions, "other": max(0.0, 1.0 - sum(fractions.values()))}
+
+
+def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares:
+    """Return the shares of a run from its summary and its workers (at least one)."""
+    slowest = max(workers, key=lambda worker: worker.own_seconds)
+    usual = sorted(workers, key=lambda worker: worker.own_seconds)[(len(workers) - 1) // 2]  # the median, of two in the middle the faster
+    sync = summary["mode"] == "sync"
+    step = _of_a_common_step(workers, usual, slowest) if sync else _of_all_steps(workers)
+    idle = 0.0 if sync else _idle(summary, workers)
+    around = around_training(summary)
+    training = around["training"] * (1.0 - idle)
+    run = {component: fraction * training for component, fraction in step.items()} | {"idle": around["training"] * idle}
+    run |= {component: around[component] for component in BESIDE_TRAINING}
+    run["other"] = max(0.0, 1.0 - sum(run.values()))
+    uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], alone=len(workers) == 1)
+    uncertainty = {component: uncertain.get(component, 0.0) * training for component in run}
+    slowness = slowest.own_seconds / usual.own_seconds if usual.own_seconds else 1.0
+    doubt = slowness * (slowest.spread + usual.spread) if len(workers) > 1 else 0.0
+    return Shares(step, run, uncertainty, slowest, slowness, doubt)
+
+
+def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, mode: str, alone: bool) -> dict[str, float]:
+    if alone and mode == "sync":
+        return dict.fromkeys(("compute", "data"), usual.spread * step["data"])
+    own = step["compute"] + step["data"]
+    calibrated = {component: usual.spread * step[component] for component in ("compute", "data")}
+    if mode == "async":
+        return {**calibrated, "network": usual.spread * own}
+    left = slowest.spread * (own + step["peers"])
+    return {**calibrated, "peers": usual.spread * own + left, "network": left}
+
+
+def _of_a_common_step(workers: Sequence[Worker], usual: Worker, slowest: Worker) -> dict[str, float]:
+    seconds = {
+        "compute": usual.compute_seconds,
+        "data": usual.data_seconds,
+        "peers": slowest.own_seconds - usual.own_seconds,
+        "network": sum(worker.communicate_seconds for worker in workers) / len(workers),
+    }
+    return _normalised(seconds)
+
+
+def step_fractions(workers: Sequence[Worker]) -> dict[str, float]:
+    """Return the fractions of all steps of some workers."""
+    weights = [1 if worker.updates is None else worker.updates for worker in workers]
+    pairs = [*zip(weights, workers, strict=True)]
+    sums = {component: sum(weight * getattr(worker, name) for weight, worker in pairs) for component, name in STEP_COMPONENTS.items()}
+    return _normalised(sums)
+
+
+def _of_all_steps(workers: Sequence[Worker]) -> dict[str, float]:
+    seconds = dict.fromkeys(STEP_COMPONENTS, 0.0)
+    for worker in workers:
+        spent = (1 if worker.updates is None else worker.updates) * worker.step_seconds
+        for component, fraction in worker.fractions.items():
+            seconds[component] += spent * fraction
+    return _normalised(seconds)
+
+
+def _idle(summary: Mapping[str, Any], workers: Sequence[Worker]) -> float:
+    whole: float = len(workers) * summary["train_seconds"]
+    if whole <= 0 or any(worker.updates is None for worker in workers):
+        return 0.0
+    return max(0.0, 1.0 - sum((worker.updates or 0) * worker.step_seconds for worker in workers) / whole)
+
+
+def idle_fraction(summary: Mapping[str, Any]) -> float:
+    """Return the fraction of the last segment's training without steps for async workers."""
+    if summary["mode"] == "sync" or not summary.get("time_shares"):
+        return 0.0
+    segment = calibrated_segment(summary)
+    workers = read_workers(segment)
+    return _idle(segment, workers) if workers else 0.0
+
+
+def _normalised(seconds: Mapping[str, float]) -> dict[str, float]:
+    whole = sum(seconds.values())
+    return {component: value / whole if whole else 0.0 for component, value in seconds.items()}
+
 
 NetworkCause = Literal["link", "messages", "transfer", "waiting"]  # messages: latency and overhead; transfer: bytes, but not a full link
 
@@ -32,22 +196,24 @@ class Link:
     @property
     def sent_fraction(self) -> float | None:
         """Utilization of the sending direction."""
-        return _fraction(self.sent_bytes_per_second, self.limit_bytes_per_second)
+        return self._fraction(self.sent_bytes_per_second)
 
     @property
     def received_fraction(self) -> float | None:
         """Utilization of the receiving direction."""
-        return _fraction(self.received_bytes_per_second, self.limit_bytes_per_second)
+        return self._fraction(self.received_bytes_per_second)
 
     @property
     def fraction(self) -> float | None:
         """Utilization of the busier direction."""
-        known = [fraction for fraction in (self.sent_fraction, self.received_fraction) if fraction is not None]
-        return max(known, default=None)
+        return max((value for value in (self.sent_fraction, self.received_fraction) if value is not None), default=None)
 
+    def _fraction(self, rate: float | None) -> float | None:
+        return rate / self.limit_bytes_per_second if rate is not None and self.limit_bytes_per_second else None
 
-def _fraction(value: float | None, limit: float | None) -> float | None:
-    return value / limit if value is not None and limit else None
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object, with the utilization of both directions."""
+        return {**asdict(self), "sent_fraction": self.sent_fraction, "received_fraction": self.received_fraction}
 
 
 def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence[Mapping[str, Any]]) -> list[Link]:
@@ -59,13 +225,10 @@ def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence
         address = addresses[node] if node < len(addresses) else None
         limit, source = _limit(job.get("bandwidth"), env[node] if node < len(env) else {}, address)
         seconds = summary["train_seconds"] + summary.get("profile_seconds", 0.0)
-        sent, received = (_rate(figures[f"network_{way}_bytes"], seconds) for way in ("sent", "received"))
+        amounts = (figures[f"network_{way}_bytes"] for way in ("sent", "received"))
+        sent, received = (amount / seconds if amount is not None and seconds > 0 else None for amount in amounts)
         found.append(Link(node, sent, received, limit, source))
     return found
-
-
-def _rate(amount: float | None, seconds: float) -> float | None:
-    return amount / seconds if amount is not None and seconds > 0 else None
 
 
 def _limit(bandwidth: str | None, host: Mapping[str, Any], address: str | None) -> tuple[float | None, str | None]:
@@ -77,41 +240,7 @@ def _limit(bandwidth: str | None, host: Mapping[str, Any], address: str | None) 
     return None, None
 
 
-def busiest(links: Sequence[Link]) -> Link | None:
-    """Return the link with the highest utilization; None if no limit is known."""
-    known = [link for link in links if link.fraction is not None]
-    return max(known, key=lambda link: link.fraction or 0.0, default=None)
-
-
 DOMINANT_FRACTION = 0.5  # minimum share of the time for a cause to be named
-
-
-def network_cause(network_fraction: float, links: Sequence[Link], calibration: Mapping[str, Any] | None, seconds: float) -> NetworkCause:
-    """Return why communication takes `network_fraction` of a step, which is `seconds`."""
-    # The link, if the bytes at its full rate take at least half of that; waiting, if the exchange alone takes less than half; messages, if
-    # a few bytes take at least half as long as all; else the transfer through memory and processor.
-    link = busiest(links)
-    if link is not None and (link.fraction or 0.0) >= DOMINANT_FRACTION * network_fraction:
-        return "link"
-    if (whole := exchange_seconds(calibration)) is not None and whole < DOMINANT_FRACTION * seconds:
-        return "waiting"
-    return "messages" if (message_fraction(calibration) or 0.0) >= DOMINANT_FRACTION else "transfer"
-
-
-def exchange_seconds(calibration: Mapping[str, Any] | None) -> float | None:
-    """Return the seconds of an exchange alone on its slowest worker, if known."""
-    workers = calibration["workers"] if calibration else ()
-    return max((entry["communicate_seconds"] for entry in workers if entry["communicate_seconds"]), default=None)
-
-
-def message_fraction(calibration: Mapping[str, Any] | None) -> float | None:
-    """Return the time of a few bytes over that of an exchange on its slowest worker, if known."""
-    workers = calibration["workers"] if calibration else ()
-    known = [entry for entry in workers if entry["communicate_seconds"] and entry["message_seconds"] is not None]
-    if not known:
-        return None
-    longest = max(known, key=lambda entry: entry["communicate_seconds"])
-    return float(min(1.0, longest["message_seconds"] / longest["communicate_seconds"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +263,47 @@ class Evidence:
     steps_mixed: bool  # step times are of all segments together, as in older releases
     state: str
     recorded_until: float | None  # run clock of a summary computed from records
+
+    @property
+    def calibrated_workers(self) -> Sequence[Mapping[str, Any]]:
+        """The workers' seconds in the calibration; empty without one."""
+        workers: Sequence[Mapping[str, Any]] = (self.calibration or {}).get("workers", ())
+        return workers
+
+    def calibration_of(self, worker: Worker) -> Mapping[str, Any]:
+        """Return a worker's seconds in the calibration; empty without them."""
+        return next((entry for entry in self.calibrated_workers if entry["worker"] == worker.worker), {})
+
+    @property
+    def busiest_link(self) -> Link | None:
+        """The link with the highest utilization; None if no limit is known."""
+        known = [link for link in self.links if link.fraction is not None]
+        return max(known, key=lambda link: link.fraction or 0.0, default=None)
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """The seconds of an exchange alone on its slowest worker, if known."""
+        return max((entry["communicate_seconds"] for entry in self.calibrated_workers if entry["communicate_seconds"]), default=None)
+
+    @property
+    def message_fraction(self) -> float | None:
+        """The time of a few bytes over that of an exchange on its slowest worker, if known."""
+        known = [entry for entry in self.calibrated_workers if entry["communicate_seconds"] and entry["message_seconds"] is not None]
+        if not known:
+            return None
+        longest = max(known, key=lambda entry: entry["communicate_seconds"])
+        return float(min(1.0, longest["message_seconds"] / longest["communicate_seconds"]))
+
+    def network_cause(self, network_fraction: float, seconds: float) -> NetworkCause:
+        """Return why communication takes `network_fraction` of a step, which is `seconds`."""
+        # The link, if the bytes at its full rate take at least half of that; waiting, if the exchange alone takes less than half; messages,
+        # if a few bytes take at least half as long as all; else the transfer through memory and processor.
+        link = self.busiest_link
+        if link is not None and (link.fraction or 0.0) >= DOMINANT_FRACTION * network_fraction:
+            return "link"
+        if self.exchange_seconds is not None and self.exchange_seconds < DOMINANT_FRACTION * seconds:
+            return "waiting"
+        return "messages" if (self.message_fraction or 0.0) >= DOMINANT_FRACTION else "transfer"
 
 
 def read_evidence(run: Run) -> Evidence:
@@ -231,3 +401,33 @@ def bits_text(bytes_per_second: float) -> str:
         if bits >= factor:
             return f"{bits / factor:g} {name}"
     return f"{bits:g} bit/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A one-line answer: its `key` in JSON, `question` on the page, and JSON `figures`."""
+
+    key: str
+    question: str
+    text: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def digits3(value: float | None) -> str:
+    """Return a figure with three significant digits: ``0.0123``, ``4.56``, ``78,900``."""
+    if value is None:
+        return UNKNOWN
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinite"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e9 else f"{rounded:.3g}"
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a time with three digits: ``0.34 s``, ``2.08 min``, ``3.12 h``, ``2.9 days``."""
+    if seconds is None:
+        return UNKNOWN
+    for least, unit_seconds, unit in ((3, 86_400.0, "days"), (2, 3600.0, "h"), (2, 60.0, "min")):
+        if seconds >= least * unit_seconds:
+            return f"{digits3(seconds / unit_seconds)} {unit}"
+    return f"{digits3(seconds)} s"

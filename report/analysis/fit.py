@@ -1,17 +1,22 @@
-"""The cost model's parameters, fitted to calibrations of finished runs."""
+"""The costs of finished runs' steps, from their calibrations, and the cost model's parameters fitted to them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.cluster import nodes_of_workers, workers_by_node
 from ...core.errors import UsageError
+from ...core.units import parse_bandwidth
+from ...records.store.jsonl import DamagedRunError
+from ..runs.cpu_starvation import cpu_starvation
+from ..runs.run import Run, diverged, real_batch
 from .cost_model import (
     BACKWARD_SHARE,
     WIRE_BYTES,
@@ -26,7 +31,208 @@ from .cost_model import (
     server_rounds,
     traffic,
 )
-from .observations import SAME, Observed
+
+# Equal among the runs of one fit: their steps are the same work on the same processors.
+SAME = ("backend", "model", "data", "precision", "optimizer", "procs_per_node", "cores_per_node", "threads_per_task")
+_LENGTH_ALONE = frozenset({"steps", "epochs", "examples", "until"})  # change the length of a run, and no step
+_SHORTEST_SECONDS = 1e-12  # of a step; less is no step
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Seconds of a worker's step."""
+
+    node: int
+    kind: str  # the node's processor and its share
+    own: float  # work on a whole batch
+    half_own: float | None  # on half a batch (None for a batch of one)
+    communicate: float | None  # exchange of its payload alone
+    message: float | None  # exchange of a few bytes (None for a single worker)
+    step: float  # in training
+    direct: tuple[float, float, float] | None = None  # exchange, message and step tried with the direct exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A run's step costs, from its calibration."""
+
+    name: str
+    mode: str
+    same: Mapping[str, Any]
+    nodes: int
+    procs_per_node: int
+    ps: int
+    batch_size: int
+    half_batch_size: int
+    global_batch_size: int
+    batch_tokens: int | None
+    payload_bytes: int
+    bytes_per_second: float | None  # limit of each node's link
+    shared_cores: bool
+    server_cores: float  # of node 0
+    nodes_sharing_cores: int
+    served_bytes: tuple[int, int] | None  # sent and received by parameter servers' links, None if unknown or shared
+    workers: tuple[Worker, ...]
+    reported_examples_per_second: float | None = None  # includes the time between steps
+    exchange: Exchange = "native"
+    tried: bool = False  # `exchange` is not the run's own
+    untried: str | None = None  # why the direct exchange was not tried
+    compiled: bool = False
+    contended: bool = False  # CPU contention
+
+    def with_exchange(self, exchange: Exchange) -> Observed | None:
+        """Return the observation with an exchange, the run's own or one tried after it, if any."""
+        if exchange == self.exchange:
+            return self
+        tried = [(worker, worker.direct) for worker in self.workers if worker.direct is not None]
+        if exchange != "direct" or len(tried) < len(self.workers):
+            return None
+        workers = tuple(replace(worker, communicate=whole, message=few, step=step) for worker, (whole, few, step) in tried)
+        return replace(self, workers=workers, exchange=exchange, tried=True, reported_examples_per_second=None)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether communication was calibrated."""
+        return all(worker.communicate is not None and worker.message is not None for worker in self.workers)
+
+    @property
+    def slowest(self) -> float:
+        """Seconds of own work on the slowest kind of node; differences within a kind are chance."""
+        kinds = {worker.kind for worker in self.workers}
+        return max(self.mean("own", [worker for worker in self.workers if worker.kind == kind]) for kind in kinds)
+
+    def mean(self, figure: str, workers: Sequence[Worker] | None = None) -> float:
+        """Return the mean of a figure over the workers."""
+        return fmean(getattr(worker, figure) for worker in (self.workers if workers is None else workers))
+
+    @property
+    def examples_per_second(self) -> float:
+        """The throughput of all workers while they train."""
+        if self.mode == "sync":
+            return self.global_batch_size / self.mean("step")
+        return sum(self.batch_size / worker.step for worker in self.workers)
+
+
+def _check_fit_for_use(run: Run) -> Mapping[str, Any]:
+    summary, job, calibration, path = run.summary, run.job, run.calibration, run.path
+    if (since := diverged(summary)) is not None:
+        raise UsageError(
+            f"run: the loss of {str(path)!r} was not finite (NaN or infinite) {since}: its speed is not that of training, and nothing is "
+            "predicted from it. Take another run."
+        )
+    if calibration is None or summary.get("time_shares") is None:
+        raise UsageError(
+            f"run: {str(path)!r} is not calibrated, and a prediction rests on that (it is {summary['state']}). A run is calibrated when it "
+            "comes to its end, unless it was started with --no-calibrate: train a short one again."
+        )
+    if not run.nodes:
+        raise UsageError(f"run: {str(path)!r} has no env.json, which says what its nodes are. Take another run.")
+    by_node = workers_by_node(job["procs_per_node"], job["nodes"])
+    if len(set(by_node)) > 1:
+        numbers = ", ".join(map(str, by_node))
+        raise UsageError(
+            f"run: {str(path)!r} has nodes with different numbers of workers ({numbers}), and a prediction is for nodes that are alike. "
+            "Take another run."
+        )
+    changed = {field for segment in job.get("segments", ())[1:] for field in segment.get("changed") or {}} - _LENGTH_ALONE
+    if summary["resumed"] and changed:
+        named = ", ".join(sorted(changed))
+        raise UsageError(
+            f"run: {str(path)!r} was resumed with other settings ({named}), so that its steps are not alike. Take another run."
+        )
+    return calibration
+
+
+def observe(run: Run) -> Observed:
+    """Return the observation of a run. Raises UsageError if no prediction can be based on it."""
+    calibration = _check_fit_for_use(run)
+    _expect_agreement(run, calibration)
+    summary, job = run.summary, run.job
+    steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
+    if (
+        len(steps) != summary["workers"]
+        or min((seconds or 0.0) for seconds in steps.values()) < _SHORTEST_SECONDS
+        or {one["worker"] for one in calibration["workers"]} != set(steps)
+    ):
+        raise UsageError(
+            f"run: {str(run.path)!r} is too short: a worker in it made no update, or was not there at its end. Train for longer."
+        )
+    server_cores, per_node = _cores(job, run.nodes[0], 0), workers_by_node(job["procs_per_node"], job["nodes"])[0]
+    return Observed(
+        name=run.name,
+        mode=job["mode"],
+        same={
+            **{name: job.get(name) for name in SAME},
+            "cores_per_node": sorted(set(job["cores_per_node"] or ())),
+            "threads_per_task": job["threads_per_task"][-1],  # of the last node, which has workers only
+        },
+        nodes=job["nodes"],
+        procs_per_node=per_node,
+        ps=job["ps"],
+        batch_size=calibration["batch_size"],
+        half_batch_size=calibration["half_batch_size"] or calibration["batch_size"],
+        global_batch_size=real_batch(job, summary["global_batch_size"]),
+        batch_tokens=job.get("batch_tokens"),
+        payload_bytes=calibration["payload_bytes"],
+        bytes_per_second=None if job["bandwidth"] is None else parse_bandwidth(job["bandwidth"]) / 8,
+        shared_cores=server_cores < per_node * job["threads_per_task"][0] + 1,
+        server_cores=server_cores,
+        nodes_sharing_cores=summary["nodes_sharing_cores"] or 1,
+        served_bytes=_served_bytes(job, summary["per_node"]),
+        workers=tuple(_worker(run, calibration, figures, steps[figures["worker"]]) for figures in calibration["workers"]),
+        reported_examples_per_second=summary["examples_per_second"],
+        exchange=job.get("exchange") or "native",
+        untried=calibration.get("direct_untried"),
+        compiled=bool(summary.get("compiled")),
+        contended=cpu_starvation(summary) is not None,
+    )
+
+
+def _expect_agreement(run: Run, calibration: Mapping[str, Any]) -> None:
+    nodes, by_node = run.job["nodes"], workers_by_node(run.job["procs_per_node"], run.job["nodes"])
+    places = nodes_of_workers(by_node)
+    workers = len(places)
+    counts = {"summary.json": run.summary["nodes"], "env.json": len(run.nodes), "summary.json's per_node": len(run.summary["per_node"])}
+    wrong = {name: f"{count} nodes" for name, count in counts.items() if count != nodes}
+    numbers = {one["worker"]: one["node"] for one in calibration["workers"]}
+    if len(numbers) < len(calibration["workers"]) or any(worker >= workers or node != places[worker] for worker, node in numbers.items()):
+        wrong["calibration.json"] = "other workers, or other nodes for them"
+    if len(run.job.get("threads_per_task", ())) != nodes:
+        wrong["its threads_per_task"] = "another number of nodes"
+    if wrong:
+        found = ", ".join(f"{name} has {text}" for name, text in wrong.items())
+        raise DamagedRunError(f"{run.path}: job.json has {nodes} nodes with {workers} workers, but {found}; they do not belong together.")
+
+
+def _cores(job: Mapping[str, Any], host: Mapping[str, Any], node: int) -> float:
+    limits = job["cores_per_node"]
+    return float(host["cores_available"] if limits is None else limits[node if len(limits) > 1 else 0])
+
+
+def _worker(run: Run, calibration: Mapping[str, Any], figures: Mapping[str, Any], step: float) -> Worker:
+    node, half = figures["node"], figures["half_compute_seconds"]
+    share = calibration["half_batch_size"] / calibration["batch_size"] if half is not None else 0.0
+    host = run.nodes[node]
+    exchange, message, tried = (figures.get(name) for name in ("direct_seconds", "direct_message_seconds", "direct_step_seconds"))
+    return Worker(
+        node=node,
+        kind=f"{_cores(run.job, host, node):g} cores of {host['cpu_model']}",
+        own=figures["data_seconds"] + figures["compute_seconds"],
+        half_own=None if half is None else figures["data_seconds"] * share + half,
+        communicate=figures["communicate_seconds"],
+        message=figures["message_seconds"],
+        step=step,
+        direct=None if exchange is None or message is None or tried is None else (exchange, message, tried),
+    )
+
+
+def _served_bytes(job: Mapping[str, Any], per_node: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    """Return (sent, received); several servers' links also carry their workers' traffic."""
+    counts = [per_node[0][f"network_{way}_bytes"] for way in ("sent", "received")]
+    if job["mode"] == "sync" or job["nodes"] == 1 or job["ps"] > 1 or None in counts:
+        return None
+    return counts[0], counts[1]
+
 
 SMALLER_WINDOW_COST = 1e-3  # added to the squared relative errors: an error of 3 %, about a calibration's repeatability
 Vector = NDArray[np.float64]
@@ -50,24 +256,7 @@ class Fitted:
 
 def fit(runs: Sequence[Observed], exchange: Exchange | None = None) -> Fitted:
     """Fit the model to runs, sync ones with `exchange`. Raises UsageError if their work differs."""
-    first = runs[0]
-    for other in runs[1:]:
-        for name in SAME:
-            if first.same[name] != other.same[name]:
-                raise UsageError(
-                    f"run: {first.name!r} and {other.name!r} are not the same work: {name} is {first.same[name]} and {other.same[name]}. "
-                    "Runs of one prediction may differ in mode, nodes, batch size and bandwidth."
-                )
-        if first.payload_bytes != other.payload_bytes:
-            raise UsageError(
-                f"run: {first.name!r} and {other.name!r} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes."
-            )
-    for other in runs[1:]:
-        if other.compiled != runs[0].compiled:
-            on, off = (runs[0], other) if runs[0].compiled else (other, runs[0])
-            raise UsageError(
-                f"run: {on.name!r} computed compiled steps, and {off.name!r} others (compile): what computing takes is not one figure."
-            )
+    _expect_same_work(runs)
     own: list[Exchange] = [run.exchange for run in runs if run.mode == "sync" and run.communicates]
     chosen = exchange or (own[0] if own else "native")
     runs = [run.with_exchange(chosen) or run if run.mode == "sync" else run for run in runs]
@@ -82,10 +271,30 @@ def fit(runs: Sequence[Observed], exchange: Exchange | None = None) -> Fitted:
     return Fitted(
         runs=tuple(runs),
         compute=compute,
-        ring=ring or replace(_ring_like(server) if server else Ring(), exchange=chosen),
+        ring=ring or replace(_ring_like(server), exchange=chosen),
         server=server or _server_like(ring or Ring(), shared),
         measured=measured,
     )
+
+
+def _expect_same_work(runs: Sequence[Observed]) -> None:
+    first, *others = runs
+    for other in others:
+        both = f"run: {first.name!r} and {other.name!r}"
+        for name in SAME:
+            if first.same[name] != other.same[name]:
+                raise UsageError(
+                    f"{both} are not the same work: {name} is {first.same[name]} and {other.same[name]}. "
+                    "Runs of one prediction may differ in mode, nodes, batch size and bandwidth."
+                )
+        if first.payload_bytes != other.payload_bytes:
+            raise UsageError(f"{both} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes.")
+    for other in others:
+        if other.compiled != first.compiled:
+            on, off = (first, other) if first.compiled else (other, first)
+            raise UsageError(
+                f"run: {on.name!r} computed compiled steps, and {off.name!r} others (compile): what computing takes is not one figure."
+            )
 
 
 def _refuse_unknown(runs: Sequence[Observed], exchange: Exchange) -> None:
@@ -127,7 +336,10 @@ def fit_ring(runs: Sequence[Observed], compute: Compute) -> Ring:
     exchange_of = runs[0].exchange
     whole = [traffic(exchange_of, run.payload_bytes, len(run.workers)) for run in runs]
     few = [traffic(exchange_of, 0.0, len(run.workers)) for run in runs]
-    beyond = [max(0.0, run.mean("communicate") - _on_link(run)) for run in runs]
+    wired = [
+        on_link(exchange_of, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte for run in runs
+    ]
+    beyond = [max(0.0, run.mean("communicate") - seconds) for run, seconds in zip(runs, wired, strict=True)]
     messages = [
         min(run.mean("message") * all_of.messages / small.messages, rest)
         for run, all_of, small, rest in zip(runs, whole, few, beyond, strict=True)
@@ -193,7 +405,7 @@ def _against(run: Observed, server: Server) -> list[tuple[float, float, float]]:
         ("communicate", cycles(0.0, run.payload_bytes, once), 1.0),
         ("step", cycles(run.mean("own"), run.payload_bytes, server), math.sqrt(2)),
     ]
-    groups = (run.beside_server, run.elsewhere)
+    groups = [[worker for worker in run.workers if (worker.node < run.ps) is near] for near in (True, False)]
     return [
         (predicted[place], run.mean(figure, group), weight)
         for figure, predicted, weight in measured
@@ -213,23 +425,13 @@ def _link(run: Observed) -> Link:
     return Link(run.bytes_per_second)
 
 
-def _on_link(run: Observed) -> float:
-    return on_link(run.exchange, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte
-
-
-def _ring_like(server: Server) -> Ring:
-    return Ring(
-        hop_seconds=(server.service_seconds + server.worker_seconds) / 2,
-        seconds_per_byte=server.service_seconds_per_byte + server.worker_seconds_per_byte,
-    )
+def _ring_like(server: Server | None) -> Ring:
+    if server is None:
+        return Ring()
+    hop = (server.service_seconds + server.worker_seconds) / 2
+    return Ring(hop, server.service_seconds_per_byte + server.worker_seconds_per_byte)
 
 
 def _server_like(ring: Ring, shared: bool) -> Server:
     per_byte = ring.seconds_per_byte
     return Server(ring.hop_seconds, per_byte, ring.hop_seconds, per_byte, WIRE_BYTES, shared_cores=shared)
-
-
-def describe(fitted: Fitted, topology: Topology) -> dict[str, Any]:
-    """Return the fitted figures by name, for JSON."""
-    cost = fitted.ring if topology == "ring" else fitted.server
-    return {"compute": asdict(fitted.compute), topology: asdict(cost)}

@@ -1,9 +1,13 @@
-"""Verdicts on a run's loss curves, learning rates and training set."""
+"""Verdicts on a run's loss curves, its learning rates, training set and checkpoint files."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,11 +17,11 @@ from ...core.update_rules import explained_schedule
 from ...metrics import LOSS
 from ...records.store.schema import EvalRecord
 from ...records.summary import read_job
-from ...records.text import bytes_text, count_text, figure_text
+from ...records.text import bytes_text, count_text, figure_text, saving_text
 from ..runs.run import Run, diverged, number
 from ..runs.series_arrays import Floats, StepSeries
 from ..runs.summary_rows import Searched, scored_at_the_end
-from .answer import Answer, digits3
+from .evidence import Answer, digits3
 
 State = Literal["improving", "flat", "rising", "overfitting", "worsening", "unclear"]
 LEAST_EVALUATIONS = 8  # for a trend and its noise
@@ -262,34 +266,77 @@ def training_set(run: Run) -> Answer | None:
     if "train" not in sizes:
         return None
     stored: Mapping[str, Any] = (dataset.get("stored") or {}).get("train") or {}
-    amount, elements = stored.get("bytes"), stored.get("elements") or {}
+    amount, elements, text = stored.get("bytes"), stored.get("elements") or {}, bool(dataset.get("vocabulary_sizes"))
     figures = {
         "name": dataset.get("name"),
         "examples": sizes["train"],
         "test_examples": sizes.get("test"),
         "bytes": amount,
-        "lines": sizes["train"] * len(elements) if _is_text(dataset) and elements else None,
-        "tokens": dict(elements) if _is_text(dataset) else None,
+        "lines": sizes["train"] * len(elements) if text and elements else None,
+        "tokens": dict(elements) if text else None,
         "elements": dict(elements),
         "epochs_trained": run.summary.get("epochs"),
     }
-    return Answer("training_set", "training set", one_line(_size_text(dataset, figures)), figures)
+    return Answer("training_set", "training set", one_line(_size_text(figures, text=text)), figures)
 
 
-def _is_text(dataset: Mapping[str, Any]) -> bool:
-    return bool(dataset.get("vocabulary_sizes"))
-
-
-def _size_text(dataset: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+def _size_text(figures: Mapping[str, Any], *, text: bool) -> str:
     lines = figures["lines"]
     of = f" ({count_text(lines)} lines)" if lines is not None and lines != figures["examples"] else ""
     parts = [f"{count_text(figures['examples'])} examples{of} of {figures['name'] or 'an unnamed dataset'}"]
     parts.append("size not recorded by the version that wrote it" if figures["bytes"] is None else bytes_text(figures["bytes"]))
-    what = "tokens" if _is_text(dataset) else "elements"
-    parts += [f"{count_text(number)} {what} of {column}" for column, number in figures["elements"].items()]
+    parts += [f"{count_text(number)} {'tokens' if text else 'elements'} of {column}" for column, number in figures["elements"].items()]
     if figures["epochs_trained"] is not None:
         epochs = digits3(figures["epochs_trained"])
         parts.append(f"{epochs} epoch{'s' if epochs != '1' else ''}")
     if figures["test_examples"]:
         parts.append(f"{count_text(figures['test_examples'])} test examples")
     return ", ".join(parts)
+
+
+MOST_FILES = 1000  # checked of a checkpoint, and of its folder: external folders may have any number
+_NAME = re.compile(r"step-(\d{9,30})")  # a checkpoint's folder, by its updates
+MOST_FILES_NAMED = 4
+
+
+def checkpoint_files(run: Run) -> Answer | None:
+    """Return the newest checkpoint's files, and the number and bytes of all; None without."""
+    sizes = [(path, found) for path in _newest_first(run.path / "checkpoints") if (found := _files(path))]
+    if not sizes:
+        return None
+    newest, files = sizes[0]
+    saving = (run.summary.get("checkpoints") if run.has_summary else None) or {}
+    whole, every = sum(files.values()), sum(sum(found.values()) for _, found in sizes)
+    figures: dict[str, Any] = {
+        "newest": newest.name,
+        "files": [{"name": name, "bytes": size} for name, size in files.items()],
+        "bytes": whole,
+        "kept": len(sizes),
+        "kept_bytes": every,
+        **{name: saving.get(name) for name in ("stall_seconds", "write_seconds")},
+    }
+    largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{name} {bytes_text(size)}" for name, size in largest[:MOST_FILES_NAMED])
+    more = f" and {len(files) - MOST_FILES_NAMED} more" if len(files) > MOST_FILES_NAMED else ""
+    cost = f"; {saving_text(saving)}" if saving.get("saved") else ""
+    text = f"{newest.name} has {bytes_text(whole)}: {named}{more}; {len(sizes)} kept, {bytes_text(every)} in total{cost}"
+    return Answer("checkpoint_files", "checkpoint files", one_line(text), figures)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, MOST_FILES) if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    numbered = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
+    return [folder / name for _, name in sorted(numbered, reverse=True)]
+
+
+def _files(folder: Path) -> dict[str, int]:
+    try:
+        with os.scandir(folder) as entries:
+            kept = [entry for entry in islice(entries, MOST_FILES) if entry.is_file(follow_symlinks=False)]
+            return dict(sorted((entry.name, entry.stat(follow_symlinks=False).st_size) for entry in kept))
+    except FileNotFoundError:
+        return {}

@@ -1,4 +1,4 @@
-"""Quality of configurations: ranking, significance and divergence.
+"""Quality of configurations: ranking, significance and divergence; agreement of the losses of runs that should train alike.
 
 A value is the headline metric of the last test evaluation, averaged over sync runs of one seed, which train alike. Means are compared by
 Welch's test at 95 %; for single values the significance is unknown.
@@ -12,11 +12,15 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...core.setting import LOSS as LOSSES
 from ...core.setting import METRICS, TRANSLATIONS
 from ...metrics import LOSS, MetricInfo
 from ...metrics.base import SHARES_OF_EXAMPLES
 from ...records.text import figure_text
+from ..compare.caveats import changed_on_resume
 from ..compare.factors import RULES
 from ..compare.ratios import CONFIDENCE, interval_of_arithmetic_mean, mean_difference
 from ..runs.run import Run, diverged, number
@@ -89,11 +93,13 @@ def judge_quality(
     """Return the quality of configurations, each given by its runs."""
     # `keys` are equal for equal settings; `comparable` returns the largest comparable set in a kind of figures among some configurations.
     places = range(len(groups))
-    info = _headline(groups)
+    headlines = [group[0].metrics[0] for group in groups if group[0].metrics]
+    info = max(dict.fromkeys(headlines), key=headlines.count, default=None)
     broken = {place: why for place in places if (why := _not_finite(groups[place], info)) is not None}
     if info is None:
         return Quality(diverged=_with_the_same_key(broken, keys))
-    known = [place for place in places if all(_is_judged_by(run, info) for run in groups[place])]
+    learnable = [all(run.metrics[:1] == (info,) and not run.summary.get("synthetic") for run in group) for group in groups]
+    known = [place for place in places if learnable[place]]
     values = tuple(_values(groups[place], info) if place in known and place not in broken else () for place in places)
     trained = [place for place in known if values[place]]
     translated = bool(known) and info.name in groups[known[0]][0].translation_metrics
@@ -101,7 +107,8 @@ def judge_quality(
     alike = _of_one_measure(groups, comparable(kind, trained), translated=translated)
     idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in trained}
     learnt = not trained or any(why is None for place in trained for why in idle[place])
-    whys = {place: _behind(groups, values, idle, alike, place, info) for place in alike}
+    finals = _Finals(groups, values, info)
+    whys = {place: finals.learnt_nothing(place, alike, idle[place]) for place in alike}
     behind = {
         place: why[0] if len(groups[place]) == 1 else f"{len(why)} of {len(groups[place])} runs: {why[0]}"
         for place, why in whys.items()
@@ -117,35 +124,69 @@ def judge_quality(
     quality = Quality(info, values, found, learnt, still, frozenset(rest), undecided=undecided, kind=kind)
     if not (open_ended and rest and len(alike) > 1 and (differ or len(rest) == 1)):
         return quality
-    ordered = sorted(rest, key=lambda place: math.fsum(values[place]) / len(values[place]), reverse=info.better == "higher")
-    worse, unknown = _significance(groups, values, ordered, info)
+    ordered = sorted(rest, key=finals.mean, reverse=info.better == "higher")
+    worse, unknown = finals.behind_best(ordered)
     return replace(quality, leads=True, best=ordered[0], worse=worse, unknown=unknown, undecided=bool(unknown))
 
 
-def _significance(
-    groups: Sequence[Sequence[Run]], values: Sequence[Sequence[float]], ordered: Sequence[int], info: MetricInfo
-) -> tuple[frozenset[int], frozenset[int]]:
-    repeated = next((place for place in ordered if len(values[place]) > 1), ordered[0])
-    tests = max(1, len(ordered) * (len(ordered) - 1) // 2)
-    worse, unknown = set(), set()
-    for rank, place in enumerate(ordered[1:], start=1):
-        ahead = {ordered[0], *([repeated] if repeated in ordered[:rank] else [])}
-        results = [_significant(groups, values, other, place, info, tests) for other in ahead]
-        if True in results:
-            worse.add(place)
-        elif None in results:
-            unknown.add(place)
-    return frozenset(worse), frozenset(unknown)
+@dataclass(frozen=True, slots=True)
+class _Finals:
+    """The final `values` of `info`, by configuration."""
 
+    groups: Sequence[Sequence[Run]]
+    values: Sequence[Sequence[float]]
+    info: MetricInfo
 
-def _headline(groups: Sequence[Sequence[Run]]) -> MetricInfo | None:
-    found = [group[0].metrics[0] for group in groups if group[0].metrics]
-    return max(dict.fromkeys(found), key=found.count, default=None)
+    def mean(self, place: int) -> float:
+        return math.fsum(self.values[place]) / len(self.values[place])
 
+    def differ(self, one: int, other: int, tests: int = 1) -> bool | None:
+        """Return whether two configurations differ significantly; None if unknown."""
+        ours, theirs = self.values[one], self.values[other]
+        difference, half = mean_difference(ours, theirs, tests)
+        if half is None:
+            return None
+        if half == 0.0:
+            if self.info.name not in SHARES_OF_EXAMPLES:
+                return None if difference else False
+            examples = min(_examples(self.groups[place][0]) for place in (one, other))
+            sigmas = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / tests / 2)
+            half = sigmas * _standard_error_of_difference(ours[0], theirs[0], examples)
+        return abs(difference) > half
 
-def _is_judged_by(run: Run, info: MetricInfo) -> bool:
-    """Return whether a run is judged by a metric: random data has nothing to learn."""
-    return run.metrics[:1] == (info,) and not run.summary.get("synthetic")
+    def behind_best(self, ordered: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
+        """Return which are significantly worse than the best, and of which that is unknown."""
+        repeated = next((place for place in ordered if len(self.values[place]) > 1), ordered[0])
+        tests = max(1, len(ordered) * (len(ordered) - 1) // 2)
+        worse, unknown = set(), set()
+        for rank, place in enumerate(ordered[1:], start=1):
+            ahead = {ordered[0], *([repeated] if repeated in ordered[:rank] else [])}
+            results = [self.differ(other, place, tests) for other in ahead]
+            if True in results:
+                worse.add(place)
+            elif None in results:
+                unknown.add(place)
+        return frozenset(worse), frozenset(unknown)
+
+    def learnt_nothing(self, place: int, among: Sequence[int], idle: Sequence[str | None]) -> list[str]:
+        """Return why runs of a configuration have learnt nothing, if others are better."""
+        # Shares of the test examples are tested per run (two proportions); a run more than half-way from guessing to the best has learnt.
+        # For other metrics no repeat may have learnt, and another configuration or all of its runs must be better.
+        suspects = [(run, why) for run, why in zip(self.groups[place], idle, strict=True) if why is not None]
+        if suspects and self.info.name in SHARES_OF_EXAMPLES:
+            best = max((run for other in among for run in self.groups[other]), key=lambda run: _final(run, self.info) or 0.0)
+            return [why for run, why in suspects if _behind_best(run, best, self.info)]
+        if not suspects or len(suspects) < len(self.groups[place]):
+            return []
+        mine = self.values[place]
+        for other in among:
+            theirs = self.values[other]
+            if other == place or not self.info.improves(self.mean(other), self.mean(place)):
+                continue
+            apart = min(len(mine), len(theirs)) > 1 and all(self.info.improves(one, each) for one in theirs for each in mine)
+            if apart or self.differ(other, place):
+                return [why for _, why in suspects]
+        return []
 
 
 def _of_one_measure(groups: Sequence[Sequence[Run]], places: Sequence[int], *, translated: bool) -> list[int]:
@@ -208,63 +249,15 @@ def _examples(run: Run) -> int:
     return max(1, int((run.summary.get("eval") or {}).get("examples") or 1))
 
 
-def _behind(
-    groups: Sequence[Sequence[Run]],
-    values: Sequence[Sequence[float]],
-    idle: Mapping[int, Sequence[str | None]],
-    alike: Sequence[int],
-    place: int,
-    info: MetricInfo,
-) -> list[str]:
-    """Return why runs of a configuration have learnt nothing, if others are better."""
-    # Shares of the test examples are tested per run (two proportions); a run more than half-way from guessing to the best has learnt. For
-    # other metrics no repeat may have learnt, and another configuration or all of its runs must be better.
-    suspects = [(run, why) for run, why in zip(groups[place], idle[place], strict=True) if why is not None]
-    if not suspects:
-        return []
-    if info.name in SHARES_OF_EXAMPLES:
-        best = max((run for other in alike for run in groups[other]), key=lambda run: _final(run, info) or 0.0)
-        return [why for run, why in suspects if _better_share(best, run, info) and _less_than_half_learnt(run, best, info)]
-    if len(suspects) < len(groups[place]):
-        return []
-    for other in alike:
-        mine, theirs = values[place], values[other]
-        if other == place or not info.improves(math.fsum(theirs) / len(theirs), math.fsum(mine) / len(mine)):
-            continue
-        apart = min(len(mine), len(theirs)) > 1 and all(info.improves(one, each) for one in theirs for each in mine)
-        if apart or _significant(groups, values, other, place, info, 1):
-            return [why for _, why in suspects]
-    return []
-
-
-def _less_than_half_learnt(run: Run, best: Run, info: MetricInfo) -> bool:
-    chance = _chance(run) or 0.0
-    return (_final(run, info) or 0.0) < (chance + (_final(best, info) or 0.0)) / 2
-
-
-def _better_share(one: Run, other: Run, info: MetricInfo) -> bool:
-    larger, smaller = _final(one, info) or 0.0, _final(other, info) or 0.0
-    return larger - smaller > _standard_error_of_difference(larger, smaller, min(_examples(one), _examples(other))) * _SIGMAS
+def _behind_best(run: Run, best: Run, info: MetricInfo) -> bool:
+    larger, smaller = _final(best, info) or 0.0, _final(run, info) or 0.0
+    error = _standard_error_of_difference(larger, smaller, min(_examples(best), _examples(run)))
+    return larger - smaller > error * _SIGMAS and smaller < ((_chance(run) or 0.0) + larger) / 2
 
 
 def _standard_error_of_difference(one: float, other: float, examples: int) -> float:
     together = min(max((one + other) / 2, 0.0), 1.0)
     return math.sqrt(2 * together * (1 - together) / examples)
-
-
-def _significant(
-    groups: Sequence[Sequence[Run]], values: Sequence[Sequence[float]], one: int, other: int, info: MetricInfo, tests: int
-) -> bool | None:
-    ours, theirs = values[one], values[other]
-    difference, half = mean_difference(ours, theirs, tests)
-    if half is None:
-        return None
-    if half == 0.0:
-        if info.name not in SHARES_OF_EXAMPLES:
-            return None if difference else False
-        examples = min(_examples(groups[one][0]), _examples(groups[other][0]))
-        half = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / tests / 2) * _standard_error_of_difference(ours[0], theirs[0], examples)
-    return abs(difference) > half
 
 
 def _train_differently(firsts: Sequence[Run]) -> bool:
@@ -276,3 +269,63 @@ def _train_differently(firsts: Sequence[Run]) -> bool:
 def _with_the_same_key(found: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
     spoilt = {keys[place]: why for place, why in found.items()}
     return {place: found.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}
+
+
+EQUAL_WITHIN = 1e-4  # relative difference of equal losses: the effect of other kernels and orders of summation
+MOST_PAIRS = 20
+_MAY_DIFFER = frozenset({"budget", "until", "patience", "trainer"})  # settings without effect on the updates that two runs have in common
+_DECIDING = [rule for rule in RULES if (LOSSES in rule.confounds or rule.key == "global_batch_size") and rule.key not in _MAY_DIFFER]
+
+
+@dataclass(frozen=True, slots=True)
+class LossAgreement:
+    """Agreement of the losses of two runs."""
+
+    run: str
+    other: str
+    updates: int  # common to both
+    identical: bool
+    largest: float  # largest relative difference
+    parts_at: int | None  # first update, from 1, with a difference above `EQUAL_WITHIN`, if any
+    losses: tuple[float, float] | None  # of both at that update
+
+
+def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
+    """Return how sync runs agree with the first one of equal loss settings and seed."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        if run.summary["mode"] == "sync" and not _changed_course(run):
+            groups.setdefault(tuple(rule.value(run) for rule in _DECIDING), []).append(run)
+    found: list[LossAgreement] = []
+    for first, *others in groups.values():
+        held = others[: MOST_PAIRS - len(found)]
+        losses = first.step_series().loss if held else np.zeros(0, np.float32)
+        agreements = [_agreement(first.name, losses, other) for other in held]
+        found += [agreement for agreement in agreements if agreement is not None]
+    return found
+
+
+def _changed_course(run: Run) -> bool:
+    """Return whether a resume changed loss settings: the job has only the last ones."""
+    batch = {"global_batch_size", "accumulate"}
+    if run.job.get("global_batch_size") is None:
+        batch |= {"batch_size", "nodes", "procs_per_node"}
+    return not batch.union(["mode"], (rule.key for rule in _DECIDING)).isdisjoint(changed_on_resume(run))
+
+
+def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreement | None:
+    theirs = other.step_series().loss
+    updates = min(len(mine), len(theirs))
+    if not updates:
+        return None
+    ours, its = mine[:updates].astype(np.float64), theirs[:updates].astype(np.float64)
+    same = (ours == its) | (np.isnan(ours) & np.isnan(its))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.abs(ours - its) / np.maximum(np.abs(ours), np.abs(its))
+    relative = np.where(same, 0.0, np.where(np.isfinite(relative), relative, np.inf))
+    apart = np.flatnonzero(relative > EQUAL_WITHIN)
+    identical, largest = bool(same.all()), float(relative.max())
+    if not len(apart):
+        return LossAgreement(other.name, name, updates, identical, largest, None, None)
+    first = int(apart[0])
+    return LossAgreement(other.name, name, updates, identical, largest, first + 1, (float(ours[first]), float(its[first])))

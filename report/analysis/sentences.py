@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ...core.console import one_line
-from ...records.text import duration_text, rate_text, seconds_text
+from ...metrics.base import MetricInfo
+from ...records.text import duration_text, figure_text, number_text, rate_text, seconds_text
 from ..compare.factors import RULES, some_of
 from ..compare.formats import text_width
 from ..compare.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
+from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, real_batch
-from .axis import AxisVerdict
-from .conclusion import Best, Conclusion, Limit, cautions
-from .evidence import NAMES, percent
-from .loss_agreement import agreements_told, learnt_told, quality_told
-from .set_ups import (
+from .conclusion import AxisVerdict, Best, Conclusion, Limit, cautions
+from .configurations import (
     SPEED_FIGURE,
-    Figure,
-    SetUp,
-    SetUps,
+    Configuration,
+    ConfigurationSet,
     counted,
+    differing,
     interval_text,
     ratio_text,
     shown,
     times_text,
     value_text,
 )
-from .set_ups import TARGET_FIGURE as TARGET
-from .verdict import Explanation
+from .configurations import TARGET_FIGURE as TARGET
+from .explanation_text import held_back
+from .quality import EQUAL_WITHIN, LossAgreement
 
+_rate = partial(rate_text, unit="")
 SHARED = ("model", "data", "backend", "mode", "nodes", "global_batch_size")  # settings in the head if equal for all configurations
 
 
@@ -66,34 +68,29 @@ class Told:
     @property
     def named(self) -> list[tuple[str, tuple[str, ...]]]:
         """The parts below the axes that have sentences, with their names."""
-        parts = (
-            ("Quality", self.learnt),
-            ("Bottleneck", self.why),
-            ("Recommendation", self.next),
-            ("Loss agreement", self.losses),
-            ("Caveats", self.mind),
-        )
-        return [(name, sentences) for name, sentences in parts if sentences]
+        parts = {"Quality": self.learnt, "Bottleneck": self.why, "Recommendation": self.next}
+        parts |= {"Loss agreement": self.losses, "Caveats": self.mind}
+        return [(name, sentences) for name, sentences in parts.items() if sentences]
 
     @property
     def sentences(self) -> list[str]:
         """All sentences."""
-        axes = [line.sentence for line in self.axes]
-        return [self.head, *self.best, *axes, *self.learnt, *self.why, *self.next, *self.losses, *self.mind]
+        parts = [sentence for _, sentences in self.named for sentence in sentences]
+        return [self.head, *self.best, *(line.sentence for line in self.axes), *parts]
 
 
 def told(conclusion: Conclusion) -> Told:
     """Return the sentences of a conclusion."""
-    found = conclusion.set_ups
+    found = conclusion.configurations
     unrepeated, many = _unrepeated(found), len(found.all)
     speed = SPEED_FIGURE in conclusion.figures
-    best = quality_told(found, speed=speed)
+    best = [*quality_told(found, speed=speed)]
     advised = max((len(one.runs) for one in found.all), default=0) < _USUAL_REPEATS
     restated = {id(one): verdict for one in conclusion.best for verdict in conclusion.verdicts if _restates(verdict, one)}
     best += [_best(one, restated.get(id(one)), unrepeated, many, advised) for one in conclusion.best]
     quality_alone = found.quality.leads and sum(map(found.ranks, found.all)) == 1
     best += [_why_no_best(found)] if speed and not conclusion.best and not quality_alone else []
-    best += _missed(found) if TARGET in conclusion.figures else []
+    best += [*_missed(found)] if TARGET in conclusion.figures else []
     by_target = {one.axis for one in conclusion.verdicts if one.figure == TARGET.key and one.ratio is not None}  # decided there
     lines = [
         _axis_line(one, unrepeated, advised)
@@ -118,18 +115,18 @@ def _lines(sentences: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(one_line, sentences))
 
 
-def _why_no_best(found: SetUps) -> str:
+def _why_no_best(found: ConfigurationSet) -> str:
     if len(found.all) == 1:
         speeds = found.all[0].figures(SPEED_FIGURE)
         speed = f", with a throughput of {_rate(geometric_mean(speeds))} examples/s (n = {len(speeds)})" if speeds else ""
         return f"There is only one configuration{speed}."
-    if found.without_speed:
-        names = some_of(found.without_speed)
-        return f"Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat {names}."
+    if void := [run.name for one in found.all if not timed_runs(one.runs) for run in one.runs]:
+        contention = "CPU contention from other programs leaves no two configurations to compare"
+        return f"Throughput is not compared: {contention}; repeat {some_of(void)}."
     return "No winner: no two configurations are comparable."
 
 
-def _unrepeated(found: SetUps) -> str:
+def _unrepeated(found: ConfigurationSet) -> str:
     counts = [len(one.runs) for one in found.all]
     if min(counts, default=0) > 1:
         return "CPU contention leaves fewer than two repeats of some"
@@ -139,7 +136,7 @@ def _unrepeated(found: SetUps) -> str:
 _USUAL_REPEATS = 3  # advised if the scatter is unknown
 
 
-def _head(found: SetUps) -> str:
+def _head(found: ConfigurationSet) -> str:
     every = found.all
     runs = sum(len(one.runs) for one in every)
     counts = {len(one.runs) for one in every}
@@ -181,24 +178,25 @@ def _restates(verdict: AxisVerdict, best: Best) -> bool:
     )
 
 
-def _told_of_quality(verdict: AxisVerdict, found: SetUps) -> bool:
+def _told_of_quality(verdict: AxisVerdict, found: ConfigurationSet) -> bool:
     axis = next(one for one in found.axes if one.key == verdict.axis)
     groups = [group for group in found.strata(axis) if len(group) > 1]
     return found.quality.leads and bool(groups) and all(sum(map(found.ranks, group)) < 2 for group in groups)
 
 
-def _best(one: Best, restated: AxisVerdict | None, unrepeated: str, set_ups: int, advised: bool) -> str:
+def _best(one: Best, restated: AxisVerdict | None, unrepeated: str, configurations: int, advised: bool) -> str:
     what = _does(one)
     if one.left:
         what = f"{what}, of {counted(one.compared, 'comparable configuration')}"
     if one.worst is None or one.over_worst is None:
-        return f"{one.set_up.label} {what}{'; no other does in every run' if one.figure is TARGET and set_ups > 1 else ''}."
-    times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{_slowest(one)}{_interval(one.over_worst)}"
+        return f"{one.configuration.label} {what}{'; no other does in every run' if one.figure is TARGET and configurations > 1 else ''}."
+    slowest = "" if one.compared <= 2 else ", the slowest of them" if one.left else ", the slowest"
+    times = f"{times_text(one.over_worst.ratio)} as fast as {one.worst.label}{slowest}{_interval(one.over_worst)}"
     if restated is None:
         significance = _significance(one.over_worst, unrepeated)
     else:
         significance = _sure(one.over_worst, restated.repeats, unrepeated, advised)
-    return f"{one.set_up.label} {what}{_rivals(one)}: {times}; {significance}."
+    return f"{one.configuration.label} {what}{_rivals(one)}: {times}; {significance}."
 
 
 MOST_RIVALS = 2  # named if not significantly worse than the best
@@ -208,13 +206,10 @@ def _rivals(one: Best) -> str:
     if not one.rivals:
         return ""
     rivals = [(other, other.figures(one.figure)) for other in one.rivals[:MOST_RIVALS]]
-    named = [f"{other.label} ({_value(one.figure, geometric_mean(values))}, n = {len(values)})" for other, values in rivals]
+    show = duration_text if one.figure is TARGET else lambda value: f"{_rate(value)} examples/s"
+    named = [f"{other.label} ({show(geometric_mean(values))}, n = {len(values)})" for other, values in rivals]
     more = [f"{len(one.rivals) - MOST_RIVALS} more"] if len(one.rivals) > MOST_RIVALS else []
     return f", not significantly {'before' if one.figure is TARGET else 'more than'} {' and '.join([*named, *more])}"
-
-
-def _value(figure: Figure, value: float) -> str:
-    return duration_text(value) if figure is TARGET else f"{_rate(value)} examples/s"
 
 
 def _interval(found: Ratio) -> str:
@@ -226,39 +221,29 @@ def _interval(found: Ratio) -> str:
 MOST_MISSED = 4  # named if they missed the target
 
 
-def _missed(found: SetUps) -> list[str]:
-    by_goal: dict[str, list[SetUp]] = {}
+def _missed(found: ConfigurationSet) -> Iterator[str]:
+    by_goal: dict[str, list[Configuration]] = {}
     for one in found.all:
         if one.missed_target:
             by_goal.setdefault(one_line(str(one.row.figures["target"])), []).append(one)
-    lines = []
     for goal, missed in by_goal.items():
         named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MOST_MISSED]]
         more = f" and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
         every = len(missed) == len(found.all)
         what = f"No configuration reached {goal} in every run" if every else f"Not reached in every run ({goal})"
-        lines.append(f"{what}: {', '.join(named)}{more}.")
-    return lines
-
-
-def _slowest(one: Best) -> str:
-    return "" if one.compared <= 2 else ", the slowest of them" if one.left else ", the slowest"
+        yield f"{what}: {', '.join(named)}{more}."
 
 
 def _does(one: Best) -> str:
     within = ""
     if one.interval is not None:
         low, high = map(duration_text if one.figure is TARGET else _rate, one.interval)
-        within = f"geometric mean; {interval_text(low, high, widened=one.set_up.contended)}, "
-    interval = f" ({within}n = {len(one.set_up.figures(one.figure))})"
+        within = f"geometric mean; {interval_text(low, high, widened=one.configuration.contended)}, "
+    interval = f" ({within}n = {len(one.configuration.figures(one.figure))})"
     if one.figure is TARGET:
-        goal = one_line(str(one.set_up.row.figures["target"]))
+        goal = one_line(str(one.configuration.row.figures["target"]))
         return f"reaches {goal} first, after {duration_text(one.value)}{interval}"
     return f"has the highest throughput, {_rate(one.value)} examples/s{interval}"
-
-
-def _rate(value: float) -> str:
-    return rate_text(value).removesuffix("/s")
 
 
 def _significance(found: Ratio, unrepeated: str) -> str:
@@ -311,32 +296,15 @@ def _opposed(one: AxisVerdict) -> str:
     return "".join(f"; {words} {', '.join(named)}" for words, named in said.items() if named)
 
 
-def _limits(limits: Sequence[Limit]) -> list[str]:
-    """Return each bottleneck with the time of equal examples, as fractions do not compare."""
-    first = limits[0].set_up.typical_run if limits else None
+def _limits(limits: Sequence[Limit]) -> Iterator[str]:
+    """Yield each bottleneck with the time of equal examples, as fractions do not compare."""
+    first = limits[0].configuration.typical_run if limits else None
     batch = None if first is None else first.summary.get("global_batch_size")
     examples = None if first is None or not batch else real_batch(first.job, batch)
-    found = []
     for limit in limits:
-        speeds = limit.set_up.figures(SPEED_FIGURE)
+        speeds = limit.configuration.figures(SPEED_FIGURE)
         takes = f" ({examples:,} examples take {seconds_text(examples / geometric_mean(speeds))})" if examples and speeds else ""
-        found.append(f"{limit.set_up.label}: {held_back(limit.explanation)}{takes}.")
-    return found
-
-
-def held_back(found: Explanation) -> str:
-    """Return the bottleneck of a run in a few words: ``communication, 68% of the step time``."""
-    if found.verdict == "starved":
-        return "CPU contention from other programs"
-    if found.verdict == "unknown":
-        return "unknown, as the run has no calibration"
-    shares = {**found.run_fractions, **found.step_fractions} if found.verdict in found.step_fractions else found.run_fractions
-    if found.verdict in shares:
-        of = "step" if found.verdict in found.step_fractions else "run"
-        return f"{NAMES[found.verdict]}, {percent(shares[found.verdict])} of the {of} time"
-    largest = sorted(found.step_fractions.items(), key=lambda item: -item[1])[:2]
-    parts = " and ".join(f"{NAMES[name]} {percent(share)}" for name, share in largest)
-    return f"no single bottleneck{f', {parts} of the step time' if parts else ''}"
+        yield f"{limit.configuration.label}: {held_back(limit.explanation)}{takes}."
 
 
 def _next(conclusion: Conclusion) -> list[str]:
@@ -347,7 +315,7 @@ def _next(conclusion: Conclusion) -> list[str]:
         for place, one in enumerate(conclusion.advice)
     ]
     check = "; check the quality" if any(one.caution for one in conclusion.advice) else ""
-    return [f"{conclusion.limits[0].set_up.label}: {'; '.join(gains)} (estimated{check})."]
+    return [f"{conclusion.limits[0].configuration.label}: {'; '.join(gains)} (estimated{check})."]
 
 
 QUESTION = "Comparison"
@@ -409,3 +377,122 @@ def as_lines(told: Told) -> list[str]:
     """Return every sentence as a line."""
     head, *others = told.sentences
     return [f"{QUESTION} of {head}.", *others]
+
+
+_MOST_REACHED = 2  # configurations named as reaching a quality
+
+
+def quality_told(found: ConfigurationSet, *, speed: bool = True) -> Iterator[str]:
+    """Yield sentences on the best quality and on runs not ranked; `speed`: throughput follows."""
+    quality, every = found.quality, found.all
+    if quality.leads and quality.best is not None:
+        name = one_line(quality.info.label) if quality.info is not None else ""
+        interval = quality.interval(quality.best)
+        within = "" if interval is None else f"95 % CI {'–'.join(map(_figure(quality.info), interval))}, "
+        others = [place for place in sorted(quality.judged) if place != quality.best]
+        kinds = {
+            "significantly worse:": [place for place in others if place in quality.worse],
+            "not significantly worse:": [place for place in others if place not in quality.worse | quality.unknown],
+            "significance unknown against": [place for place in others if place in quality.unknown],
+        }
+        named = {kind: [f"{every[place].label}, {quality.text(place)}" for place in places] for kind, places in kinds.items()}
+        rest = "".join(f"; {kind} {some_of(those)}" for kind, those in named.items() if those)
+        yield f"{every[quality.best].label} has the best test {name}, {quality.text(quality.best, within)}{rest}."
+    if quality.diverged:
+        yield f"Diverged, so not ranked: {some_of([f'{every[place].label} ({why})' for place, why in quality.diverged.items()])}."
+    if not quality.learnt:
+        worth = "its first evaluation or on guessing the most common class"
+        yield f"No run improved on {worth}{', so only throughput is ranked' * speed}."
+    outside: dict[str, list[str]] = {}
+    for place, one in enumerate(every):
+        if quality.leads and place not in quality.judged | quality.diverged.keys():
+            outside.setdefault(differing(found.why_not_judged(one)), []).append(one.label)
+    for why, labels in outside.items():
+        yield f"Not ranked, as the quality is not comparable{why}: {some_of(labels)}."
+    if quality.undecided and not quality.leads:
+        yield "The configurations train differently, and their quality is not comparable: no recommendation."
+    elif quality.unknown:
+        single = "one run each" if all(len(one.runs) == 1 for one in every) else "too few repeats of other seeds"
+        yield f"The configurations train differently, and with {single} the significance is unknown: no recommendation."
+    elif speed and quality.leads and sum(map(found.ranks, every)) == 1 and len(every) > 1:
+        yield "Throughput is not ranked: no other configuration has comparable quality."
+
+
+def learnt_told(found: ConfigurationSet) -> list[str]:
+    """Return a sentence on the best and the worst quality, if comparable and without target."""
+    quality, every = found.quality, found.all
+    runs = [run for one in every for run in one.runs]
+    info = quality.info
+    if len(every) < 2 or info is None or any(run.summary.get("target") is not None or run.summary.get("synthetic") for run in runs):
+        return []
+    places = [place for place in range(len(every)) if place not in quality.diverged]
+    means = {place: mean for place in places if (mean := quality.mean(place)) is not None and place in quality.judged - quality.idle}
+    if len(means) < 2 or (len(means) < len(places) and not quality.leads):
+        return []
+    ordered = sorted(means, key=means.__getitem__, reverse=info.better == "higher")
+    best, worst = ordered[0], ordered[-1]
+    name, shown = one_line(info.label), _figure(info)
+    if means[best] == means[worst]:
+        return [f"Final test {name}: {shown(means[best])} in all configurations."]
+    lowest = (min if info.better == "higher" else max)(value for place in means for value in quality.values[place])
+    until = f"--until '{info.name}{_that_all_reach(info, lowest)}'"
+    if quality.leads:
+        repeats = "all repeats of " * any(len(quality.values[place]) > 1 for place in means)
+        reached = f"{len(means)} configurations" if len(means) > _MOST_REACHED else " and ".join(every[place].label for place in ordered)
+        return [f"Rerun with {until}, which {repeats}{reached} reached, to compare time to {name}."]
+    both = f"best {quality.text(best)} with {every[best].label}, worst {quality.text(worst)} with {every[worst].label}"
+    return [f"Final test {name}: {both}. Rerun with {until}, which all runs reached, to compare time to {name}."]
+
+
+def _figure(info: MetricInfo | None) -> Callable[[float], str]:
+    return partial(figure_text, "" if info is None else info.name)
+
+
+def _that_all_reach(info: MetricInfo, worst: float) -> str:
+    """Return a target of two digits that the worst value reaches: ``>=0.81``."""
+    unit = (10.0 ** (math.floor(math.log10(abs(worst))) - 1) if worst else 1.0) or abs(worst)
+    if info.better == "higher":
+        return f">={math.floor(worst / unit) * unit:.6g}"
+    return f"<={math.ceil(worst / unit) * unit:.6g}"
+
+
+MOST_PAIRS_TOLD = 2  # more pairs are only counted
+
+
+def agreements_told(found: Sequence[LossAgreement]) -> Iterator[str]:
+    """Yield the agreement of pairs of runs as sentences; many pairs are grouped."""
+    together = len(found) > MOST_PAIRS_TOLD
+    same = [one for one in found if together and one.parts_at is None and one.identical]
+    near = [one for one in found if together and one.parts_at is None and not one.identical]
+    parts = [one for one in found if one.parts_at is not None or not together]
+    of = f"of {counted(len(found), 'pair')} of runs"
+    if same:
+        yield f"{len(same)} {of}: bitwise identical over {_updates(same)}."
+    if near:
+        difference = f"(largest difference {max(one.largest for one in near):.1e})"
+        yield f"{len(near)} {of} agree within {EQUAL_WITHIN:.2%} over {_updates(near)} {difference}."
+    if len(parts) <= MOST_PAIRS_TOLD:
+        yield from map(_agreement_told, parts)
+        return
+    places = sorted(one.parts_at or 0 for one in parts)
+    last = "" if places[0] == places[-1] else f" to {places[-1] - 1:,}"
+    yield f"{len(parts)} {of} of one seed agree within {EQUAL_WITHIN:.2%} up to update {places[0] - 1:,}{last}."
+
+
+def _updates(found: Sequence[LossAgreement]) -> str:
+    least, most = (choose(one.updates for one in found) for choose in (min, max))
+    return counted(least, "update") if least == most else f"{least:,} to {most:,} updates"
+
+
+def _agreement_told(one: LossAgreement) -> str:
+    pair = f"{one.run} and {one.other}"
+    over = f"over {counted(one.updates, 'update')}"
+    if one.identical:
+        return f"{pair}: bitwise identical {over}."
+    if one.parts_at is None or one.losses is None:
+        return f"{pair} agree within {EQUAL_WITHIN:.2%} {over} (largest difference {one.largest:.1e})."
+    mine, theirs = one.losses
+    told = f"({number_text(theirs, 6)} and {number_text(mine, 6)})"
+    if one.parts_at == 1:
+        return f"{pair} differ from the first update on {told}."
+    return f"{pair} agree within {EQUAL_WITHIN:.2%} until they diverge at update {one.parts_at:,} of {one.updates:,} {told}."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from ...records.text import bytes_text, seconds_text
 from ..runs.run import Run
 from ..runs.series import pauses, training_clock
 from ..runs.series_arrays import Floats, NodeSeries, StepSeries
-from .answer import LEAST_POINTS, Answer, correlation, digits3, grid_of, on_grid
-from .evidence import NAMES, bits_text, busiest, percent
+from .evidence import NAMES, Answer, bits_text, digits3, percent
 from .verdict import NEARLY_ALL, Explanation, NodeView
 
 MOST_NAMED = 3  # nodes named one by one; of more only the least and most busy
@@ -93,16 +93,18 @@ def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
         by = f"all {len(nodes)} nodes" if counted == len(nodes) else f"{counted} of {len(nodes)} nodes"
         own = digits3(nodes[0].cpu_cores_used)
         return f"{digits3(used)} of {digits3(cores)} shared cores ({percent(used / cores)}) by {by}, {own} by node 0"
-    known = sorted((view for view in nodes if view.cpu_fraction is not None), key=lambda view: view.cpu_fraction or 0.0)
-    if len(known) <= MOST_NAMED:
-        known.sort(key=lambda view: view.node)
-    named = known if len(known) <= MOST_NAMED else [known[0], known[-1]]
+    known = [view for view in nodes if view.cpu_fraction is not None]
     each = ", ".join(
         f"node {view.node} {digits3(view.cpu_cores_used)} of {digits3(view.cores_available)} cores ({percent(view.cpu_fraction)})"
-        for view in named
+        for view in _some(known, lambda view: view.cpu_fraction)
     )
-    of = f"least and most busy of {len(known)} nodes: " if len(known) > MOST_NAMED else ""
-    return f"{of}{each}"
+    return f"{f'least and most busy of {len(known)} nodes: ' if len(known) > MOST_NAMED else ''}{each}"
+
+
+def _some(views: Sequence[NodeView], figure: Callable[[NodeView], float | None]) -> Sequence[NodeView]:
+    """Return all nodes, or of many the ones with the lowest and the highest figure."""
+    ordered = sorted(views, key=lambda view: figure(view) or 0.0)
+    return sorted(views, key=lambda view: view.node) if len(views) <= MOST_NAMED else [ordered[0], ordered[-1]]
 
 
 def _unknown_text(unknown: Sequence[int]) -> str:
@@ -114,12 +116,11 @@ def _unknown_text(unknown: Sequence[int]) -> str:
     return f"; unknown for {len(unknown):,} nodes ({named})"
 
 
-def _gpu_text(gpus: list[NodeView]) -> str:
-    ordered = sorted(gpus, key=lambda view: view.gpu_utilization or 0.0)
-    least, most = ordered[0], ordered[-1]
-    named = [least] if least is most else [least, most] if len(gpus) > MOST_NAMED else sorted(gpus, key=lambda view: view.node)
-    each = ", ".join(f"node {view.node} {percent(view.gpu_utilization)} of the time" for view in named)
-    return f"{_verdict(least.gpu_utilization or 0.0, most.gpu_utilization or 0.0, 'GPUs')}: {each}"
+def _gpu_text(gpus: Sequence[NodeView]) -> str:
+    used = [view.gpu_utilization or 0.0 for view in gpus]
+    some = _some(gpus, lambda view: view.gpu_utilization)
+    each = ", ".join(f"node {view.node} {percent(view.gpu_utilization)} of the time" for view in some)
+    return f"{_verdict(min(used), max(used), 'GPUs')}: {each}"
 
 
 def _threads_text(explanation: Explanation) -> str | None:
@@ -145,6 +146,70 @@ def _waits_text(explanation: Explanation, waits: Mapping[str, float]) -> str | N
     return f"of the run time: {named}"
 
 
+LEAST_POINTS = 10  # minimum intervals of a correlation
+MOST_POINTS = 2000  # maximum intervals of a run
+CONSTANT = 0.02  # coefficient of variation below which a series is constant but for clock jitter
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Intervals of equal length: their `edges` [k + 1] in seconds on the run clock."""
+
+    edges: Floats
+
+    @property
+    def seconds(self) -> float:
+        """The length of an interval."""
+        return float(self.edges[1] - self.edges[0])
+
+
+def grid_of(nodes: Sequence[NodeSeries], began: float, until: float, least_seconds: float = 0.0) -> Grid | None:
+    """Return intervals at least `least_seconds` and a sampling interval long, if two or more."""
+    times = [node.time_seconds for node in nodes if len(node.time_seconds) > 1]
+    if not times:
+        return None
+    began, until = max(began, min(float(own[0]) for own in times)), min(until, max(float(own[-1]) for own in times))
+    apart = np.concatenate([np.diff(own) for own in times])
+    apart = apart[apart > 0]
+    if not len(apart) or not until > began:
+        return None
+    width = max(float(np.median(apart)), least_seconds)
+    count = min(MOST_POINTS, int((until - began) / width))
+    return Grid(np.linspace(began, until, count + 1)) if count >= 2 else None
+
+
+def on_grid(grid: Grid, time_seconds: Floats, per_second: Floats) -> Floats:
+    """Return the mean rate since the sample before, by interval [k]; NaN if half is unknown."""
+    if len(time_seconds) < 2:
+        return np.full(len(grid.edges) - 1, np.nan)
+    order = np.argsort(time_seconds, kind="stable")
+    times, rates = time_seconds[order], per_second[order]
+    lengths = np.diff(times)
+    known = np.isfinite(rates[1:])
+    amount = np.concatenate([[0.0], np.cumsum(np.where(known, np.where(known, rates[1:], 0.0) * lengths, 0.0))])
+    covered = np.concatenate([[0.0], np.cumsum(np.where(known, lengths, 0.0))])
+    amounts, seconds = np.diff(np.interp(grid.edges, times, amount)), np.diff(np.interp(grid.edges, times, covered))
+    enough = seconds >= 0.5 * grid.seconds
+    return np.where(enough, amounts / np.where(enough, seconds, 1.0), np.nan)
+
+
+def varies(values: Floats) -> bool:
+    """Return whether finite values [k] are not constant."""
+    mean = float(np.mean(np.abs(values))) if len(values) else 0.0
+    return bool(mean > 0 and float(np.std(values)) > CONSTANT * mean)
+
+
+def correlation(first: Floats, second: Floats) -> tuple[float | None, int]:
+    """Return Pearson's r (None: too few, or constant) and the number of known intervals."""
+    known = np.isfinite(first) & np.isfinite(second)
+    count = int(known.sum())
+    one, other = first[known], second[known]
+    if count < LEAST_POINTS or not varies(one) or not varies(other):
+        return None, count
+    one, other = (one - one.mean()) / one.std(), (other - other.mean()) / other.std()
+    return float(np.clip(np.mean(one * other), -1.0, 1.0)), count
+
+
 MOST_NODES_IN_TABLE = 16  # the first nodes, compared in 240 pairs
 FOLLOWS = 0.7  # correlation from which on half of the variance is shared
 _CAUSES = {
@@ -163,7 +228,7 @@ def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries])
     limited, limit_text = _limit(explanation)
     began = explanation.evidence.part_began_seconds or 0.0
     pairs = pair_correlations(nodes, began, run.summary["run_seconds"])
-    link = busiest(explanation.evidence.links)
+    link = explanation.evidence.busiest_link
     figures = {
         "limit": limited,
         "step_fraction": explanation.step_fractions.get("network") if explanation.calibrated else None,
@@ -178,7 +243,7 @@ def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries])
 
 
 def _limit(explanation: Explanation) -> tuple[bool | None, str]:
-    link = busiest(explanation.evidence.links)
+    link = explanation.evidence.busiest_link
     full = (
         "" if link is None else f"node {link.node} uses {percent(link.fraction)} of its {bits_text(link.limit_bytes_per_second or 0)} link"
     )
@@ -227,24 +292,16 @@ def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
         why = f"{most} samples of at least {LEAST_POINTS}" if most < LEAST_POINTS else pairs[0]["why"]
         return f"correlation of received and sent rates between nodes not computed: {why}"
     ordered = sorted(known, key=lambda pair: pair["correlation"])
-    low, high = ordered[0], ordered[-1]
+    low, high = (ordered[place]["correlation"] for place in (0, -1))
+    follow = "follow" if low >= FOLLOWS else "partly follow" if high >= FOLLOWS else "do not follow"
+    listed = known if len(known) <= 2 else [ordered[0], ordered[-1]]
+    named = [(f"{pair['sender']}→{pair['receiver']}", digits3(pair["correlation"])) for pair in listed]
     if len(known) <= 2:
-        each = ", ".join(f"{_pair(pair)} {digits3(pair['correlation'])}" for pair in known)
-        return f"received rates {_follows(low, high)} sent rates: correlation {each} ({low['samples']} samples)"
-    return (
-        f"received rates {_follows(low, high)} sent rates: correlation {digits3(low['correlation'])} ({_pair(low)}) to "
-        f"{digits3(high['correlation'])} ({_pair(high)}) over {len(known)} pairs of nodes ({low['samples']} samples)"
-    )
-
-
-def _pair(pair: Mapping[str, Any]) -> str:
-    return f"{pair['sender']}→{pair['receiver']}"
-
-
-def _follows(low: Mapping[str, Any], high: Mapping[str, Any]) -> str:
-    if low["correlation"] >= FOLLOWS:
-        return "follow"
-    return "partly follow" if high["correlation"] >= FOLLOWS else "do not follow"
+        each = ", ".join(f"{pair} {r}" for pair, r in named)
+    else:
+        each = f"{' to '.join(f'{r} ({pair})' for pair, r in named)} over {len(known)} pairs of nodes"
+    samples = f"{ordered[0]['samples']} samples"
+    return f"received rates {follow} sent rates: correlation {each} ({samples})"
 
 
 FLAT = 0.05  # coefficient of variation below which a step time is constant

@@ -2,33 +2,133 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any
 
+from ...records.text import number_text, rate_text, seconds_text
 from ..runs.cpu_starvation import CpuStarvation, cpu_starvation
 from ..runs.run import Run
-from .evidence import Evidence, Link, NetworkCause, message_fraction, network_cause, read_evidence
-from .exchange_costs import ExchangeCosts, exchange_costs
-from .time_shares import BESIDE_TRAINING, TRAINING_COMPONENTS, Shares, Worker, around_training, node_fractions
+from .evidence import (
+    BESIDE_TRAINING,
+    TRAINING_COMPONENTS,
+    Evidence,
+    Link,
+    NetworkCause,
+    Shares,
+    Worker,
+    around_training,
+    percent,
+    read_evidence,
+    step_fractions,
+)
 
-__all__ = ["Evidence", "Explanation", "NodeView", "explain", "read_evidence"]
-Verdict = Literal[
-    "starved",
-    "compute",
-    "network",
-    "data",
-    "peers",
-    "idle",
-    "evaluating",
-    "translating",
-    "saving",
-    "profiling",
-    "other",
-    "mixed",
-    "unclear",
-    "unknown",
-]
+BAND = 0.25  # relative error of an estimate; all on a quiet machine were within it (docs/where-the-time-goes.md)
+SLOWER = "the calibration was slower than the run itself"  # why communication is unknown
+UNMEASURABLE = "too little to be measured"  # if an exchange of a few bytes took as long as the whole
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeCosts:
+    """The exchange of a sync step that computation does not hide, in seconds of one step."""
+
+    exchange: str
+    step_seconds: float
+    messages_seconds_per_step: float | None = None  # an exchange of a few bytes; None without a usable calibration, as the next two
+    bytes_seconds_per_step: float | None = None  # added by the gradients' bytes, None if unknown
+    around_seconds_per_step: float | None = None  # the rest beyond these and own work
+    messages_fraction: float | None = None  # of the step
+    exchange_fraction_at_most: float | None = None  # `hidden_exchange`
+    direct_exchange_step_seconds_estimate: float | None = None  # calibrated with ``--exchange direct``, as all below
+    direct_exchange_steps_per_second_estimate: float | None = None
+    direct_exchange_steps_per_second_low: float | None = None
+    direct_exchange_steps_per_second_high: float | None = None
+    direct_exchange_speedup_estimate: float | None = None
+    no_estimate: str | None = None  # the reason, if there is none
+
+
+def exchange_costs(evidence: Evidence, *, starved: bool) -> ExchangeCosts | None:
+    """Return a sync exchange's costs, if calibrated; no estimate if `starved` (CPU contention)."""
+    calibrated = evidence.calibrated_workers
+    known = [entry for entry in calibrated if entry["communicate_seconds"] and entry["message_seconds"]]
+    if evidence.summary["mode"] != "sync" or evidence.shares is None or not known or len(known) < len(calibrated):
+        return None
+    step, exchange = fmean(worker.step_seconds for worker in evidence.workers), evidence.job.get("exchange") or "native"
+    if (most := hidden_exchange(evidence)) is not None:
+        reason = None if exchange != "native" else SLOWER
+        return ExchangeCosts(exchange, step, exchange_fraction_at_most=most, no_estimate=reason)
+    seen = fmean(worker.communicate_seconds for worker in evidence.workers)
+    whole = fmean(entry["communicate_seconds"] for entry in known)
+    few = fmean(entry["message_seconds"] for entry in known)
+    messages = min(whole, few)
+    shown = min(1.0, seen / whole)  # of the exchange; computing hides the rest
+    costs = ExchangeCosts(
+        exchange=exchange,
+        step_seconds=step,
+        messages_seconds_per_step=shown * messages,
+        bytes_seconds_per_step=None if few > whole else shown * (whole - messages),
+        around_seconds_per_step=max(0.0, seen - whole),
+        messages_fraction=shown * messages / step,
+    )
+    return costs if exchange != "native" else _with_estimate(costs, evidence.calibration or {}, starved=starved)
+
+
+def hidden_exchange(evidence: Evidence) -> float | None:
+    """Return the maximum fraction of communication, if the calibration was slower than the run."""
+    # Own work fills the step there, so the maximum is the exchange calibrated alone, or the calibration's spread.
+    entries, shares = evidence.calibrated_workers, evidence.shares
+    steps = {worker.worker: worker.step_seconds for worker in evidence.workers if worker.communicate_seconds <= 1e-9 * worker.step_seconds}
+    slower = any(entry["data_seconds"] + entry["compute_seconds"] > steps.get(entry["worker"], math.inf) for entry in entries)
+    if shares is None or not slower or len(steps) < len(evidence.workers) or evidence.summary["workers"] == 1:
+        return None
+    alone = max((entry["communicate_seconds"] or 0.0) / steps[entry["worker"]] for entry in entries if entry["worker"] in steps)
+    return min(1.0, max(alone, shares.slowest.spread))
+
+
+def _with_estimate(costs: ExchangeCosts, calibration: Mapping[str, Any], *, starved: bool) -> ExchangeCosts:
+    tried = [entry["direct_step_seconds"] for entry in calibration["workers"] if entry.get("direct_step_seconds")]
+    if starved or not tried:
+        untried = calibration.get("direct_untried") or "the version that made this run did not measure it"
+        return replace(costs, no_estimate="other programs had the cores" if starved else untried)
+    step = fmean(tried)
+    spread = max(entry.get("direct_spread") or 0.0 for entry in calibration["workers"])
+    factor = 1 + math.hypot(BAND, spread)
+    return replace(
+        costs,
+        direct_exchange_step_seconds_estimate=step,
+        direct_exchange_steps_per_second_estimate=1 / step,
+        direct_exchange_steps_per_second_low=1 / step / factor,
+        direct_exchange_steps_per_second_high=1 / step * factor,
+        direct_exchange_speedup_estimate=costs.step_seconds / step,
+    )
+
+
+def exchange_text(costs: ExchangeCosts) -> str:
+    """Return the communication costs and the estimate for the direct all-reduce as text."""
+    step = f"communication in a step of {seconds_text(costs.step_seconds)} (mean without the first updates)"
+    if costs.messages_seconds_per_step is None:
+        return f"{step}: unknown, at most about {percent(costs.exchange_fraction_at_most)}, as {SLOWER}"
+    parts = {
+        "latency": costs.messages_seconds_per_step,
+        "transfer of the bytes": costs.bytes_seconds_per_step,
+        "framework overhead and waiting around the all-reduce": costs.around_seconds_per_step,
+    }
+    shown = [f"{name} {seconds_text(cost)} ({percent(cost / costs.step_seconds)})" for name, cost in parts.items() if cost]
+    shown += [] if costs.bytes_seconds_per_step is not None else [f"transfer of the bytes {UNMEASURABLE}"]
+    spent = f"{step}: {', '.join(shown)}"
+    if costs.exchange != "native":
+        return f"{spent}, with --exchange {costs.exchange}"
+    if costs.direct_exchange_steps_per_second_estimate is None:
+        return f"{spent}; the gain of --exchange direct is unknown: {costs.no_estimate}"
+    rates = [getattr(costs, f"direct_exchange_steps_per_second_{name}") for name in ("estimate", "low", "high")]
+    rate, low, high, now = (rate_text(value, "") for value in (*rates, 1 / costs.step_seconds))
+    faster = f"{number_text(costs.direct_exchange_speedup_estimate, 2)} × the {now} of these steps"
+    return f"{spent}; estimated with --exchange direct: {rate} steps/s ({low} to {high}), {faster}"
+
+
+Verdict = str  # a component of `NAMES`; starved: by other programs; mixed: nothing dominates; unclear; unknown: no calibration
 SLOW = 1.5  # times the median worker's own work
 DOMINANT = 0.4  # below this share nothing dominates
 LEAST_DIFFERENCE = 0.05  # repeats on a shared machine differ by so much; a smaller lead decides nothing
@@ -56,7 +156,7 @@ class NodeView:
 class Explanation:
     """The verdict on a run."""
 
-    verdict: Verdict  # starved: by other programs; mixed: nothing dominates; unknown: no calibration
+    verdict: Verdict
     candidates: tuple[str, ...]  # of an unclear verdict, within the uncertainty
     network_cause: NetworkCause | None  # why communication is slow, if it is
     message_fraction: float | None
@@ -102,15 +202,11 @@ class Explanation:
             "training_fraction": self.training_fraction,
             **{name: self.evidence.summary.get(name) for name in _RESTARTS},
             "exchange_costs": None if self.exchange_costs is None else asdict(self.exchange_costs),
-            "nodes": [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes],
+            "nodes": [{**asdict(node), "link": node.link.to_json()} for node in self.nodes],
         }
 
 
 _RESTARTS = ("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds")  # of a summary
-
-
-def _link_json(link: Link) -> dict[str, Any]:
-    return {**asdict(link), "sent_fraction": link.sent_fraction, "received_fraction": link.received_fraction}
 
 
 def explain(run: Run) -> Explanation:
@@ -129,19 +225,17 @@ def _judged(evidence: Evidence) -> Explanation:
     if shares is None:
         around = around_training(evidence.summary)
         long = [component for component in (*BESIDE_TRAINING, "other") if around[component] > LARGEST_UNSEEN]
-        verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
         views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
-        return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, evidence)
+        return Explanation(long[0] if long else "unknown", tuple(long), None, None, None, None, around, {}, {}, views, evidence)
     exchange = shares.step["network"]
     seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
-    cause = network_cause(exchange, evidence.links, evidence.calibration, seconds) if exchange >= NOTABLE else None
+    cause = evidence.network_cause(exchange, seconds) if exchange >= NOTABLE else None
     short = _saturated_node(evidence) if cause != "link" else None
     verdict, candidates = _ranked(shares, short is not None)
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
     views = tuple(_view(evidence, node, cause, short) for node in range(len(evidence.summary["per_node"])))
-    message = message_fraction(evidence.calibration)
     figures = (shares.run, shares.uncertainty, shares.step)
-    return Explanation(verdict, candidates, cause, message, slow, shares.slowness, *figures, views, evidence)
+    return Explanation(verdict, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
 
 
 LARGEST_UNSEEN = 0.5  # without calibration, a component above this is the verdict
@@ -170,10 +264,7 @@ def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, .
         return "mixed", tuple(component for component in order if shares.run[component] >= shares.run[largest] / 2)
     near = [component for component in order if _certain_lead(shares, largest, component) <= LEAST_DIFFERENCE]
     candidates = list(dict.fromkeys(name for component in near for name in _named(component, shares, short_of_cores)))
-    if len(candidates) > 1:
-        return "unclear", tuple(candidates)
-    verdict: Verdict = candidates[0]  # type: ignore[assignment]
-    return verdict, (verdict,)
+    return "unclear" if len(candidates) > 1 else candidates[0], tuple(candidates)
 
 
 def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float:
@@ -203,7 +294,7 @@ def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, .
 def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
     figures = evidence.summary["per_node"][node]
     own = [worker for worker in evidence.workers if worker.node == node]
-    step = node_fractions(evidence.workers, node)
+    step = step_fractions(own) if own else None
     gpu = _gpu_utilization(figures["gpus"] or ())
     return NodeView(
         node,
@@ -256,9 +347,6 @@ def _limit(
     if largest == "network" and short is not None:
         return "CPU" if node == short else "peer"
     if largest == "network":
-        return "link" if cause == "link" and not _serves_itself(evidence, node) else "exchange"
+        serves_itself = evidence.summary["mode"] == "async" and evidence.summary["parameter_servers"] == 1 and node == 0
+        return "link" if cause == "link" and not serves_itself else "exchange"
     return {"data": "data", "peers": "peer"}[largest]
-
-
-def _serves_itself(evidence: Evidence, node: int) -> bool:
-    return evidence.summary["mode"] == "async" and evidence.summary["parameter_servers"] == 1 and node == 0

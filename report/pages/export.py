@@ -28,7 +28,7 @@ from ...records.store.jsonl import finite_json
 from ...records.store.schema import EvalRecord, SystemRecord
 from ...records.store.summary_schema import type_parts
 from ..compare.formats import write_csv as write_rows
-from ..runs.index import FIGURES, row_type, run_row
+from ..runs.query import FIGURES, row_type, run_row
 from ..runs.run import Run, labelled
 from ..runs.series import smoothed, training_clock
 from ..runs.series_arrays import Floats, Integers, StepSeries

@@ -1,13 +1,17 @@
-"""The parts of a chart for both renderers, Plotly and matplotlib."""
+"""The parts of a chart for both renderers, Plotly and matplotlib, and the lines of configurations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from ..analysis.configurations import Configuration, ConfigurationSet, called, configuration_set
+from ..compare.factors import some_of
+from ..runs.cpu_starvation import contention_judged
+from ..runs.run import Run
 from ..runs.series import POINTS, thinned
 from ..runs.series_arrays import Floats
 
@@ -239,3 +243,118 @@ def _short(names: Sequence[str], characters: int) -> dict[str, str]:
 def kinds(marks: Sequence[Mark]) -> list[Mark]:
     """Return a mark of each kind, for a legend."""
     return list({mark.kind: mark for mark in marks}.values())
+
+
+REPEATS = "Line: mean over the repeats, up to where the shortest ends. Band: minimum to maximum. Thin pale line: a repeat that ran longer."
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A configuration with its repeats, or a run without figures, and how it is drawn."""
+
+    number: int
+    label: str
+    stroke: Stroke
+    part: str  # name of its small multiple
+    runs: tuple[Run, ...]
+    configuration: Configuration | None
+    timed: tuple[Run, ...]  # without CPU contention, drawn over time
+    repeated: bool = False  # whether some line of the picture has repeats
+
+    def named(self, count: int) -> str:
+        """Return the label, with the number of drawn runs if some line of the picture has repeats."""
+        return f"{self.label} (n={count})" if self.repeated else self.label
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines, the contended runs, and the keys of the axes that colour and dash show."""
+
+    all: tuple[Line, ...]
+    left_out: tuple[Run, ...]
+    configurations: ConfigurationSet | None
+    coloured: str | None = None
+    dashed: str | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the small multiples; one empty name if there are none."""
+        return tuple(dict.fromkeys(line.part for line in self.all))
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs."""
+        return [run for line in self.all for run in line.runs]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a line represents several runs."""
+        return any(len(line.runs) > 1 for line in self.all)
+
+    @property
+    def note(self) -> str:
+        """The note on repeats and CPU contention; may be empty."""
+        return " ".join(filter(None, [REPEATS if self.repeated else "", self.left_out_note]))
+
+    @property
+    def left_out_note(self) -> str:
+        """The note on runs with CPU contention, or with unknown contention; may be empty."""
+        unjudged = [run.name for line in self.all for run in line.runs if run.has_summary and not contention_judged(run.summary)]
+        names = some_of([run.name for run in self.left_out])
+        every = len(self.left_out) == len(self.runs)
+        void = f"Not drawn over time, because of CPU contention from other programs: {names}."
+        void = "All runs had CPU contention from other programs: their speeds and times are not their own." if every else void
+        unknown = f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
+        return " ".join([*([void] if self.left_out else []), *([unknown] if unjudged else [])])
+
+
+def lines_of(runs: Sequence[Run]) -> Lines:
+    """Return the lines for labelled runs; without any uncontended run, all are drawn over time."""
+    ended = [run for run in runs if run.has_summary]
+    others = [run for run in runs if not run.has_summary]
+    found = configuration_set(ended) if ended else None
+    if found is None:
+        return Lines(tuple(Line(number, run.name, stroke(number), "", (run,), None, (run,)) for number, run in enumerate(runs)), (), None)
+    coloured, dashed, looks = _looks(found)
+    ordered = [(one, looks[found.place(one)]) for one in found.in_order]
+    every = sum(len(one.runs) for one in found.all)
+    void = {id(run) for run in found.disturbed} if len(found.disturbed) < every else set()
+    timed = [tuple(run for run in one.runs if id(run) not in void) for one, _ in ordered]
+    repeated = bool(found.axes) and any(len(one.runs) > 1 for one in found.all)
+    labels = [one.label if found.axes else one.row.label for one, _ in ordered] if len(runs) > 1 else [runs[0].name]
+    lines = [
+        Line(number, labels[number], drawn, part, one.runs, one, timed[number], repeated)
+        for number, (one, (drawn, part)) in enumerate(ordered)
+    ]
+    used = len(set(looks))
+    part = "" if {line.part for line in lines} == {""} else "without figures"
+    lines += [
+        Line(len(lines) + place, run.name, Stroke(used + place, used + place), part, (run,), None, (run,))
+        for place, run in enumerate(others)
+    ]
+    return Lines(tuple(lines), found.disturbed, found, coloured, dashed)
+
+
+def _looks(found: ConfigurationSet) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:
+    """Return the axes of colour and dash, and each configuration's stroke and small multiple."""
+    # Colour shows the first axis with a colour for each value (numbers have pictures of their own), dash the next, small multiples the
+    # others. If two would look equal, or without axes, configurations are numbered, as many to a picture as there are colours.
+    ordered = sorted(found.axes, key=lambda axis: counts_something(found.values_of(axis)))
+    coloured = next((axis for axis in ordered if len(found.values_of(axis)) <= len(COLOURS)), None)
+    dashed = next((axis for axis in ordered if axis is not coloured and len(found.values_of(axis)) <= len(DASHES)), None)
+    rest = [axis for axis in found.axes if axis is not coloured and axis is not dashed]
+    numbers = {axis.key: {value: place for place, value in enumerate(found.values_of(axis))} for axis in (coloured, dashed) if axis}
+    looks = []
+    for one in found.all:
+        colour_and_dash = (0 if axis is None else numbers[axis.key][one.values[axis.key]] for axis in (coloured, dashed))
+        looks.append((Stroke(*colour_and_dash), called(rest, one.values) if rest else ""))
+    if coloured is not None and len(set(looks)) == len(looks):
+        return coloured.key, None if dashed is None else dashed.key, looks
+    size, count = len(COLOURS), len(found.all)
+    parts = [f"{first + 1} to {min(first + size, count)} of {count}" for first in range(0, count, size)]
+    return None, None, [(stroke(index % size), parts[index // size] if count > size else "") for index in range(count)]
+
+
+def counts_something(values: Sequence[Any]) -> bool:
+    """Return whether all values of an axis are numbers."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

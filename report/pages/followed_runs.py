@@ -1,4 +1,4 @@
-"""The state of the runs on the live page."""
+"""The documents of the live page, and the state of the runs on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,82 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...core.console import one_line
-from ...core.errors import TrainerError
+from ...core.errors import TrainerError, raised
 from ...records.store.run_directory import RunReader
 from ..runs.locate import UnreadableFolderError, is_run, runs_at
-from .live_pages import Content, content_of, render_readable
+from ..runs.run import Run, started_runs
+from .page import render
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A page without its executable scripts, and these in order; scripts of data stay."""
+
+    document: bytes
+    scripts: tuple[bytes, ...]
+
+
+def content_of(page: str) -> Content:
+    """Separate a page from its scripts; every script tag is real, as ``<`` in texts is escaped."""
+    kept: list[str] = []
+    scripts: list[bytes] = []
+    at = 0
+    while (start := page.find("<script", at)) >= 0:
+        begin = page.index(">", start) + 1
+        end = page.index("</script>", begin)
+        kept.append(page[at:start])
+        at = end + len("</script>")
+        if 'type="application/json"' in page[start:begin]:
+            kept.append(page[start:at])
+        else:
+            scripts.append(page[begin:end].encode())
+    return Content("".join([*kept, page[at:]]).encode(), tuple(scripts))
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The page, if any; the runs that are not on it with the reasons; another problem, if any."""
+
+    page: str | None
+    left_out: Mapping[Path, str]
+    problem: str | None = None
+
+
+def render_readable(paths: Sequence[Path]) -> Rendered:
+    """Return the page of the runs. Never raises for damaged, vanished or changing files."""
+    left_out: dict[Path, str] = {}
+    kept = list(paths)
+    while kept:
+        page, problem = _attempt(kept)
+        if page is not None:
+            return Rendered(page, left_out)
+        found = _culprits(kept, problem)
+        if not found:
+            return Rendered(None, left_out, problem)
+        left_out |= found
+        kept = [path for path in kept if path not in found]
+    return Rendered(None, left_out)
+
+
+def _attempt(paths: Sequence[Path]) -> tuple[str | None, str]:
+    try:
+        return render(started_runs([Run(path) for path in paths])), ""
+    except TrainerError as error:
+        return None, str(error)
+    except Exception as error:  # noqa: BLE001 — of files that change or vanish while they are read; told on the page, which goes on
+        return None, raised(error)
+
+
+def _culprits(paths: Sequence[Path], problem: str) -> dict[Path, str]:
+    if len(paths) == 1:
+        return {paths[0]: problem}
+    found: dict[Path, str] = {}
+    for half in (paths[: len(paths) // 2], paths[len(paths) // 2 :]):
+        page, problem = _attempt(half)
+        if page is None:
+            found |= _culprits(half, problem)
+    return found
+
 
 RECORDS = (
     "status.json",

@@ -3,25 +3,90 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import re
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
+from urllib.parse import parse_qsl, urlsplit
 
 from ...core.listener import AuthenticatingListener, Exchange
 from .followed_runs import FollowedRuns, Refresher
-from .live_pages import RefusedRequestError, parse_request, read_head
+
+MOST_HEAD_BYTES = 8192  # of request line and headers; a browser sends less than one kilobyte
+READ_SECONDS = 3.0  # for a whole request; on one machine it takes milliseconds
+_END = b"\r\n\r\n"
+_REQUEST_LINE = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (/[!-~]*) HTTP/1\.[01]")
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+_MOST_PARAMETERS = 8
+
+
+@dataclass
+class RefusedRequestError(Exception):
+    """The request is refused, with the reason in one line."""
+
+    status: HTTPStatus
+    text: str
+
+
+def read_head(connection: socket.socket) -> bytes | None:
+    """Return the head, if the peer sends one. Raises RefusedRequestError and OSError."""
+    deadline = time.monotonic() + READ_SECONDS
+    head = bytearray()
+    while (end := head.find(_END)) < 0 and len(head) <= MOST_HEAD_BYTES:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            piece = connection.recv(MOST_HEAD_BYTES)
+        except TimeoutError:
+            if not head:  # browsers keep spare connections open
+                return None
+            raise RefusedRequestError(HTTPStatus.REQUEST_TIMEOUT, f"a request is to be there within {READ_SECONDS:g} s") from None
+        if not piece:
+            return None
+        head += piece
+    if not 0 <= end <= MOST_HEAD_BYTES:
+        raise RefusedRequestError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MOST_HEAD_BYTES} bytes before its body"
+        )
+    return bytes(head[:end])
+
+
+def parse_request(head: bytes, hosts: Collection[str], token: str) -> str:
+    """Return the path. Raises RefusedRequestError without token or for other hosts (rebinding)."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    found = _REQUEST_LINE.fullmatch(first)
+    headers = [_HEADER.fullmatch(line) for line in lines]
+    if found is None or None in headers:
+        raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+    given = [header[2].strip(" \t").lower() for header in headers if header is not None and header[1].lower() == "host"]
+    if len(given) != 1 or given[0] not in hosts:
+        raise RefusedRequestError(HTTPStatus.MISDIRECTED_REQUEST, f"this is {' or '.join(sorted(hosts))} alone")
+    if found[1] != "GET":
+        raise RefusedRequestError(HTTPStatus.METHOD_NOT_ALLOWED, "GET alone")
+    return _path_with_token(found[2], token)
+
+
+def _path_with_token(target: str, token: str) -> str:
+    try:
+        address = urlsplit(f"http://host{target}")
+        parameters = parse_qsl(address.query, keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)
+    except ValueError:
+        raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "this address cannot be read") from None
+    tokens = [value for name, value in parameters if name == "token"]
+    if len(tokens) != 1 or not hmac.compare_digest(tokens[0].encode(), token.encode()):
+        raise RefusedRequestError(HTTPStatus.FORBIDDEN, "the address that `trainer report --live` has printed is needed, with its token")
+    return address.path
+
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SCRIPT = re.compile(r"/script-(\d{1,2})\.js")
 
 
 class Site:
@@ -35,33 +100,17 @@ class Site:
     def find(self, path: str, token: str) -> Document | None:
         """Return the document at a path, if there is one (yet)."""
         self._refresher.ask()
-        content = self._refresher.published.content
-        if path == "/":
-            return Document("text/html", self._frame.replace(b"{token}", token.encode()))
-        if path == "/live.js":
-            return Document("text/javascript", self._script)
-        if path == "/state":
-            return Document("application/json", self._state())
-        if content is None:
-            return None
-        if path == "/page":
-            return Document("text/html", content.document)
-        found = _SCRIPT.fullmatch(path)
-        if found is None or int(found[1]) >= len(content.scripts):
-            return None
-        return Document("text/javascript", content.scripts[int(found[1])])
-
-    def _state(self) -> bytes:
         published = self._refresher.published
-        state = {
-            "version": published.version,
-            "scripts": 0 if published.content is None else len(published.content.scripts),
-            "read_at_unix_seconds": published.read_at_unix_seconds,
-            "runs": published.runs,
-            "at_work": published.at_work,
-            "notes": published.notes,
-        }
-        return json.dumps(state).encode()
+        state = {field.name: getattr(published, field.name) for field in fields(published) if field.name != "content"}
+        scripts: Sequence[bytes] = ()
+        documents = {"/": Document("text/html", self._frame.replace(b"{token}", token.encode()))}
+        if published.content is not None:
+            scripts = published.content.scripts
+            documents["/page"] = Document("text/html", published.content.document)
+        for name, script in {"live": self._script, **{f"script-{number}": script for number, script in enumerate(scripts)}}.items():
+            documents[f"/{name}.js"] = Document("text/javascript", script)
+        documents["/state"] = Document("application/json", json.dumps({**state, "scripts": len(scripts)}).encode())
+        return documents.get(path)
 
 
 MOST_ANSWERS = 32  # concurrent, each with a thread; a browser asks for two or three

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -211,16 +211,20 @@ def _end_labels(axis: Axes, panel: Panel, look: Look, height_inches: float, widt
 def _dots(axis: Axes, panel: Dots, look: Look) -> None:
     for place, (values, mean, interval) in enumerate(zip(panel.values, panel.means, panel.intervals, strict=True)):
         paint = colour(panel.strokes[place].colour)
-        if not values:
-            axis.annotate(panel.missing[place], (0, place), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
         if mean is not None and interval is not None:
             axis.plot(interval, [place, place], color=paint, linewidth=2.5, alpha=0.6, solid_capstyle="butt")
             axis.plot([mean], [place], color=paint, marker="|", markersize=11, linestyle="none")
         axis.plot(values, [place] * len(values), color=paint, marker="o", markersize=4, alpha=0.75, linestyle="none")
-    axis.set_yticks(range(len(panel.rows)), [_plain(_wrapped(row, look)) for row in panel.rows])
+    _rows(axis, panel, [place for place, values in enumerate(panel.values) if not values], look)
     axis.set_ylim(len(panel.rows) - 0.5, -0.5)
-    axis.grid(axis="y", visible=False)
     axis.set_xlim(left=0)
+
+
+def _rows(axis: Axes, panel: Dots | Bars, missing: Iterable[int], look: Look) -> None:
+    for place in missing:
+        axis.annotate(panel.missing[place], (0, place), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
+    axis.set_yticks(range(len(panel.rows)), [_plain(_wrapped(row, look)) for row in panel.rows])
+    axis.grid(axis="y", visible=False)
     axis.set_xlabel(panel.x_title)
     axis.set_title(_plain(panel.title), loc="left", fontsize=look.font_points)
 
@@ -266,14 +270,13 @@ def _plain(name: str) -> str:
 
 
 def _bars(picture: Picture, panels: Sequence[Bars], look: Look) -> Figure:
-    labels = [[_wrapped(row, look) for row in panel.rows] for panel in panels]
-    lines = [max((label.count("\n") for label in each), default=0) for each in labels]
-    heights = [1.2 + len(each) * (_BAR_INCHES + _LINE_INCHES * more) for each, more in zip(labels, lines, strict=True)]
+    lines = [max((_wrapped(row, look).count("\n") for row in panel.rows), default=0) for panel in panels]
+    heights = [1.2 + len(panel.rows) * (_BAR_INCHES + _LINE_INCHES * more) for panel, more in zip(panels, lines, strict=True)]
     figure = Figure(figsize=(look.width_inches, look.scale * (sum(heights) + 0.4)), layout="constrained")
     figure.suptitle(_plain(picture.title))
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
-    for part, panel, each in zip(parts, panels, labels, strict=True):
-        _bar_panel(part, panel, each, look)
+    for part, panel in zip(parts, panels, strict=True):
+        _bar_panel(part, panel, look)
     return figure
 
 
@@ -281,7 +284,7 @@ def _wrapped(label: str, look: Look) -> str:
     return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), look.label_characters)
 
 
-def _bar_panel(part: SubFigure, panel: Bars, labels: Sequence[str], look: Look) -> None:
+def _bar_panel(part: SubFigure, panel: Bars, look: Look) -> None:
     axis = part.subplots()
     places = np.arange(len(panel.rows))
     left = np.zeros(len(panel.rows))
@@ -289,13 +292,9 @@ def _bar_panel(part: SubFigure, panel: Bars, labels: Sequence[str], look: Look) 
         widths = np.nan_to_num(segment.values)
         axis.barh(places, widths, left=left, color=segment.colour, hatch=_HATCHES[number % len(_HATCHES)], edgecolor="white", height=0.7)
         left += widths
-    for place in np.flatnonzero(np.isnan(np.array([segment.values for segment in panel.segments])).all(axis=0)):
-        axis.annotate(panel.missing[place], (0, place), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
-    axis.set_yticks(places, [_plain(label) for label in labels])
+    missing = np.isnan(np.array([segment.values for segment in panel.segments])).all(axis=0)
+    _rows(axis, panel, np.flatnonzero(missing).tolist(), look)
     axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    axis.set_title(_plain(panel.title), loc="left", fontsize=look.font_points)
-    axis.set_xlabel(panel.x_title)
     axis.set_xlim(0, 100 if panel.unit == "%" else None)
     axis.xaxis.set_major_locator(MaxNLocator(max(2, min(8, int(look.width_inches / look.scale)))))
     handles = [

@@ -21,14 +21,12 @@ from ...core.drafts import replacing
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...records.text import UNKNOWN, bytes_text, code_text, count_text, instructions_text, number_text
-from ..analysis.advice import Advice, advise
-from ..analysis.answers import answers
+from ..analysis.advice import advise
 from ..analysis.conclusion import conclude
-from ..analysis.diagnosis_text import headline, notes
-from ..analysis.sentences import QUESTION, Told
+from ..analysis.explanation_text import HEADER as EXPLAINED
+from ..analysis.explanation_text import answers, explain_several, headline, notes
+from ..analysis.sentences import QUESTION
 from ..analysis.sentences import told as sentences
-from ..analysis.several_explanations import HEADER as EXPLAINED
-from ..analysis.several_explanations import explain_several
 from ..analysis.verdict import explain
 from ..compare.columns import holds_figures
 from ..compare.comparison import compare_runs
@@ -36,8 +34,7 @@ from ..compare.comparison_tables import ComparisonTable, above, below, default_t
 from ..compare.run_tables import SYNTHETIC
 from ..runs.run import Run, as_recorded, lost_updates
 from ..runs.summary_rows import repeat_command
-from .figure import Bars, Picture, Stroke, colour, dash, keys, kinds, marker
-from .lines import REPEATS, Lines, lines_of
+from .figure import REPEATS, Bars, Lines, Picture, Stroke, colour, dash, keys, kinds, lines_of, marker
 from .pictures import pictures
 from .plotly_renderer import plots
 
@@ -95,13 +92,8 @@ def _explanation_of(run: Run) -> dict[str, Any]:
         return {"verdict": None, "questions": []}
     known = as_recorded(run)
     explanation = explain(known)
-    verdict = {"text": headline(explanation), "notes": notes(explanation), "advice": [_advice(entry) for entry in advise(explanation)]}
+    verdict = {"text": headline(explanation), "notes": notes(explanation), "advice": [entry.sentence for entry in advise(explanation)]}
     return {"verdict": verdict, "questions": [(answer.question, answer.text) for answer in answers(known, explanation)]}
-
-
-def _advice(entry: Advice) -> str:
-    effect = "" if entry.speedup is None else f" ({entry.bound} {entry.speedup:.2f} × as fast)"
-    return f"{entry.change}: {entry.reason}{effect}{f'; {entry.caution}' if entry.caution else ''}"
 
 
 def _node(number: int, node: Mapping[str, Any]) -> list[str]:
@@ -117,22 +109,14 @@ def _node(number: int, node: Mapping[str, Any]) -> list[str]:
         f"{node.get('operating_system') or ''} {node.get('kernel') or UNKNOWN}".strip(),
         str(node.get("python") or UNKNOWN),
         packages or UNKNOWN,
-        _gpus(node.get("gpus")),
+        ", ".join(f"{gpu['name']} ({bytes_text(gpu['memory_total_bytes'])})" for gpu in node.get("gpus") or ()) or "none",
     ]
-
-
-def _gpus(gpus: Sequence[Mapping[str, Any]] | None) -> str:
-    return ", ".join(f"{gpu['name']} ({bytes_text(gpu['memory_total_bytes'])})" for gpu in gpus or ()) or "none"
 
 
 def config_text(job: Mapping[str, Any]) -> str:
     """Return the job as a TOML file for `--config`: every setting with a value but its place."""
-    lines = [f"{field} = {_toml(job[field])}" for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    kept = [field for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
+    return "".join(f"{field} = {json.dumps(job[field], ensure_ascii=False)}\n" for field in kept).replace("\x7f", "\\u007f")
 
 
 MADE_BY = "crosstrain: trainer report"  # at the top of every page, to recognise our own reports
@@ -192,7 +176,8 @@ def render(runs: Sequence[Run]) -> str:
     environment_right = _right([row for run in told for row in run["environment"]] or [ENVIRONMENT])
     environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)
     ended = [run for run in runs if run.has_summary]
-    conclusion = _concluded(ended)
+    concluded = conclude(ended) if len(ended) > 1 else None
+    conclusion = sentences(concluded) if concluded is not None and concluded.concludes else None
     return environment.get_template("report.html").render(
         title=_title(runs, lines),
         made_by=MADE_BY,
@@ -250,13 +235,6 @@ def _shown(value: Any) -> Any:
 
 def _right(rows: Sequence[Sequence[str]]) -> list[bool]:
     return [index > 0 and holds_figures(column, False) for index, column in enumerate(zip(*rows, strict=True))]
-
-
-def _concluded(ended: Sequence[Run]) -> Told | None:
-    if len(ended) < 2:
-        return None
-    found = conclude(ended)
-    return sentences(found) if found.concludes else None
 
 
 def _compared(ended: Sequence[Run]) -> dict[str, Any]:

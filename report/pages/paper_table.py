@@ -10,8 +10,8 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.setting import TARGET, WORK
 from ...records.text import UNKNOWN
+from ..analysis.configurations import axes_of, called, shown
 from ..analysis.sentences import shared_settings
-from ..analysis.set_ups import axes_of, called, shown
 from ..compare.columns import MARK, Column
 from ..compare.comparison import Comparison, compare_runs
 from ..compare.comparison_tables import not_comparable

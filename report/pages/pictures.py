@@ -1,18 +1,330 @@
-"""The charts of the report's page and of `trainer plot`."""
+"""The charts of the report's page and of `trainer plot`; here those of configurations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
-from ..runs.run import Run
-from .decision_charts import decision
-from .figure import Bars, Dots, Picture, Place
-from .lines import Lines, lines_of
-from .resource_charts import resources
-from .swept_charts import over_settings
-from .time_share_charts import time_shares
-from .training_charts import training
+import numpy as np
+
+from ...metrics import MetricInfo
+from ...records.text import duration_text, number_text, rate_text
+from ..analysis.configurations import FIGURES, Configuration, ConfigurationSet, Figure, called
+from ..compare.factors import Factor
+from ..compare.ratios import geometric_mean
+from ..runs.cpu_starvation import timed_runs
+from ..runs.run import Run, number
+from ..runs.series import UNEVEN_NOTE, differ, one_by_one
+from ..runs.series_arrays import Floats
+from ..runs.summary_rows import reach, searched
+from .figure import (
+    COLOURS,
+    NEUTRAL,
+    Band,
+    Bars,
+    Curve,
+    Dots,
+    Line,
+    Lines,
+    Panel,
+    Picture,
+    Place,
+    Stroke,
+    Unit,
+    band,
+    counts_something,
+    curve,
+    lines_of,
+    stroke,
+)
+from .resource_charts import resources, time_shares
+from .training_charts import course, evaluations, goal, metrics_of_all, training
+
+MOST_ROWS = 12  # readable on a first screen
+TARGET, _ = FIGURES
+
+
+def decision(lines: Lines) -> Picture | None:
+    """Return the picture; None for one configuration, or without any of the figures."""
+    found = [line for line in lines.all if line.configuration is not None]
+    if lines.configurations is None or len(found) < 2:
+        return None
+    by_figure = ((one, lines.configurations.all_comparable(one)) for one in FIGURES)
+    figure, among = next(((one, members) for one, members in by_figure if members), (None, []))
+    if figure is None:
+        return None
+    comparable = {id(one) for one in among}
+    ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.configuration) in comparable))
+    rows = ranked[:MOST_ROWS]
+    panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
+    if (learnt := _learnt(lines, ranked)) is not None:
+        panels.append(learnt)
+    widened = any(_of(line).contended for line in rows if id(line.configuration) in comparable)
+    bar = f" Tick: geometric mean. Bar: its 95 % confidence interval{', widened for CPU contention' * widened}."
+    note = f"Dot: a run.{bar * lines.repeated} "
+    words = "; ".join(_words_of_line(lines, line, figure, comparable) for line in rows)
+    title = "Fastest first, no recommendation" if lines.configurations.quality.undecided and figure is not TARGET else "Best first"
+    return Picture("decision", title, (note + lines.note).strip(), words, tuple(panels), place="first")
+
+
+def _of(line: Line) -> Configuration:
+    assert line.configuration is not None
+    return line.configuration
+
+
+def _rank(one: Configuration, figure: Figure, comparable: bool) -> tuple[bool, float, float]:
+    if comparable:
+        return False, 0.0, -figure.better * geometric_mean(one.figures(figure))
+    return True, -(one.row.converged or 0) / len(one.runs), 0.0
+
+
+def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: Collection[int]) -> Dots:
+    values = [_of(line).figures(figure) if id(line.configuration) in comparable else () for line in rows]
+    title = f"Time to {_of(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
+    if of > len(rows):
+        title += f", the best {len(rows)} of {of} configurations"
+    return Dots(
+        title,
+        "seconds, less is better" if figure is TARGET else "examples per second, more is better",
+        tuple(line.named(len(each) or len(line.runs)) for line, each in zip(rows, values, strict=True)),
+        tuple(values),
+        tuple(geometric_mean(each) if each else None for each in values),
+        tuple(_of(line).interval(figure) if each else None for line, each in zip(rows, values, strict=True)),
+        tuple(line.stroke for line in rows),
+        tuple(line.number for line in rows),
+        tuple("" if each else _missing(lines, _of(line), figure) for line, each in zip(rows, values, strict=True)),
+    )
+
+
+def _missing(lines: Lines, one: Configuration, figure: Figure) -> str:
+    assert lines.configurations is not None
+    quality, place = lines.configurations.quality, lines.configurations.place(one)
+    if place in quality.diverged:
+        return f"diverged: {quality.diverged[place]}"
+    if not quality.ranks(place) and place not in quality.judged:
+        why = [fault.label for fault in lines.configurations.why_not_judged(one)]
+        return f"not ranked: other {' and '.join(why)}" if why else "not ranked: quality not comparable"
+    if not quality.ranks(place) and quality.info is not None:
+        return f"test {quality.info.label} significantly worse: {quality.text(place)}"
+    if not timed_runs(one.runs):
+        return "CPU contention from other programs"
+    if one.figures(figure):
+        return "not comparable with those above"
+    if figure is TARGET and one.row.converged is not None:
+        return f"{one.row.converged} of {len(one.runs)} reached {one.row.figures['target']}"
+    return "no target" if figure is TARGET else "speed not known"
+
+
+def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
+    metrics = metrics_of_all(lines)
+    if not metrics:
+        return None
+    info = next((one for one in metrics if goal(lines, one.name) is not None), metrics[0])
+    some = len(lines.parts) > 1 or len(ranked) > MOST_ROWS
+    curves, bands = [], []
+    for place, line in enumerate(ranked[: len(COLOURS)] if some else ranked):
+        known = [found for run in line.timed if (found := evaluations(run, info)) is not None]
+        if known:
+            drawn_as = replace(line, stroke=stroke(place)) if some else line
+            own, pale = course(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
+            curves += own
+            bands += pale
+    if not curves:
+        return None
+    of = searched(info, lines.runs)
+    title = f"Test {info.label}{of} over time" + (f", the best {len(curves)} configurations" if some else "")
+    return Panel(title, "wall-clock time (s)", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
+
+
+def _words_of_line(lines: Lines, line: Line, figure: Figure, comparable: Collection[int]) -> str:
+    values = _of(line).figures(figure)
+    if not values or id(line.configuration) not in comparable:
+        return f"{line.label}: {_missing(lines, _of(line), figure)}"
+    show = duration_text if figure is TARGET else rate_text
+    scatter = _of(line).interval(figure)
+    within = "" if scatter is None else f" (95 % CI {' to '.join(map(show, scatter))})"
+    return (
+        f"{line.label}: {show(geometric_mean(values))}{within} in {number_text(len(values), 0)} runs"
+        if len(values) > 1
+        else (f"{line.label}: {show(values[0])}")
+    )
+
+
+LEAST_VALUES = 3  # a table suffices for two values
+_LOGARITHMIC_FROM = 8.0  # ratio of the largest to the smallest value
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    title: str
+    unit: Unit
+    values: Callable[[Run], list[float]]
+    y_title: str
+    from_zero: bool = True
+    timed: bool = True  # not of contended runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    label: str
+    stroke: Stroke
+    line: int
+    configurations: tuple[Configuration, ...]
+
+
+def over_settings(lines: Lines) -> list[Picture]:
+    """Return a picture for each axis of at least three numbers (two for nodes)."""
+    found = lines.configurations
+    if found is None:
+        return []
+    return [
+        _picture(lines, found, axis)
+        for axis in found.axes
+        if counts_something(values := found.values_of(axis)) and len(values) >= (2 if axis.key == "nodes" else LEAST_VALUES)
+    ]
+
+
+def _picture(lines: Lines, found: ConfigurationSet, axis: Factor) -> Picture:
+    values = found.values_of(axis)
+    rows = _rows(lines, found, axis)
+    logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
+    measures = _measures(metrics_of_all(lines), lines.runs)
+    runs = [run for row in rows for one in row.configurations for run in one.runs]
+    uneven = {measure.title for measure in measures if any(differ(measure.values(run)) for run in runs)}
+    panels = [_panel(axis, measure, rows, logarithmic, uneven=measure.title in uneven) for measure in measures]
+    words = "; ".join(_words_of_row(axis, row) for row in rows)
+    note = lines.note
+    if uneven:
+        named = ", ".join(measure.title for measure in measures if measure.title in uneven)
+        note = f"{note} {named}: {UNEVEN_NOTE}, so that there is a line for the lowest and one for the highest node.".strip()
+    if axis.key == "nodes":
+        panels += _scaling(axis, rows)
+        note = f"{note} Speed-up and efficiency are against the fewest nodes of a line, which count as ideal; dotted: the ideal.".strip()
+    title = f"Over {axis.label}"
+    return Picture(f"over-{axis.key}", title, note, words, tuple(panel for panel in panels if panel.curves))
+
+
+def _rows(lines: Lines, found: ConfigurationSet, axis: Factor) -> list[_Row]:
+    others = found.others(axis)
+    by_id = {id(line.configuration): line for line in lines.all if line.configuration is not None}
+    groups = [tuple(sorted(group, key=lambda one: axis.order(one.values[axis.key]))) for group in found.strata(axis)]
+    first = [by_id[id(members[0])] for members in groups]
+    coloured, dashed = lines.coloured == axis.key, lines.dashed == axis.key
+    strokes = [Stroke(-1 if coloured else line.stroke.colour, 0 if dashed else line.stroke.dash) for line in first]
+    if lines.coloured is None or len(set(strokes)) < len(strokes):
+        strokes = [stroke(place) for place in range(len(groups))]
+    return [
+        _Row(called(others, members[0].values) or "all runs", own, line.number, members)
+        for members, own, line in zip(groups, strokes, first, strict=True)
+    ]
+
+
+def _measures(metrics: Sequence[MetricInfo], runs: Sequence[Run]) -> list[_Measure]:
+    learnt = []
+    for info in metrics[:1]:
+        of = searched(info, runs)
+        title = f"Test {info.label}{of} at the {'last evaluation' if of else 'end'}"
+        learnt.append(_Measure(title, "", _of_run("eval", info.name), f"test {info.label}", from_zero=False, timed=False))
+    return [
+        _SPEED,
+        _Measure("Time to the target", "s", _time_to_target, "seconds"),
+        *learnt,
+        _Measure("CPU", "", _of_nodes("cpu_cores_used", "mean"), "cores used by a node"),
+        _Measure("Sent", "B/s", _of_nodes("network_sent_bytes_per_train_second"), "by a node, per second of training"),
+        _Measure("Memory", "B", _of_nodes("memory_rss_bytes", "max"), "RSS of a node, at most", timed=False),
+    ]
+
+
+def _of_run(*path: str) -> Callable[[Run], list[float]]:
+    return lambda run: [] if (value := number(reach(run.summary, path))) is None else [value]
+
+
+_SPEED = _Measure("Examples per second", "", _of_run("examples_per_second"), "examples per second")
+
+
+def _time_to_target(run: Run) -> list[float]:
+    return _of_run("time_to_target_seconds")(run) if run.summary.get("target_reached") else []
+
+
+def _of_nodes(*path: str) -> Callable[[Run], list[float]]:
+    def values(run: Run) -> list[float]:
+        found = [number(reach(node, path)) for node in run.summary["per_node"]]
+        known = [value for value in found if value is not None]
+        return known if len(known) == len(found) else []
+
+    return values
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _points(axis: Factor, row: _Row, measure: _Measure, of: Callable[[Sequence[float]], float] = _mean) -> tuple[Floats, ...]:
+    """Return x, mean, lowest and highest [configurations]."""
+    table = []
+    for one in row.configurations:
+        found = [measure.values(run) for run in (timed_runs(one.runs) if measure.timed else one.runs)]
+        known = [value for each in found if each and math.isfinite(value := of(each))]
+        nothing = not known or len(known) < len(found)
+        mean = math.nan if nothing else sum(known) / len(known)
+        table.append((float(one.values[axis.key]), mean, math.nan if nothing else min(known), math.nan if nothing else max(known)))
+    return tuple(np.array(table, np.float64).T)
+
+
+def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: bool, *, uneven: bool) -> Panel:
+    curves: list[Curve] = []
+    bands: list[Band] = []
+    ways: tuple[Callable[[Sequence[float]], float], ...] = (min, max) if uneven else (_mean,)
+    for row in rows:
+        own = [_points(axis, row, measure, of) for of in ways]
+        x, (_, _, low, _), (_, _, _, high) = own[0][0], own[0], own[-1]
+        curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in own if np.isfinite(mean).any()]
+        pale = band(row.stroke, x, low, high, row.line)
+        bands += [] if pale is None else [pale]
+    ticks = {float(one.values[axis.key]) for row in rows for one in row.configurations}
+    return Panel(
+        f"{measure.title}, lowest and highest node" if uneven else measure.title,
+        axis.label,
+        measure.y_title,
+        tuple(curves),
+        measure.unit,
+        from_zero=measure.from_zero,
+        bands=tuple(bands),
+        logarithmic=logarithmic,
+        ticks=tuple(sorted(ticks)),
+    )
+
+
+def _scaling(axis: Factor, rows: Sequence[_Row]) -> list[Panel]:
+    speedups: list[Curve] = []
+    efficiencies: list[Curve] = []
+    nodes: set[float] = set()
+    for row in rows:
+        x, mean, _, _ = _points(axis, row, _SPEED)
+        if len(x) < 2 or not np.isfinite(mean[0]) or not mean[0] > 0:
+            continue
+        nodes |= set(x.tolist())
+        speedup = x[0] * mean / mean[0]
+        speedups.append(curve(row.label, row.stroke, x, speedup, row.line, "points"))
+        efficiencies.append(curve(row.label, row.stroke, x, 100.0 * speedup / x, row.line, "points"))
+    if not speedups:
+        return []
+    ticks = tuple(sorted(nodes))
+    ends = np.array(ticks, np.float64)
+    speedups.append(Curve("ideal", NEUTRAL, ends, ends, -1))
+    efficiencies.append(Curve("ideal", NEUTRAL, ends, np.full(len(ends), 100.0), -1))
+    return [
+        Panel("Speed-up", axis.label, "as many ideal nodes", tuple(speedups), from_zero=True, ticks=ticks),
+        Panel("Efficiency", axis.label, "of the ideal", tuple(efficiencies), "%", from_zero=True, ticks=ticks),
+    ]
+
+
+def _words_of_row(axis: Factor, row: _Row) -> str:
+    x, mean, _, _ = _points(axis, row, _SPEED)
+    known = [f"{number_text(value, 6)}: {number_text(speed)}" for value, speed in zip(x.tolist(), mean.tolist(), strict=True)]
+    return f"{row.label}, examples per second by {axis.label}: {', '.join(known)}"
+
 
 _MAIN = ("loss", "speed")  # not behind a click if there are several lines; of small multiples only the first
 

@@ -161,17 +161,7 @@ def _stack(picture: Picture, panels: Sequence[Panel]) -> dict[str, Any]:
     last = "" if len(panels) == 1 else str(len(panels))
     layout["xaxis"] = {**_axis(panels[-1].x_title), "anchor": f"y{last}", "range": list(picture.x_range or ()) or None}
     layout["shapes"] = [
-        {
-            "type": "line",
-            "xref": "x",
-            "yref": "paper",
-            "x0": mark.x,
-            "x1": mark.x,
-            "y0": 0,
-            "y1": 1,
-            "layer": "below",
-            "line": {"color": mark.colour, "width": 1, "dash": _dashed(mark.dash)},
-        }
+        {**_straight((mark.x, mark.x), (0, 1), mark.colour, _dashed(mark.dash)), "xref": "x", "yref": "paper", "layer": "below"}
         for mark in picture.marks
     ]
     return {"title": picture.title, "data": data, "layout": layout}
@@ -229,18 +219,15 @@ def _level(panel: Panel, *, at_left: bool) -> dict[str, Any]:
     if panel.level is None:
         return {}
     height, name = panel.level
-    line = {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": height,
-        "y1": height,
-        "line": {"color": INK, "width": 1, "dash": "dash"},
-    }
+    line = {**_straight((0, 1), (height, height), INK, "dash"), "xref": "paper"}
     x, anchor = (0.01, "bottom") if at_left else (1.01, "middle")  # the lines' names, if any, are on the right
     text = {"text": _text(name), "xref": "paper", "x": x, "y": height, "xanchor": "left", "yanchor": anchor, "showarrow": False}
     return {"shapes": [line], "annotations": [text]}
+
+
+def _straight(x: tuple[float, float], y: tuple[float, float], paint: str, dashes: str) -> dict[str, Any]:
+    line = {"color": paint, "width": 1, "dash": dashes}
+    return {"type": "line", "x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1], "line": line}
 
 
 def _trace(drawn: Curve, panel: Panel) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""Charts of each node's CPU, memory, network and GPU over time, with events."""
+"""Charts of what each node used over time, and of where a run's time went."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ...records.text import MOST_NODES_SHOWN, bytes_text, number_text, statistic
+from ...records.text import MOST_NODES_SHOWN, bytes_text, duration_text, ends_of, number_text, statistic
+from ..analysis.evidence import BESIDE_TRAINING, calibrated_segment, idle_fraction
 from ..runs.run import Run
 from ..runs.series import BAND_PERCENTILES, ENDS, UNEVEN_NOTE, bands
 from ..runs.series_arrays import Floats, NodeSeries
-from .figure import COLOURS, INK, Curve, Kind, Mark, Panel, Picture, Unit, curve, stroke
+from .figure import COLOURS, INK, Bars, Curve, Kind, Line, Lines, Mark, Panel, Picture, Segment, Unit, curve, stroke
 
 _POINTS = 800
 _MOST_MARKS = 40
@@ -87,7 +89,7 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
         "resources" if alone else f"resources-{run.name}",
         f"What each node used: {run.name}",
         _NOTE.format(source=" ".join(sources), thinned=thinned).strip() + (_BAND_NOTE.format(len(nodes)) if _are_many(nodes) else ""),
-        "; ".join(_said(run, nodes)),
+        "; ".join(_words_of_nodes(run, nodes)),
         panels,
         stacked=True,
         marks=tuple(mark for mark in marks if first <= mark.x <= last),
@@ -141,7 +143,7 @@ def _marks(run: Run) -> tuple[list[Mark], str]:
     return marks, "".join(said)
 
 
-def _said(run: Run, nodes: Sequence[NodeSeries]) -> Iterator[str]:
+def _words_of_nodes(run: Run, nodes: Sequence[NodeSeries]) -> Iterator[str]:
     names, rows = [f"node {node.node}" for node in nodes], [_used(run, node) for node in nodes]
     if _are_many(nodes):
         names, rows = [f"median of {len(nodes):,} nodes"], [tuple(statistic("median", column) for column in zip(*rows, strict=True))]
@@ -171,3 +173,146 @@ def _mean(values: Floats, node: NodeSeries) -> float | None:
         return None
     weights = None if node.samples is None else node.samples[known]
     return float(np.average(values[known], weights=weights))
+
+
+NOT_CALIBRATED = "not calibrated"
+_NO_UPDATES = "made no updates"
+_CLOCK_COMPONENTS = {
+    "training": ("train_seconds", COLOURS[0]),
+    "training, workers idle": ("idle_seconds", COLOURS[1]),
+    "evaluation": ("eval_seconds", COLOURS[5]),
+    "translation at the end": ("translate_seconds", COLOURS[2]),
+    "checkpoints": ("checkpoint_seconds", COLOURS[4]),
+    "profiling": ("profile_seconds", COLOURS[3]),
+    "coordination": ("other_seconds", INK),
+}
+_SELDOM = ("idle_seconds", "translate_seconds", "profile_seconds")  # shown if some run has it
+_STEP_COMPONENTS = {
+    "data": ("data_seconds", COLOURS[4]),
+    "computing": ("compute_seconds", COLOURS[0]),
+    "waiting for peers": ("peers_seconds", COLOURS[3]),
+    "communicating": ("communicate_seconds", COLOURS[1]),
+}
+_SHARES_NOTE = (
+    "Steps: from the calibration at a run's end, when the workers repeat the parts of a step. Communicating is what the exchange adds "
+    "beyond what computing hides. In async mode workers may have no steps for a part of training, nobody waits for peers, and queueing "
+    "at the parameter server is part of communicating. Of a run that was resumed the steps are those of its last part."
+)
+_SOME = " Of many nodes those are shown that wait least for their peers, and those that wait most."
+_MEAN = " Of several nodes the mean."
+_TYPICAL = " With repeats: the most typical run (step breakdown closest to the median)."
+_MOST_NODES = 12  # with more nodes in all, a bar is the mean of a configuration's nodes
+
+
+def time_shares(lines: Lines) -> Picture:
+    """Return bars for each configuration with figures, and for its nodes unless too many."""
+    representatives = [(line, line.runs[0] if line.configuration is None else line.configuration.typical_run) for line in lines.all]
+    ended = [(line, run) for line, run in representatives if run.has_summary]
+    clocks = [_clock(run.summary) for _, run in ended]
+    each = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MOST_NODES
+    nodes: list[tuple[str, Mapping[str, Any] | None]] = []
+    some = False
+    for line, run in ended:
+        shown, left_out = _ends(run)
+        some = some or (left_out and each)
+        if each:
+            nodes += [(_row(line, node, figures, alone=len(ended) == 1), figures) for node, figures in shown]
+        else:
+            nodes.append((line.label, _mean_of_nodes(figures for _, figures in _nodes(run))))
+    note = _SHARES_NOTE + _SOME * some + _MEAN * (not each) + _TYPICAL * lines.repeated
+    note = f"{note} {lines.left_out_note}".strip()
+    panels = (
+        Bars(
+            "Where each run's clock went",
+            "seconds",
+            tuple(line.label for line, _ in ended),
+            tuple(
+                Segment(_named(name, clocks), np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
+                for name, (key, colour) in _CLOCK_COMPONENTS.items()
+                if any(_has(clock, key) for clock in clocks)
+            ),
+            "s",
+            ("",) * len(ended),
+        ),
+        Bars(
+            "Where a training step went",
+            "% of the step",
+            tuple(row for row, _ in nodes),
+            tuple(
+                Segment(name, np.array([_percent(figures, key) for _, figures in nodes], np.float64), colour)
+                for name, (key, colour) in _STEP_COMPONENTS.items()
+            ),
+            "%",
+            tuple(NOT_CALIBRATED if figures is None else _NO_UPDATES for _, figures in nodes),
+        ),
+    )
+    words = ". ".join(_words(line, run, clock) for (line, run), clock in zip(ended, clocks, strict=True))
+    return Picture("time-shares", "Where the time went", note, words, tuple(panel for panel in panels if panel.rows))
+
+
+def _mean_of_nodes(nodes: Iterable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    known = [figures for figures in nodes if figures is not None and figures["step_seconds"]]
+    if not known:
+        return None
+    keys = ["step_seconds", *(key for key, _ in _STEP_COMPONENTS.values())]
+    values = {key: [figures[key] for figures in known if figures[key] is not None] for key in keys}
+    return {key: sum(found) / len(found) if found else None for key, found in values.items()}
+
+
+def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
+    segment, measured = calibrated_segment(summary), ("train_seconds", *BESIDE_TRAINING.values())
+    shares = summary.get("time_shares")
+    if shares is not None and not shares.get("part_began_seconds"):
+        clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}
+    else:
+        clock = {key: float(summary[key]) for key in measured}
+        clock["other_seconds"] = max(0.0, float(summary["run_seconds"]) - sum(clock.values()))
+    idle = idle_fraction(summary) * (clock if segment is summary else segment)["train_seconds"]
+    return {**clock, "train_seconds": clock["train_seconds"] - idle, "idle_seconds": idle}
+
+
+def _nodes(run: Run) -> list[tuple[int, Mapping[str, Any] | None]]:
+    shares = run.summary.get("time_shares")
+    if shares is None:
+        return [(node, None) for node in range(len(run.summary["per_node"]))]
+    return [(figures["node"], figures) for figures in shares["nodes"]]
+
+
+def _ends(run: Run) -> tuple[list[tuple[int, Mapping[str, Any] | None]], bool]:
+    return ends_of(_nodes(run), lambda node: None if node[1] is None else node[1]["peers_seconds"])
+
+
+def _percent(figures: Mapping[str, Any] | None, key: str) -> float:
+    if figures is None or figures[key] is None or not figures["step_seconds"]:
+        return float("nan")
+    return 100.0 * float(figures[key]) / float(figures["step_seconds"])
+
+
+def _row(line: Line, node: int, figures: Mapping[str, Any] | None, *, alone: bool) -> str:
+    name = f"node {node}" if alone else f"{line.label}, node {node}"
+    return name if figures is None or figures["step_seconds"] is None else f"{name} ({_short(figures['step_seconds'])})"
+
+
+def _short(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else duration_text(seconds)
+
+
+def _has(clock: Mapping[str, float], key: str) -> bool:
+    return bool(clock.get(key)) if key in _SELDOM else key in clock
+
+
+def _named(name: str, clocks: Sequence[Mapping[str, float]]) -> str:
+    return f"{name}, workers busy" if name == "training" and any(_has(clock, "idle_seconds") for clock in clocks) else name
+
+
+def _words(line: Line, run: Run, clock: Mapping[str, float]) -> str:
+    known = [(_named(name, [clock]), key) for name, (key, _) in _CLOCK_COMPONENTS.items() if _has(clock, key)]
+    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, key in known)
+    steps = []
+    for node, figures in _ends(run)[0]:
+        parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
+        if parts:
+            steps.append(f"a step on node {node}: {', '.join(parts)}")
+    return f"{line.label}: {'; '.join([spent, *steps]) if steps else f'{spent}, steps {NOT_CALIBRATED}'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,10 +25,9 @@ from ..runs.series import (
     smoothed,
     smoothing_weight,
 )
-from ..runs.series_arrays import Floats, Integers, StepSeries
+from ..runs.series_arrays import Floats, StepSeries
 from ..runs.summary_rows import measured_on
-from .figure import Band, Curve, Kind, Panel, Picture, band, curve
-from .lines import Line, Lines
+from .figure import Band, Curve, Kind, Line, Lines, Panel, Picture, band, curve
 
 _STEPS, _SECONDS = "updates", "wall-clock time (s)"
 _SMOOTHED = "Exponential moving average with a time constant of 1 % of the updates (at least 10)."
@@ -108,8 +108,8 @@ def _described(run: Run, series: StepSeries) -> tuple[str, str]:
     loss = f"{ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
     if not run.has_summary:
         return loss, "no figures, for the run has not ended well"
-    steps, examples = (rate_text(run.summary[name]) for name in ("steps_per_second", "examples_per_second"))
-    return loss, f"{steps.removesuffix('/s')} steps and {examples.removesuffix('/s')} examples per second"
+    steps, examples = (rate_text(run.summary[name], "") for name in ("steps_per_second", "examples_per_second"))
+    return loss, f"{steps} steps and {examples} examples per second"
 
 
 def course(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Sequence[XY]], Spread | None]) -> Drawn:
@@ -131,25 +131,34 @@ def _panels(
         for over, x_title, source, counts in (("steps", _STEPS, drawn[0], True), ("time", _SECONDS, drawn[1], False)):
             if part and counts:
                 continue
-            own = [source[number] for number in members if number in source]
-            curves = _faint_first(one for curves, _ in own for one in curves)
-            bands = tuple(one for _, bands in own for one in bands)
+            curves, bands = _together(source[number] for number in members if number in source)
             found.append(Panel(part or f"{title} over {over}", x_title, height, curves, bands=bands, counts=counts, from_zero=from_zero))
     return tuple(panel for panel in found if panel.curves)
 
 
-def _faint_first(curves: Iterable[Curve]) -> tuple[Curve, ...]:
-    return tuple(sorted(curves, key=lambda drawn: drawn.kind != "faint"))
+def _together(drawn: Iterable[Drawn]) -> tuple[tuple[Curve, ...], tuple[Band, ...]]:
+    curves, bands = [], []
+    for own_curves, own_bands in drawn:
+        curves += own_curves
+        bands += own_bands
+    return tuple(sorted(curves, key=lambda one: one.kind != "faint")), tuple(bands)
+
+
+def _draw(
+    lines: Lines, curves: Callable[[Line, int], Sequence[XY]], draw: Callable[[Line, Sequence[XY]], Drawn]
+) -> tuple[dict[int, Drawn], dict[int, Drawn]]:
+    """Draw each line with curves, over steps and over time; `curves` takes a line and 0 or 1 for the axis."""
+    over_steps, over_time = ({line.number: draw(line, found) for line in lines.all if (found := curves(line, axis))} for axis in (0, 1))
+    return over_steps, over_time
 
 
 def _losses(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) -> Picture:
     alone = len(lines.all) == 1 and not lines.repeated
-    drawn: tuple[dict[int, Drawn], dict[int, Drawn]] = ({}, {})
-    for line in lines.all:
-        for axis, found in enumerate(drawn):
-            if curves := [one.loss[axis] for one in trained.get(line.number, ()) if axis == 0 or one.timed]:
-                found[line.number] = _loss_curves(line, curves, raw=alone)
-    panels = _panels(lines, "Training loss", "mean loss of a batch", drawn)
+
+    def curves(line: Line, axis: int) -> list[XY]:
+        return [one.loss[axis] for one in trained.get(line.number, ()) if axis == 0 or one.timed]
+
+    panels = _panels(lines, "Training loss", "mean loss of a batch", _draw(lines, curves, partial(_loss_curves, raw=alone)))
     note = _SMOOTHED + (_RAW if alone else "") + (f"{_ACROSS_MODES}: across modes, compare over seconds." if _both_modes(lines) else "")
     if any(one.kind == "crosses" for panel in panels for one in panel.curves):
         note += " Crosses and gaps: a loss that is NaN or infinite, at the height of the last one that was finite."
@@ -165,27 +174,19 @@ def _loss_curves(line: Line, curves: Sequence[XY], *, raw: bool) -> Drawn:
         bad = np.flatnonzero(~np.isfinite(loss))
         if len(bad):
             picked = bad[:: -(-len(bad) // _MOST_CROSSES)]
-            found.append(Curve(line.named(len(curves)), line.stroke, x[picked], _height_before(loss, picked), line.number, "crosses"))
+            latest = np.maximum.accumulate(np.where(np.isfinite(loss), np.arange(len(loss)), -1))[picked]
+            heights = np.where(latest >= 0, loss[np.maximum(latest, 0)], 0.0)
+            found.append(Curve(line.named(len(curves)), line.stroke, x[picked], heights, line.number, "crosses"))
     return found, bands
 
 
-def _height_before(loss: Floats, picked: Integers) -> Floats:
-    latest = np.maximum.accumulate(np.where(np.isfinite(loss), np.arange(len(loss)), -1))[picked]
-    return np.where(latest >= 0, loss[np.maximum(latest, 0)], 0.0)
-
-
 def _speed(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) -> Picture:
-    drawn: list[dict[int, Drawn]] = [{}, {}]
-    tops = []
-    for axis, found in enumerate(drawn):
-        for line in lines.all:
-            curves = [one.speed[axis] for one in trained.get(line.number, ())]
-            if curves:
-                found[line.number] = _speed_curves(line, curves)
-        tops.append(_top([one.y for curves, _ in found.values() for one in curves if one.kind != "faint"]))
-    steps = _panels(lines, "Steps per second", "steps per second", (drawn[0], {}), from_zero=True)
-    examples = _panels(lines, "Examples per second", "examples per second", ({}, drawn[1]), from_zero=True)
-    panels = [replace(panel, top=top) for group, top in ((steps, tops[0]), (examples, tops[1])) for panel in group]
+    steps, examples = _draw(lines, lambda line, axis: [one.speed[axis] for one in trained.get(line.number, ())], _speed_curves)
+    panels = []
+    for name, drawn, both in (("steps", steps, (steps, {})), ("examples", examples, ({}, examples))):
+        top = _top([one.y for curves, _ in drawn.values() for one in curves if one.kind != "faint"])
+        found = _panels(lines, f"{name.capitalize()} per second", f"{name} per second", both, from_zero=True)
+        panels += [replace(panel, top=top) for panel in found]
     note = _SPEED + (f"{_ACROSS_MODES}: across modes, compare examples per second." if _both_modes(lines) else "")
     return Picture("speed", "Speed", note, words, tuple(panels))
 
@@ -219,8 +220,7 @@ def _learning_rates(lines: Lines, trained: Mapping[int, Sequence[_Trained]]) -> 
         words.append(f"{line.label}: from {begin} to {end}, at most {most}")
     panels = []
     for part in lines.parts:
-        own = [drawn[line.number] for line in lines.all if line.part == part and line.number in drawn]
-        curves, bands = _faint_first(one for curves, _ in own for one in curves), tuple(one for _, bands in own for one in bands)
+        curves, bands = _together(drawn[line.number] for line in lines.all if line.part == part and line.number in drawn)
         panels.append(Panel(part or "Learning rate over updates", _STEPS, "learning rate", curves, bands=bands, counts=True))
     return [Picture("learning-rate", "Learning rate", _RATES, "; ".join(words), tuple(panel for panel in panels if panel.curves))]
 
@@ -255,22 +255,21 @@ def evaluations(run: Run, info: MetricInfo) -> tuple[Floats, Floats, Floats] | N
 
 def _evaluation(lines: Lines, info: MetricInfo, name: str, told: str) -> Picture:
     title = f"Test {info.label}"
-    drawn: tuple[dict[int, Drawn], dict[int, Drawn]] = ({}, {})
+
+    def curves(line: Line, axis: int) -> list[XY]:
+        runs = line.runs if axis == 0 else line.timed
+        return [(found[axis], found[2]) for run in runs if (found := evaluations(run, info)) is not None]
+
     words = []
     for line in lines.all:
         known = [found for run in line.runs if (found := evaluations(run, info)) is not None]
-        if not known:
-            continue
-        for own, runs, axis in ((drawn[0], line.runs, 0), (drawn[1], line.timed, 1)):
-            if values := [found for run in runs if (found := evaluations(run, info)) is not None]:
-                own[line.number] = course(line, [(one[axis], one[2]) for one in values], "points", one_by_one)
         ends = [info.best(one[2].tolist()) if told == "best" and np.isfinite(one[2]).any() else float(one[2][-1]) for one in known]
         last = [f"{figure_text(info.name, end)} (last at {duration_text(float(one[1][-1]))})" for end, one in zip(ends, known, strict=True)]
-        words.append(f"{line.label}: {told} {'; '.join(last)}")
-    panels = _panels(lines, title, title[:1].lower() + title[1:], drawn)
+        words += [f"{line.label}: {told} {'; '.join(last)}"] if known else []
+    drawn = _draw(lines, curves, lambda line, found: course(line, found, "points", one_by_one))
     level = goal(lines, info.name)
-    note = measured_on(info, lines.runs)
-    return Picture(name, title, note, ". ".join(words), tuple(replace(panel, level=level) for panel in panels))
+    panels = tuple(replace(panel, level=level) for panel in _panels(lines, title, title[:1].lower() + title[1:], drawn))
+    return Picture(name, title, measured_on(info, lines.runs), ". ".join(words), panels)
 
 
 def goal(lines: Lines, metric: str) -> tuple[float, str] | None:

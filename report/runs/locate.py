@@ -103,17 +103,8 @@ def _found_each(texts: Sequence[str], out: Path) -> Iterator[list[Path]]:
         yield paths
 
 
-def find_finished_runs(texts: Sequence[str], out: Path) -> tuple[list[Run], list[Run]]:
-    """Return runs named directly or with figures (else all), and the folders' other runs."""
-    return _in_two_parts(texts, out, with_figures=True)
-
-
-def find_readable_runs(texts: Sequence[str], out: Path) -> tuple[list[Run], list[Run]]:
-    """Return runs as `find_finished_runs`, by whether their documents are readable."""
-    return _in_two_parts(texts, out, with_figures=False)
-
-
-def _in_two_parts(texts: Sequence[str], out: Path, *, with_figures: bool) -> tuple[list[Run], list[Run]]:
+def find_readable_runs(texts: Sequence[str], out: Path, *, with_figures: bool = False) -> tuple[list[Run], list[Run]]:
+    """Return runs named directly or with readable documents (else all), and the folders' other runs."""
     found: dict[str, Run] = {}
     left_out: dict[str, Run] = {}
     for paths in _found_each(texts, out):

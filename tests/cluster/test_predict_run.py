@@ -21,9 +21,8 @@ PAYLOAD_BYTES = 4 * (3 * 48 * 48 + 1) * 100
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_limited_nodes():
-    able = possible()
-    if not able.ok:
-        pytest.skip(f"{able.reason}. {able.remedy}")
+    if (lack := possible().lacks.get("namespaces")) is not None:
+        pytest.skip(str(lack))
     try:
         Hierarchy.find()
     except MissingCapabilityError as error:

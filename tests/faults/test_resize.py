@@ -13,8 +13,8 @@ from crosstrain.checkpoint import list_checkpoints, newest_sound
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.launch.driver.restart_policy import Resize, Restart, Stop
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.analysis.diagnosis_text import notes
-from crosstrain.report.analysis.observations import observe
+from crosstrain.report.analysis.explanation_text import notes
+from crosstrain.report.analysis.fit import observe
 from crosstrain.report.analysis.verdict import explain
 from crosstrain.report.compare.caveats import changed_text
 from crosstrain.report.runs.run import Run

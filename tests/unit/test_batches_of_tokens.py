@@ -20,7 +20,7 @@ from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.formats import as_text
 from crosstrain.report.compare.run_tables import one_run, to_text
 from crosstrain.report.compare.runs_list import runs_table
-from crosstrain.report.runs.index import list_runs
+from crosstrain.report.runs.query import list_runs
 from crosstrain.report.runs.run import Run
 
 STEP = {"compute": 0.002, "communicate": 0.008}

@@ -31,7 +31,6 @@ OTHER_TEXTS = {
     "launch/launchers/environments.py": "an environment variable",
     "launch/virtual/namespace_holder.py": "messages of the driver",
     "launch/virtual/network.py": "messages of the holder",
-    "report/runs/index.py": "rows that a database gave",
 }
 """Modules that take JSON from elsewhere than a file."""
 

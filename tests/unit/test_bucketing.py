@@ -152,11 +152,11 @@ def test_batches_are_made_anew_each_epoch_and_do_not_come_by_length():
     assert len(together[0] & together[1]) < len(first) // 10
     means = [lengths[first.batch(step)].mean() for step in range(len(first))]
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3
-    bucket = [sampler._by_length().bucket_of[first.batch(step)[0]] for step in range(len(first))]
+    bucket = [sampler._by_length.bucket_of[first.batch(step)[0]] for step in range(len(first))]
     in_order = permutation(7, 0, 500)
     for number in set(bucket):
         of_bucket = [first.batch(step) for step in range(len(first)) if bucket[step] == number]
-        expected = in_order[sampler._by_length().bucket_of[in_order] == number]
+        expected = in_order[sampler._by_length.bucket_of[in_order] == number]
         assert sorted(np.concatenate(of_bucket)) == sorted(expected)
 
 

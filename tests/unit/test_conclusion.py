@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.configurations import SPEED_FIGURE, times_as_good
 from crosstrain.report.analysis.sentences import as_text, told
-from crosstrain.report.analysis.set_ups import SPEED_FIGURE, times_as_good
 
 
 def repeated(name, speeds, *, times=None, until=None, reached=None, **job):
@@ -37,7 +37,7 @@ def test_one_axis():
     assert verdict.ratio.ratio == pytest.approx(2.0, rel=1e-3)
     assert verdict.ratio.sure
     (best,) = found.best
-    assert (best.set_up.label, best.worst.label) == ("torch", "tf")
+    assert (best.configuration.label, best.worst.label) == ("torch", "tf")
     words = told(found)
     assert words.head == "6 runs: logreg on digits, 1 node, sync, global batch 32, 3 repeats each"
     assert words.best == (
@@ -67,7 +67,7 @@ def test_what_goes_together_is_one_axis():
     found = conclude([*repeated("t", FAST, backend="torch", mode="async"), *repeated("f", SLOW, backend="tf")])
     (verdict,) = found.verdicts
     assert (verdict.label, verdict.winner, verdict.other) == ("backend and mode", "torch, async", "tf, sync")
-    assert [one.set_up.label for one in found.best] == ["torch, async"]
+    assert [one.configuration.label for one in found.best] == ["torch, async"]
     more = [
         *repeated("t", FAST, backend="torch", mode="async"),
         *repeated("f", SLOW, backend="tf"),
@@ -215,7 +215,7 @@ def test_a_disturbed_run_counts_for_no_speed_and_is_named():
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"examples_per_second": 1.0, "per_node": [starved_node(0.5)]}))
     found = conclude(runs)
-    assert [(len(one.runs), len(one.figures(SPEED_FIGURE))) for one in found.set_ups.all] == [(3, 3), (4, 3)]
+    assert [(len(one.runs), len(one.figures(SPEED_FIGURE))) for one in found.configurations.all] == [(3, 3), (4, 3)]
     assert found.verdicts[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
     assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(found).mind)
 
@@ -303,9 +303,9 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
         assert (one.ratio is None) == (one.why_not is not None)
         assert len(one.each) == (0 if one.ratio is None else len(one.ratio.pairs))
     for best in found.best:
-        behind = [times_as_good(best.set_up, one, best.figure) for one in found.set_ups.all_comparable(best.figure)]
+        behind = [times_as_good(best.configuration, one, best.figure) for one in found.configurations.all_comparable(best.figure)]
         assert all(times.ratio >= 1.0 - 1e-9 for times in behind)
-        assert {one.label for one in best.rivals} <= {one.label for one in found.set_ups.all}
+        assert {one.label for one in best.rivals} <= {one.label for one in found.configurations.all}
     words = told(found)
     assert all(words.sentences)
     assert found.to_json(words.sentences)["sentences"] == words.sentences
@@ -324,7 +324,7 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
 )
 def test_what_goes_along_with_the_exchange_is_not_the_effect_of_the_other_setting_alone(first, second, axis):
     runs = [made(f"{place}-{seed}", nodes=2, seed=seed, **job) for place, job in (("a", first), ("b", second)) for seed in (0, 1)]
-    assert [one.key for one in conclude(runs).set_ups.axes] == [axis]
+    assert [one.key for one in conclude(runs).configurations.axes] == [axis]
 
 
 def test_an_exchange_that_goes_along_with_several_settings_makes_pairs_incomparable():

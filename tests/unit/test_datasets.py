@@ -305,7 +305,7 @@ class TestMnistDownload:
         command = [sys.executable, "-m", "crosstrain.data.sources.download", str(tmp_path / "folder"), "mnist"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             assert child.wait(60) == 0
-        assert len(MNIST.load(tmp_path / "folder").labels["train"]) == 30
+        assert len(MNIST.load_in(tmp_path, tmp_path / "folder").labels["train"]) == 30
 
     def test_ends_with_the_process_that_wanted_it(self, tmp_path):
         (tmp_path / "folder").mkdir()

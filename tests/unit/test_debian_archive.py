@@ -15,10 +15,10 @@ from debian_archive import OwnArchive, member, package_of, packed, served
 from test_debian_text import MESSAGES, deb, mo, packages, texts
 
 from crosstrain.core.errors import MissingPackageError, TrainerError, UsageError
-from crosstrain.data.sources.debian import packages as archive
-from crosstrain.data.sources.debian.packages import Extraction
 from crosstrain.data.sources.translation import tokenizer as encoding
 from crosstrain.data.store.stored_dataset import open_dataset, prepare
+from crosstrain_debian_text import packages as archive
+from crosstrain_debian_text.packages import Extraction
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None, reason="needs apt and dpkg-deb")
 

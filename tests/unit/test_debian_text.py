@@ -2,24 +2,28 @@
 
 import gzip
 import hashlib
+import importlib.metadata
 import json
 import shutil
 import struct
 import subprocess
 import time
+import tomllib
 
 import pytest
 from click.testing import CliRunner
 from debian_archive import OwnArchive
 
 from crosstrain.cli.commands.data import data
-from crosstrain.core.errors import UsageError
-from crosstrain.data.sources.debian import packages as archive
-from crosstrain.data.sources.debian import source
-from crosstrain.data.sources.debian.documents import Block, blocks, cleaned_message, paired, read_mo, read_po, wrong_with
-from crosstrain.data.sources.debian.packages import Extraction
+from crosstrain.core.errors import MissingPackageError, UsageError
+from crosstrain.core.plugins import SEPARATE
+from crosstrain.core.settings.sources import ResumedRun, resolve
 from crosstrain.data.sources.translation.tokenizer import Vocabulary
 from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain_debian_text import packages as archive
+from crosstrain_debian_text import source
+from crosstrain_debian_text.documents import Block, blocks, cleaned_message, paired, read_mo, read_po, wrong_with
+from crosstrain_debian_text.packages import Extraction
 
 needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
 needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None, reason="needs apt")
@@ -109,6 +113,30 @@ def expect_whole(dataset):
     assert record["pairs"] == {"train": len(train), "test": len(test), "unique": 302}
     assert record["left_out"] == {"not translated": 1}
     return record
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: resolve({"data": "debian-text:en-de?vocabulary=400"}, {}),
+        lambda: resolve({}, {}, "debian-text-tiny"),
+        lambda: resolve({}, {}, resumed=ResumedRun({"data": "debian-text"}, "old", 5, None, lambda fields: None)),
+        lambda: open_dataset("debian-text"),
+    ],
+    ids=["an option", "a configuration", "an old run", "its data"],
+)
+def test_without_its_package_the_error_says_what_to_install(tmp_path, monkeypatch, ask):
+    monkeypatch.syspath_prepend(tmp_path)  # what is installed is looked up once for a search path
+    monkeypatch.setattr(importlib.metadata, "entry_points", importlib.metadata.EntryPoints)
+    with pytest.raises(MissingPackageError, match=r"^data: 'debian-text' has a package .* pip install \./examples/debian_text, in a clone"):
+        ask()
+
+
+def test_what_is_to_be_installed_has_the_dataset(repository):
+    for name, install in SEPARATE["dataset"].items():
+        folder = install.removeprefix("pip install ").partition(",")[0]
+        project = tomllib.loads((repository / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert name in project["entry-points"]["crosstrain.datasets"]
 
 
 @needs_dpkg

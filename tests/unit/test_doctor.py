@@ -12,6 +12,7 @@ import pytest
 from crosstrain.backends.base import Availability
 from crosstrain.cli.group import invoke
 from crosstrain.launch.launchers.machine_checks import backend_check, disk_check, gpu_checks, processor_check, virtual_node_checks
+from crosstrain.launch.virtual.namespaces import MissingCapabilityError
 from crosstrain.launch.virtual.network import Possibility
 from crosstrain.monitor.gpu import GpuHardware, nvidia_hardware
 
@@ -88,11 +89,14 @@ def test_limited_cores_are_named_with_their_cause():
 
 
 def test_virtual_nodes_with_and_without_their_limits():
-    whole = Possibility(True, True, None, None, True, None, True, None)
+    whole = Possibility(True, {})
     assert [check.state for check in virtual_node_checks(whole)] == ["ok", "ok", "ok"]
-    partly = Possibility(True, False, None, None, True, None, False, "no writable CPU group")
-    assert [(check.state, check.remedy) for check in virtual_node_checks(partly)][2] == ("lack", "no writable CPU group")
-    none = Possibility(False, False, "not allowed", "Use --network host.", False, "not allowed", False, "not allowed")
+    partly = Possibility(False, {"cpu_quota": MissingCapabilityError("cpu_quota", "No writable CPU group", "Get one.")})
+    assert [(check.state, check.remedy) for check in virtual_node_checks(partly)][1:] == [
+        ("ok", None),
+        ("lack", "No writable CPU group. Get one."),
+    ]
+    none = Possibility(False, {"namespaces": MissingCapabilityError("namespaces", "not allowed", "Use --network host.")})
     assert [(check.state, check.remedy) for check in virtual_node_checks(none)] == [("lack", "Use --network host.")]
 
 

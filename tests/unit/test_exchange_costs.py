@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from crosstrain.cli.commands.explain import explain as command
 from crosstrain.report.analysis.advice import advise
-from crosstrain.report.analysis.exchange_costs import BAND, exchange_text
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.verdict import BAND, exchange_text, explain
 from crosstrain.report.runs.run import Run
 
 MS = 1e-3

@@ -17,8 +17,8 @@ from crosstrain.core.console import one_line
 from crosstrain.core.errors import UsageError
 from crosstrain.records.store.jsonl import DamagedRunError, write_document
 from crosstrain.report.analysis.advice import advise
-from crosstrain.report.analysis.diagnosis_text import headline, notes, page
-from crosstrain.report.analysis.time_shares import read_shares, read_workers
+from crosstrain.report.analysis.evidence import read_shares, read_workers
+from crosstrain.report.analysis.explanation_text import headline, notes, page
 from crosstrain.report.analysis.verdict import explain, judge, read_evidence
 from crosstrain.report.compare.run_tables import to_text
 from crosstrain.report.runs.run import Run

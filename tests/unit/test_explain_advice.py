@@ -8,7 +8,7 @@ from explained_runs import explained_run, using
 
 from crosstrain.cli.commands.run import run as run_command
 from crosstrain.report.analysis.advice import advise
-from crosstrain.report.analysis.diagnosis_text import headline, notes
+from crosstrain.report.analysis.explanation_text import headline, notes
 from crosstrain.report.analysis.verdict import explain
 from crosstrain.report.runs.run import Run
 

@@ -17,8 +17,8 @@ from run_samples import EVALUATION, sample, summary_of
 from crosstrain.cli.commands.explain import explain as command
 from crosstrain.records.store.jsonl import write_document
 from crosstrain.records.store.schema import EvalRecord
-from crosstrain.report.analysis.answers import answers
 from crosstrain.report.analysis.duration import NOTABLE_REST
+from crosstrain.report.analysis.explanation_text import answers
 from crosstrain.report.analysis.utilisation import hardware_use
 from crosstrain.report.analysis.verdict import explain
 from crosstrain.report.runs.run import Run, as_recorded

@@ -11,11 +11,11 @@ from run_samples import CLOCK, a_job, open_run, sample
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.records.store.schema import EvalRecord, EventRecord, StepRecord
 from crosstrain.records.summary import summarise
-from crosstrain.report.analysis.diagnosis_text import headline, notes, page
+from crosstrain.report.analysis.explanation_text import headline, notes, page
 from crosstrain.report.analysis.verdict import explain
 from crosstrain.report.compare.caveats import changed_on_resume
 from crosstrain.report.compare.run_tables import one_run, to_text
-from crosstrain.report.pages.time_share_charts import _clock
+from crosstrain.report.pages.resource_charts import _clock
 from crosstrain.report.runs.run import Run
 
 TURN, END = 4.0, 10.0

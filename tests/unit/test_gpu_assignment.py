@@ -12,7 +12,8 @@ from crosstrain.core.job import Job
 from crosstrain.engine.protocol.node_messages import Prepare
 from crosstrain.launch.driver.cluster_setup import HIDDEN, GpuAssignment, assign_gpus, check_devices
 from crosstrain.launch.node.scratch import expected_gpus, task_environment
-from crosstrain.launch.preflight.findings import AskedGpus, NodeGpus, asked_device, described_gpus, gpu_rows, plan_gpus
+from crosstrain.launch.preflight.findings import NodeGpus, asked_device, described_gpus, gpu_findings, plan_gpus
+from crosstrain.launch.preflight.interview import HostReport
 from crosstrain.monitor.gpu import VisibleGpu
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -204,8 +205,9 @@ def test_workers_on_different_devices_are_refused_and_unused_gpus_told():
         check_devices({"worker-0": "gpu", "worker-1": "cpu"}, given_one, "")
 
 
-def rows(hosts, asked=None):
-    return [[(row.state, row.found) for row in own] for own in gpu_rows([(one["identity"]["boot"], one) for one in hosts], asked)]
+def rows(hosts, device=None, workers=()):
+    reports = [HostReport("node", described={"identity": one["identity"], "host": one}) for one in hosts]
+    return [[(row.state, row.found) for row in own] for own in gpu_findings(reports, device, workers)]
 
 
 def test_the_table_of_hosts_says_what_each_has():
@@ -213,21 +215,21 @@ def test_the_table_of_hosts_says_what_each_has():
     has_one, has_two = f"1 × {H100} (79.6 GiB), driver 580.65.06", f"2 × {H100} (79.6 GiB), driver 580.65.06"
     limited = f"{has_two}; its processes may use 1 (CUDA_VISIBLE_DEVICES, MIG)"
     assert rows([one, two]) == [[("ok", has_one)], [("ok", limited)]]
-    assert rows([one, two], AskedGpus("gpu", [1, 1])) == [[("ok", has_one)], [("ok", limited)]]
-    assert rows([one, two], AskedGpus("gpu", [1, 2])) == [[("ok", has_one)], [("bad", f"2 workers, 1 GPU ({limited})")]]
-    mixed = rows([one, host("c")], AskedGpus("auto", [1, 1]))
+    assert rows([one, two], "gpu", [1, 1]) == [[("ok", has_one)], [("ok", limited)]]
+    assert rows([one, two], "gpu", [1, 2]) == [[("ok", has_one)], [("bad", f"2 workers, 1 GPU ({limited})")]]
+    mixed = rows([one, host("c")], "auto", [1, 1])
     assert mixed[0] == [("ok", has_one)]
     assert mixed[1][0][0] == "bad"
     assert mixed[1][0][1].startswith("1 worker, no GPU (no NVIDIA GPU); others have one for each")
-    assert rows([one, two], AskedGpus("auto", [2, 2])) == [
+    assert rows([one, two], "auto", [2, 2]) == [
         [("odd", "2 workers, 1 GPU: computing on CPUs")],
         [("odd", "2 workers, 1 GPU: computing on CPUs")],
     ]
 
 
 def test_hosts_without_gpus_have_no_row_unless_they_are_asked_for():
-    assert rows([host("a"), host("b")]) == rows([host("a"), host("b")], AskedGpus("auto", [1, 1])) == [[], []]
-    assert rows([host("a")], AskedGpus("gpu", [1])) == [[("bad", "1 worker, no GPU (no NVIDIA GPU)")]]
+    assert rows([host("a"), host("b")]) == rows([host("a"), host("b")], "auto", [1, 1]) == [[], []]
+    assert rows([host("a")], "gpu", [1]) == [[("bad", "1 worker, no GPU (no NVIDIA GPU)")]]
 
 
 def test_gpus_that_cannot_be_read_are_told():

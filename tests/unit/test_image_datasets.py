@@ -328,7 +328,7 @@ class TestCifar10:
         harmful = b"cos\nsystem\n(S'touch " + str(folder / "harm").encode() + b"'\ntR."
         source = write("python", dict.fromkeys(NAMES, harmful))
         with pytest.raises(UsageError, match=r"data_batch_1 cannot be read.*os.system does not belong there"):
-            source.load(folder)
+            source.load_in(folder, folder)
         assert not (folder / "harm").exists()
 
     @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ class TestCifar10:
         folder, _, write = cifar
         source = write(form, contents)
         with pytest.raises(UsageError, match=says):
-            source.load(folder)
+            source.load_in(folder, folder)
 
     def test_a_torn_archive_is_named(self, cifar):
         folder, _, write = cifar
@@ -353,7 +353,7 @@ class TestCifar10:
         path = folder / "cifar-10-binary.tar.gz"
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:40_000]))
         with pytest.raises(UsageError, match=r"it is no whole archive|missing: "):
-            Cifar10Source({path.name: md5(path)}).load(folder)
+            Cifar10Source({path.name: md5(path)}).load_in(folder, folder)
 
     def test_missing_files_are_told(self, tmp_path):
         with pytest.raises(UsageError, match=r"has no files of cifar10; give --data-dir.*cifar-10-python.tar.gz"):

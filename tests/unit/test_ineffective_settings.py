@@ -28,8 +28,17 @@ VALUES = {
     "spare_processes": "true",
     "exchange": "direct",
     "patience": "3",
+    "distributed": "always",
+    "ps": "1",
+    "save_final": "true",
 }
-WITHOUT = {"sample_interval": {"monitor": "false"}, "exchange": {"mode": "async"}, "patience": {"eval_every": "end"}}
+WITHOUT = {
+    "sample_interval": {"monitor": "false"},
+    "exchange": {"mode": "async"},
+    "distributed": {"mode": "async"},
+    "patience": {"eval_every": "end"},
+    "save_final": {"checkpoint_every": "end"},
+}
 """What makes a setting idle that is not by default."""
 
 
@@ -59,7 +68,7 @@ def a_framework(monkeypatch):
 def enabling(field):
     """Every value of the other setting with which this one does something."""
     needed = TAKES_EFFECT[field]
-    others = {"keep_best": "loss", "max_restarts": "3", "eval_every": "5steps"}
+    others = {"keep_best": "loss", "max_restarts": "3", "eval_every": "5steps", "checkpoint_every": "5steps"}
     values = needed.values or (others.get(needed.field, "sqlite:///x.db"),)
     return [{needed.field: str(value).lower() if isinstance(value, bool) else value, **WITH.get(field, {})} for value in values]
 

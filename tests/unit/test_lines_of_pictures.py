@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import make_run
 
-from crosstrain.report.pages.figure import COLOURS, NEUTRAL, Dots, Panel
-from crosstrain.report.pages.lines import REPEATS, lines_of
+from crosstrain.report.pages.figure import COLOURS, NEUTRAL, REPEATS, Dots, Panel, lines_of
 from crosstrain.report.pages.pictures import pictures
 from crosstrain.report.runs.run import Run, labelled, started_runs
 from crosstrain.report.runs.series import on_a_grid, one_by_one
@@ -61,8 +60,8 @@ def test_colour_is_for_one_axis_and_dash_for_the_other():
     found = lines_of(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
     assert (found.coloured, found.dashed) == ("mode", "global_batch_size")
     for line in found.all:
-        assert line.set_up is not None
-        assert line.stroke.colour == (0 if line.set_up.values["mode"] == "async" else 1)
+        assert line.configuration is not None
+        assert line.stroke.colour == (0 if line.configuration.values["mode"] == "async" else 1)
     assert len({line.stroke.dash for line in found.all}) == 3
     assert found.parts == ("",)
 

@@ -26,8 +26,7 @@ from strangers import listens
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.report.pages import followed_runs as module
-from crosstrain.report.pages.followed_runs import RECORDS, FollowedRuns, Refresher
-from crosstrain.report.pages.live_pages import content_of, render_readable
+from crosstrain.report.pages.followed_runs import RECORDS, FollowedRuns, Refresher, content_of, render_readable
 from crosstrain.report.pages.page import render
 from crosstrain.report.runs.locate import find_places
 from crosstrain.report.runs.run import Run, started_runs

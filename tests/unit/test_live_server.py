@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 from processes import is_over, wait_until
 from strangers import listens
 
-from crosstrain.report.pages.live_pages import MOST_HEAD_BYTES, READ_SECONDS, RefusedRequestError, parse_request
-from crosstrain.report.pages.live_server import MOST_ANSWERS, Document, LocalServer
+from crosstrain.report.pages.live_server import (
+    MOST_ANSWERS,
+    MOST_HEAD_BYTES,
+    READ_SECONDS,
+    Document,
+    LocalServer,
+    RefusedRequestError,
+    parse_request,
+)
 
 BODY = b"<p>\xc3\xa9</p>" * 1000
 HOSTS = {"127.0.0.1:4000", "localhost:4000"}

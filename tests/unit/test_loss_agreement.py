@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crosstrain.records.store.jsonl import encode
 from crosstrain.records.store.schema import StepRecord
 from crosstrain.report.analysis.conclusion import conclude
-from crosstrain.report.analysis.loss_agreement import loss_agreements
+from crosstrain.report.analysis.quality import loss_agreements
 from crosstrain.report.analysis.sentences import told
 from crosstrain.report.runs.run import Run
 

@@ -19,7 +19,7 @@ from crosstrain.report.compare.comparison_tables import above, below
 from crosstrain.report.compare.formats import as_csv, as_markdown
 from crosstrain.report.compare.ratios import aggregate
 from crosstrain.report.compare.runs_list import runs_table
-from crosstrain.report.runs.index import FIGURES
+from crosstrain.report.runs.query import FIGURES
 from crosstrain.report.runs.summary_rows import row as flat_row
 
 METRICS = [

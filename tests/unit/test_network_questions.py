@@ -10,8 +10,7 @@ from run_samples import a_job, open_run, sample
 
 from crosstrain.records.store.schema import Clock, StepRecord
 from crosstrain.records.summary import summarise
-from crosstrain.report.analysis.answer import correlation, grid_of, on_grid
-from crosstrain.report.analysis.utilisation import pair_correlations
+from crosstrain.report.analysis.utilisation import correlation, grid_of, on_grid, pair_correlations
 from crosstrain.report.runs.series_arrays import NodeSeries
 
 

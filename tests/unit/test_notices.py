@@ -21,7 +21,7 @@ from crosstrain.core.settings.job_fields import environment_name
 from crosstrain.core.settings.personal import PERSONAL_OPTIONS, resolve_personal
 from crosstrain.core.settings.sources import TOLD_VARIABLES
 from crosstrain.launch.driver import notify
-from crosstrain.launch.driver.notify import NoticeError, Notifier, RunNews, RunNotices, post, run_command
+from crosstrain.launch.driver.notify import NoticeError, Notifier, RunNews, post, run_command
 from crosstrain.records.store.jsonl import read_records
 from crosstrain.records.store.schema import EventRecord
 
@@ -229,7 +229,8 @@ class Told:
         self.warnings, self.events = [], []
         given = resolve_personal(PERSONAL_OPTIONS, options, {"XDG_CONFIG_HOME": "/no/such/folder"})
         self.notifier = EndingNotifier(given, self.warnings.append)
-        self.run = RunNotices(self.notifier, "mine", lambda: (7, 1.5))
+        self.run = self.notifier
+        self.run.begin("mine", lambda: (7, 1.5))
         self.path = tmp_path / "mine"
         self.path.mkdir()
         (self.path / "events.jsonl").touch()
@@ -266,7 +267,7 @@ def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tell)
             told.run.restarted(f"cause {number}", "worker-1")
         for _ in range(2):
             told.run.ended("succeeded", None, None, 0)
-        told.notifier.ended(RunNews.before_start("mine", RunFailedError("again")))
+        told.notifier.send_end(RunNews.before_start("mine", RunFailedError("again")))
     documents = [json.loads(body) for _, _, body in posted]
     assert [(each["event"], each["restarts"], each["cause"], each["exit_code"]) for each in documents] == [
         ("restarted", 1, "cause 0", None),

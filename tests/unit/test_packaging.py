@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-NO_PACKAGES = {"tests", "docs", "benchmarks", "build", "dist", "runs"}
+NO_PACKAGES = {"tests", "docs", "benchmarks", "examples", "build", "dist", "runs"}
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,9 @@ from crosstrain.cli.commands.predict import predict
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.report.analysis.cost_model import Compute, Link, Ring, Server, ring_step, server_step
-from crosstrain.report.analysis.extrapolation import Point, Question, Validation, ValidationGroup, band_factor, read_validation, remarks
-from crosstrain.report.analysis.extrapolation import predict as predicted
-from crosstrain.report.analysis.fit import fit
-from crosstrain.report.analysis.observations import observe
+from crosstrain.report.analysis.fit import fit, observe
+from crosstrain.report.analysis.predictions import Point, Question, Validation, ValidationGroup, band_factor, read_validation, remarks
+from crosstrain.report.analysis.predictions import predict as predicted
 from crosstrain.report.runs.run import Run
 
 BARE = Ring(wire_factor=1.0)

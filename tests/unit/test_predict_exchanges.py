@@ -11,8 +11,7 @@ from predict_samples import BATCH, PAYLOAD, RING, calibrated_run
 from crosstrain.cli.commands.predict import predict as command
 from crosstrain.core.errors import UsageError
 from crosstrain.report.analysis.cost_model import Link, Ring, on_link, ring_step, traffic
-from crosstrain.report.analysis.fit import fit
-from crosstrain.report.analysis.observations import observe
+from crosstrain.report.analysis.fit import fit, observe
 from crosstrain.report.runs.run import Run
 
 DIRECT = Ring(hop_seconds=0.0002, seconds_per_byte=3e-9, hidden_fraction=0.25, exchange="direct")

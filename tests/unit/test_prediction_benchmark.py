@@ -11,7 +11,7 @@ from benchmarks.prediction import table as prediction_table
 from benchmarks.prediction.__main__ import BANDWIDTHS, BATCH_SIZE, FITTED, SCENES, Wanted, main, wanted_runs
 from benchmarks.prediction.table import BEGIN, END, judge, markdown, toml_text
 from crosstrain.report.analysis.cost_model import Link, ring_step
-from crosstrain.report.analysis.extrapolation import Validation, read_validation
+from crosstrain.report.analysis.predictions import Validation, read_validation
 
 SCENE = SCENES[0]
 

@@ -17,7 +17,7 @@ from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.launchers.host_list import refuse
 from crosstrain.launch.node.scratch import FIRST_PORT, LAST_PORT
-from crosstrain.launch.preflight.findings import AskedGpus, Here, findings, table
+from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.interview import HostReport, Probe, interview, peers_of
 from crosstrain.launch.preflight.model_source import model_source, package_path
 from crosstrain.launch.preflight.probe import answer
@@ -105,7 +105,7 @@ def test_gpus_are_asked_of_the_hosts_that_answer():
         return {"gpus": [{"name": "A", "memory_total_bytes": 2**30, "uuid": None}] * count, "visible_gpus": listed}
 
     reports = [report("node0", problem="is out of reach"), report("node1", host=with_gpus(1)), report("node2", host=with_gpus(2))]
-    found = findings(reports, HERE, "torch", AskedGpus("gpu", [1, 2, 2]), started_by="srun")
+    found = findings(reports, HERE, "torch", "gpu", started_by="srun", workers=[1, 2, 2])
     assert [(one.host, one.state, one.found) for one in found if one.what == "GPUs"] == [
         ("node1", "bad", "2 workers, 1 GPU (1 × A (1.0 GiB))"),
         ("node2", "ok", "2 × A (1.0 GiB)"),

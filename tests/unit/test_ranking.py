@@ -24,8 +24,8 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.setting import GROUPS
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.configurations import FIGURES
 from crosstrain.report.analysis.sentences import QUESTION, as_text, closing_text, told
-from crosstrain.report.analysis.set_ups import FIGURES
 from crosstrain.report.compare.columns import cell, column
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.comparison_tables import above
@@ -38,13 +38,13 @@ ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c"
 
 def set_up_sizes(runs):
     """How many runs each set-up has, by its name."""
-    return {one.label: len(one.runs) for one in conclude(runs).set_ups.all}
+    return {one.label: len(one.runs) for one in conclude(runs).configurations.all}
 
 
 def test_runs_of_one_seed_are_repeats_as_those_of_several_are():
     assert set_up_sizes(ALIKE) == {"torch": 2, "tf": 1}
     (best,) = conclude(ALIKE).best
-    assert best.set_up.label == "tf"
+    assert best.configuration.label == "tf"
     assert best.over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
     (said,) = told(conclude(ALIKE)).best
     assert "; significance unknown (not every configuration has repeats); runs of one job differ by up to 5%" in said
@@ -68,7 +68,7 @@ def test_copies_of_a_run_are_one_measurement(tmp_path):
     assert alone.to_json()["copies"] == [["x", "y", "a"]]
     assert compare_paths(paths[3:]).copies == ()
     found = conclude(compare_paths(paths).runs)
-    assert {one.label: len(one.runs) for one in found.set_ups.all} == {"torch": 2, "tf": 1}
+    assert {one.label: len(one.runs) for one in found.configurations.all} == {"torch": 2, "tf": 1}
     assert found.best[0].over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
 
 
@@ -89,7 +89,7 @@ def test_the_page_and_a_sweep_count_copies_once(tmp_path):
 
 def speeds_by_backend(runs):
     """The examples/s that a conclusion is on."""
-    return {one.values.get("backend"): sorted(one.figures(FIGURES[1])) for one in conclude(runs).set_ups.all}
+    return {one.values.get("backend"): sorted(one.figures(FIGURES[1])) for one in conclude(runs).configurations.all}
 
 
 @settings(max_examples=40, deadline=None)
@@ -198,7 +198,7 @@ def test_a_run_that_lost_its_loss_is_marked_and_wins_nothing(lost, since):
     runs = [*speeds_of(tf=[1000.0], torch=[1200.0]), made("nan", nodes=2, summary={"examples_per_second": 9000.0, **lost})]
     found = compare_runs(runs)
     (best,) = conclude(runs).best
-    assert (best.set_up.runs[0].name, best.worst.runs[0].name) == ("torch-seed=0", "tf-seed=0")
+    assert (best.configuration.runs[0].name, best.worst.runs[0].name) == ("torch-seed=0", "tf-seed=0")
     assert found.marks[2] == set(GROUPS)
     assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in above(found)
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from crosstrain.checkpoint.meta import trained_vocabulary
 from crosstrain.core.errors import UsageError
-from crosstrain.data.sources.debian import packages as archive
-from crosstrain.data.sources.debian.documents import read_mo, read_po
 from crosstrain.data.sources.translation import parallel_text
 from crosstrain.data.sources.translation.parallel_text import _read
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
 from crosstrain.data.store import build
 from crosstrain.data.store.stored_dataset import open_dataset
 from crosstrain.records.store.vocabulary import VOCABULARY
+from crosstrain_debian_text import packages as archive
+from crosstrain_debian_text.documents import read_mo, read_po
 
 
 @pytest.fixture(autouse=True)

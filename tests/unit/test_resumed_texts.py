@@ -28,7 +28,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(encoding, "PART_PAIRS", 30)
 
 
-def encoded(vocabulary, pairs, work=None, longest=100):
+def encoded(vocabulary, pairs, work, longest=100):
     encoder = PairEncoder(vocabulary, longest, work)
     found = [(block["source"], block["target"]) for block in encoder.blocks("test", lambda: iter(pairs), len(pairs))]
     texts = [[vocabulary.decode(column.example(number)) for column in columns] for columns in found for number in range(len(columns[0]))]
@@ -74,9 +74,9 @@ def prepared(pairs, work):
     return {name: content for name, content in made.attachments().items() if name.startswith("vocabulary.")}
 
 
-def test_a_vocabulary_of_another_text_is_not_taken(tmp_path):
+def test_a_vocabulary_of_another_text_is_not_taken(tmp_path, tmp_path_factory):
     first = prepared(ONE, tmp_path)
-    assert prepared(OTHER, tmp_path) == prepared(OTHER, None) != first
+    assert prepared(OTHER, tmp_path) == prepared(OTHER, tmp_path_factory.mktemp("empty")) != first
     assert prepared(ONE, tmp_path) == first
 
 
@@ -94,10 +94,10 @@ def test_a_vocabulary_that_is_not_described_is_made_anew(tmp_path, description):
     assert prepared(ONE, tmp_path) == first
 
 
-def test_a_vocabulary_is_not_taken_by_the_description_of_another(tmp_path):
+def test_a_vocabulary_is_not_taken_by_the_description_of_another(tmp_path, tmp_path_factory):
     """As a machine leaves them that loses its power between the two."""
     prepared(ONE, tmp_path)
-    other = prepared(OTHER, None)
+    other = prepared(OTHER, tmp_path_factory.mktemp("empty"))
     (tmp_path / "vocabulary.json").write_bytes(other["vocabulary.json"])
     assert prepared(OTHER, tmp_path) == other
 

@@ -13,8 +13,7 @@ from crosstrain.core.update_rules import explained_schedule
 from crosstrain.data.base import DataInfo, TextFeatures, split_amounts
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.records.store.schema import StepRecord
-from crosstrain.report.analysis.answers import checkpoint_files
-from crosstrain.report.analysis.learning import learning_rate, training_set
+from crosstrain.report.analysis.learning import checkpoint_files, learning_rate, training_set
 from crosstrain.report.runs.run import Run
 
 # Learning rate --------------------------------------------------------------------------------------------------------

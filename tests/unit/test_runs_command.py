@@ -21,9 +21,8 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.report.compare.run_tables import SYNTHETIC
 from crosstrain.report.compare.runs_list import runs_table
-from crosstrain.report.runs.index import FIGURES, list_runs
 from crosstrain.report.runs.locate import find_run
-from crosstrain.report.runs.query import Condition, figure_name, fitting, in_order, parse_since
+from crosstrain.report.runs.query import FIGURES, Condition, figure_name, fitting, in_order, list_runs, parse_since
 from crosstrain.report.runs.summary_rows import repeat_command
 
 EMPTY = dict.fromkeys(FIGURES)

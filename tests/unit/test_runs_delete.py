@@ -14,7 +14,7 @@ from run_samples import a_job, open_run, sync_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.core.drafts import lock
-from crosstrain.report.runs.index import list_runs
+from crosstrain.report.runs.query import list_runs
 
 DELETE = [sys.executable, "-m", "crosstrain.cli.main", "runs", "delete"]
 

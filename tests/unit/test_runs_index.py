@@ -1,10 +1,9 @@
-"""The index of runs: always what the run directories say, however it was left, whoever else uses it."""
+"""The list of runs: always what the run directories say, whoever else uses them, whatever lies beside them."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import sqlite3
 import subprocess
@@ -14,19 +13,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from processes import wait_until
 from run_folders import documents, many_runs, variant, write_run
 from run_samples import a_job, open_run, sync_run
 
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.runs.index import DAMAGED, FIGURES, list_runs
 from crosstrain.report.runs.locate import find_readable_runs
+from crosstrain.report.runs.query import DAMAGED, FIGURES, list_runs
 from crosstrain.report.runs.summary_rows import row
 
 LIST = """
 import json, sys
 from pathlib import Path
-from crosstrain.report.runs.index import list_runs
+from crosstrain.report.runs.query import list_runs
 print(json.dumps(list_runs(Path(sys.argv[1]))))
 """
 
@@ -51,7 +49,7 @@ def by_name(out):
 
 
 def expected(out, made):
-    """What the index has to say, from the documents alone."""
+    """What the list has to say, from the documents alone."""
     return {
         name: {
             "path": str(out / name),
@@ -87,11 +85,10 @@ def start():
 def test_two_thousand_runs_are_as_their_documents_say(out):
     made = many_runs(out, 2000)
     assert by_name(out) == expected(out, made)
-    assert by_name(out) == expected(out, made)  # this time from the index
     assert all(tuple(found) == FIGURES for found in list_runs(out))
 
 
-def test_the_index_follows_what_is_added_changed_resumed_and_removed(out):
+def test_the_list_follows_what_is_added_changed_resumed_and_removed(out):
     made = many_runs(out, 40)
     list_runs(out)
     template = documents(out / "run-00001")
@@ -113,20 +110,15 @@ def test_the_index_follows_what_is_added_changed_resumed_and_removed(out):
     assert found == expected(out, made)
 
 
-def test_what_has_not_changed_is_not_read_again(out):
-    """A summary whose figures change behind the back of its time, size and inode is still shown as it was."""
+def test_what_changes_behind_the_back_of_its_time_and_size_is_shown(out):
     many_runs(out, 5)
-    before = by_name(out)
     path = out / "run-00001" / "summary.json"
     times = path.stat()
     with path.open("r+") as file:
         text = file.read()
         file.seek(0)
         file.write(text.replace('"optimizer": "sgd"', '"optimizer": "xxx"'))
-    assert documents(out / "run-00001")["summary.json"]["optimizer"] == "xxx"
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert by_name(out) == before
-    os.utime(path)
     assert by_name(out)["run-00001"]["optimizer"] == "xxx"
 
 
@@ -199,206 +191,71 @@ def test_a_figure_that_is_no_number_comes_through(out):
     assert by_name(out)["diverged"]["final_train_loss"] == "NaN"
 
 
-# What may happen to the file -----------------------------------------------------------------------------------------
+# What may lie beside the runs ----------------------------------------------------------------------------------------
 
 
-def _flip(path):
-    data = bytearray(path.read_bytes())
-    place = data.index(b'"seed":2')
-    data[place + 7] ^= 1  # now it says 3, which is JSON as well as before
-    path.write_bytes(data)
-
-
-def _changed_by(statement):
-    def change(path):
-        with closing(sqlite3.connect(path)) as database:
-            database.executescript(statement)
-
-    return change
-
-
-DAMAGES = {
-    "missing": lambda path: path.unlink(),
-    "empty": lambda path: path.write_bytes(b""),
-    "garbage": lambda path: path.write_bytes(os.urandom(10_000)),
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[:5000]),
-    "zeros within": lambda path: path.write_bytes(path.read_bytes()[:4096] + bytes(8192) + path.read_bytes()[12288:]),
-    "one bit": _flip,
-    "another release's": _changed_by("PRAGMA user_version = 7"),
-    "no table": _changed_by("ALTER TABLE runs RENAME TO run"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_an_index_that_is_damaged_is_made_again(out, damage):
-    made = many_runs(out, 30)
-    list_runs(out)
-    index = out / ".index.sqlite"
-    before = index.read_bytes()
-    DAMAGES[damage](index)
-    assert not index.exists() or index.read_bytes() != before
-    assert by_name(out) == expected(out, made)
-    with closing(sqlite3.connect(index)) as database:
-        assert database.execute("SELECT count(*) FROM runs").fetchone() == (30,)
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    assert not (out / ".index.sqlite-wal").exists()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("width", [1, 40])
-def test_whatever_bytes_of_the_index_are_changed_the_listing_is_right_and_the_index_is_used_again(
-    out, tmp_path, monkeypatch, seed, width, capfd
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    chance = random.Random(seed)
-    made = many_runs(out, 30)
-    list_runs(out)
-    index = out / ".index.sqlite"
-    whole = index.read_bytes()
-    for case in range(120):
-        changed = bytearray(whole)
-        place = chance.choice([chance.randrange(100), chance.randrange(len(whole) - width)])  # the first hundred describe the rest
-        changed[place : place + width] = chance.randbytes(width)
-        for path in out.glob(".index.sqlite*"):
-            path.unlink()
-        index.write_bytes(changed)
-        if case % 2:
-            os.utime(out / "run-00003" / "summary.json")  # so that a row is written
-        for _ in range(2):
-            assert by_name(out) == expected(out, made), f"--seed {seed}, case {case}"
-        assert not (tmp_path / "cache").exists(), f"--seed {seed}, case {case}: {capfd.readouterr().err}"
-    assert capfd.readouterr().err == ""
+def _an_endless_view(path):
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"CREATE VIEW runs AS SELECT x AS name, x AS row FROM ({ENDLESS})")
 
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
-BROUGHT_ALONG = {
-    "a view without an end": f"CREATE VIEW runs AS SELECT x AS name, x AS stamp, x AS state, x AS row, x AS digest FROM ({ENDLESS})",
-    "a trigger without an end": "CREATE TRIGGER more AFTER INSERT ON runs BEGIN "
-    f"INSERT OR REPLACE INTO runs SELECT x, x, x, x, x FROM ({ENDLESS}); END",
-    "a column that is computed": "CREATE TABLE runs (name BLOB PRIMARY KEY, row AS (name || zeroblob(900000000)))",
+LEFT_OVER = {
+    "nothing": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(os.urandom(10_000)),
+    "a view without an end": _an_endless_view,
+    "a link": lambda path: path.symlink_to(path.parent.parent / "elsewhere"),
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
 }
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("what", BROUGHT_ALONG)
-def test_an_index_from_elsewhere_has_nothing_carried_out(out, start, what):
+@pytest.mark.parametrize("what", LEFT_OVER)
+def test_an_index_of_an_older_release_is_neither_read_nor_changed(out, start, what):
+    """Older releases kept one beside the runs, which anybody may have put there."""
     made = many_runs(out, 3)
-    list_runs(out)
-    with closing(sqlite3.connect(out / ".index.sqlite")) as database:
-        if "TRIGGER" not in BROUGHT_ALONG[what]:
-            database.execute("DROP TABLE runs")
-        database.execute(BROUGHT_ALONG[what])
-        database.commit()
-    made["new"] = variant(documents(out / "run-00001"), 77, name="new")
-    write_run(out / "new", made["new"])
+    LEFT_OVER[what](out / ".index.sqlite")
+    before = os.lstat(out / ".index.sqlite")
     answer, _ = start(out).communicate(timeout=60)
-    assert {row["path"] for row in json.loads(answer)} == {str(out / name) for name in made}
-    with closing(sqlite3.connect(out / ".index.sqlite")) as database:
-        assert database.execute("SELECT count(*) FROM runs").fetchone() == (len(made),)
-        assert [kind for (kind,) in database.execute("SELECT type FROM sqlite_master")] == ["table", "index"]
+    assert {found["path"] for found in json.loads(answer)} == {str(out / name) for name in made}
+    after = os.lstat(out / ".index.sqlite")
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
 
 
-@pytest.mark.quick_cases("link-")
-@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_is_no_file_of_the_index_is_neither_followed_nor_waited_for(out, tmp_path, start, suffix, kind):
-    many_runs(out, 3)
-    other = tmp_path / "elsewhere" / "runs"
-    many_runs(other, 2)
-    list_runs(out)
-    list_runs(other)
-    target, place = other / ".index.sqlite", out / f".index.sqlite{suffix}"
-    before = target.read_bytes()
-    place.unlink(missing_ok=True)
-    if kind == "link":
-        place.symlink_to(target)
-    else:
-        os.mkfifo(place)
-    answer, _ = start(out).communicate(timeout=60)
-    assert len(json.loads(answer)) == 3
-    assert target.read_bytes() == before
-    assert not place.is_symlink()
-    assert not place.is_fifo()
-
-
-def test_a_lock_that_is_a_link_makes_no_file_elsewhere(out, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    many_runs(out, 3)
-    (out / ".index.lock").symlink_to(tmp_path / "made")
-    assert len(list_runs(out)) == 3
-    assert not (tmp_path / "made").exists()
-
-
-def test_the_index_is_as_private_as_the_runs(out):
-    many_runs(out, 3)
-    list_runs(out)
-    assert {path.stat().st_mode & 0o777 for path in out.glob(".index.*")} == {0o600}
-
-
-def test_the_index_lies_in_the_cache_where_the_folder_cannot_have_it(out, tmp_path, monkeypatch, capfd):
+def test_a_listing_writes_nothing_and_may_not_need_to(out, tmp_path, monkeypatch, capfd):
     made = many_runs(out, 10)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (out / ".index.lock").mkdir()  # also for root, whom no permission stops
-    for _ in range(2):
+    before = {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))}
+    out.chmod(0o500)
+    try:
         assert by_name(out) == expected(out, made)
-        assert len(list((tmp_path / "cache/crosstrain/runs").glob("*.sqlite"))) == 1
-    assert not (out / ".index.sqlite").exists()
+    finally:
+        out.chmod(0o700)
+    assert {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))} == before
+    assert not (tmp_path / "cache").exists()
     assert capfd.readouterr().err == ""
-    shutil.rmtree(tmp_path / "cache")
-    (tmp_path / "cache").write_text("a file")
-    assert by_name(out) == expected(out, made)
-    assert "the index cannot be kept" in capfd.readouterr().err
+
+
+def test_a_listing_opens_two_small_files_of_a_finished_run(out, monkeypatch):
+    """What makes thousands of runs quick to list: docs/runs.md has the times."""
+    many_runs(out, 20)
+    opened = []
+    open_file = os.open
+    monkeypatch.setattr(os, "open", lambda path, *arguments, **options: opened.append(path) or open_file(path, *arguments, **options))
+    assert len(list_runs(out)) == 20
+    assert sorted(Path(path).name for path in opened) == ["status.json"] * 20 + ["summary.json"] * 20
 
 
 # Others at the same time ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
-def test_commands_that_make_the_index_at_the_same_time_agree(out, start):
+def test_commands_at_the_same_time_agree(out, start):
     made = many_runs(out, 300)
     processes = [start(out) for _ in range(3)]
     outputs = [json.loads(process.communicate(timeout=100)[0]) for process in processes]
     assert [process.returncode for process in processes] == [0] * 3
     assert outputs == [list(expected(out, dict(sorted(made.items()))).values())] * 3
-
-
-@pytest.mark.thorough
-def test_an_index_that_is_killed_in_the_making_is_made_by_the_next(out, start):
-    """The first command is killed in the middle: the file is there, its rows are not, as they are written when all runs have been read."""
-    made = many_runs(out, 600)
-    process = start(out)
-    assert wait_until(lambda: _rows(out / ".index.sqlite"), 60, "the index to be begun") == (0,)
-    process.kill()
-    process.wait()
-    assert _rows(out / ".index.sqlite") == (0,)
-    assert by_name(out) == expected(out, made)
-
-
-def _rows(index):
-    """How many rows the index has, None where it is not there yet."""
-    if not index.exists():
-        return None
-    try:
-        with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as database:
-            return database.execute("SELECT count(*) FROM runs").fetchone()
-    except sqlite3.OperationalError:
-        return None
-
-
-@pytest.mark.thorough
-def test_killed_at_any_moment_it_is_right_the_next_time(out, start):
-    made = many_runs(out, 300)
-    for moment in range(4):
-        for path in out.glob(".index.*"):
-            path.unlink()
-        process = start(out)
-        wait_until((out / ".index.sqlite").exists, 60, "the index to be begun")
-        try:
-            process.wait(0.03 * moment)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        assert by_name(out) == expected(out, made)
 
 
 def test_a_run_that_is_there_now_and_then_is_listed_or_not(out):

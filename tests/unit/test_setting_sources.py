@@ -178,7 +178,7 @@ def test_a_deterministic_job_is_compiled_only_where_both_are_asked_for(tmp_path)
             {"data": "digit"},
             {},
             "--data: got 'digit'; allowed: digits, glyphs, glyphs28, synthetic-images, mnist, cifar10, svhn, image-folder, "
-            "numbers, debian-text, parallel-text "
+            "numbers, parallel-text, debian-text "
             "(`trainer data list` shows them). Did you mean 'digits'?",
         ),
         (

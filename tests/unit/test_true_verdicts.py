@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.analysis.conclusion import conclude
+from crosstrain.report.analysis.configurations import FIGURES, SPEED_FIGURE, times_as_good
 from crosstrain.report.analysis.sentences import told
-from crosstrain.report.analysis.set_ups import FIGURES, SPEED_FIGURE, times_as_good
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.comparison_tables import above
 from crosstrain.report.compare.formats import as_csv, as_text
 from crosstrain.report.compare.ratios import Sample, better_by
-from crosstrain.report.pages.lines import lines_of
+from crosstrain.report.pages.figure import lines_of
 from crosstrain.report.pages.paper_table import as_latex
 from crosstrain.report.runs.cpu_starvation import STARVED, cpu_starvation
 from crosstrain.report.runs.run import labelled
@@ -143,7 +143,7 @@ def test_one_contended_run_never_turns_a_verdict_round(ours, theirs, factor, fra
         for backend, speeds, hit in jobs
         for seed, speed in enumerate(speeds)
     ]
-    found = conclude(runs).set_ups
+    found = conclude(runs).configurations
     by_backend = {one.values["backend"]: one for one in found.all}
     if not by_backend["torch"].figures(SPEED_FIGURE):
         return
@@ -178,7 +178,7 @@ def test_a_configuration_that_diverged_is_named_and_never_the_fastest():
         "(3 of 3 runs: test accuracy 0.1000 at the end, no better than guessing the most common class)."
     )
     assert not any("0.1'" in line for line in words.learnt)
-    assert all(limit.set_up.label == "learning rate 0.02" for limit in found.limits)
+    assert all(limit.configuration.label == "learning rate 0.02" for limit in found.limits)
     assert words.axes == ()  # nothing that this does not say
 
 
@@ -186,26 +186,28 @@ def test_a_loss_that_is_not_finite_in_one_repeat_takes_its_configuration_out():
     runs = repeated("high", FAST, GOOD, lr=0.1) + repeated("low", SLOW, GOOD, lr=0.02)
     runs.append(run("high-3", 1140.0, 0.1, seed=3, lr=0.1, summary={"non_finite_from_step": 5, "final_train_loss": "NaN"}))
     found = conclude(runs)
-    assert {found.set_ups.all[place].values["lr"] for place in found.set_ups.quality.diverged} == {0.1}
-    assert all(best.set_up.values["lr"] != 0.1 for best in found.best)
+    assert {found.configurations.all[place].values["lr"] for place in found.configurations.quality.diverged} == {0.1}
+    assert all(best.configuration.values["lr"] != 0.1 for best in found.best)
 
 
 def test_a_run_that_ends_no_better_than_it_began_has_diverged_where_another_is_better():
     worse = [run(f"w-{seed}", 2000.0, 0.40, first=0.42, seed=seed, lr=0.5) for seed in range(3)]
     found = conclude([*worse, *repeated("low", SLOW, GOOD, lr=0.02)])
-    assert list(found.set_ups.quality.diverged.values()) == [
+    assert list(found.configurations.quality.diverged.values()) == [
         "3 of 3 runs: test accuracy 0.4000 at the end, no better than 0.4200 at the first evaluation"
     ]
-    assert not conclude(worse).set_ups.quality.diverged  # nothing shows that there was more to learn
+    assert not conclude(worse).configurations.quality.diverged  # nothing shows that there was more to learn
 
 
 def test_a_run_that_has_learnt_and_stands_still_has_not_diverged():
     """It may be significantly worse all the same."""
     still = [run(f"w-{seed}", 2000.0, 0.8487 + seed / 1e4, first=0.8523, seed=seed, lr=0.5) for seed in range(3)]
     found = conclude([*still, *repeated("low", SLOW, GOOD, lr=0.02)])
-    assert not found.set_ups.quality.diverged
-    assert {found.set_ups.all[place].values["lr"] for place in found.set_ups.quality.worse} == {0.5}
-    assert not conclude([*rmse("s", (0.121, 0.1, 0.11), first=0.12, lr=0.5), *rmse("l", (0.05, 0.051, 0.052))]).set_ups.quality.diverged
+    assert not found.configurations.quality.diverged
+    assert {found.configurations.all[place].values["lr"] for place in found.configurations.quality.worse} == {0.5}
+    assert not conclude(
+        [*rmse("s", (0.121, 0.1, 0.11), first=0.12, lr=0.5), *rmse("l", (0.05, 0.051, 0.052))]
+    ).configurations.quality.diverged
 
 
 def test_throughput_is_ranked_among_those_that_are_not_significantly_worse():
@@ -216,7 +218,7 @@ def test_throughput_is_ranked_among_those_that_are_not_significantly_worse():
     ]
     found = conclude(runs)
     (best,) = found.best
-    assert (best.set_up.label, best.worst.label) == ("learning rate 0.02", "learning rate 0.01")
+    assert (best.configuration.label, best.worst.label) == ("learning rate 0.02", "learning rate 0.01")
     first, second = told(found).best
     assert "significantly worse: learning rate 0.1, 0.9000 (n = 3)" in first
     assert "not significantly worse: learning rate 0.0" in first
@@ -225,7 +227,7 @@ def test_throughput_is_ranked_among_those_that_are_not_significantly_worse():
 
 def test_where_only_the_framework_differs_throughput_leads():
     runs = repeated("t", FAST, FAIR, backend="torch") + repeated("f", SLOW, GOOD, backend="tf")
-    assert not conclude(runs).set_ups.quality.leads
+    assert not conclude(runs).configurations.quality.leads
     assert best_of(runs)[0].startswith("torch has the highest throughput")
 
 
@@ -247,14 +249,14 @@ def test_with_one_run_each_both_are_reported_and_none_is_recommended():
 
 def test_with_one_run_each_a_run_at_chance_is_still_known_to_have_diverged():
     found = conclude([run("a", 1500.0, CHANCE, lr=0.1), run("b", 1000.0, 0.95, lr=0.02)])
-    assert [found.set_ups.all[place].label for place in found.set_ups.quality.diverged] == ["learning rate 0.1"]
+    assert [found.configurations.all[place].label for place in found.configurations.quality.diverged] == ["learning rate 0.1"]
     assert found.best == ()
 
 
 def test_sync_runs_of_one_seed_are_one_value_of_quality():
     """They train alike, so that their repeats say nothing of the scatter."""
     runs = [run(f"{lr}-{copy}", 1000.0 + copy, accuracy, lr=lr) for lr, accuracy in ((0.1, 0.95), (0.2, 0.94)) for copy in range(3)]
-    assert conclude(runs).set_ups.quality.unknown
+    assert conclude(runs).configurations.quality.unknown
 
 
 def rmse(name, values, *, first=2.3, **job):
@@ -284,15 +286,15 @@ def test_a_further_run_that_cannot_be_judged_switches_no_judgement_off():
         *rmse("other", (1.0,), lr=0.01),
     ):
         found = conclude([*pair, further])
-        first = next(place for place, one in enumerate(found.set_ups.all) if one.runs[0].name == "hi-0")
-        assert first in found.set_ups.quality.worse, further.name
-        assert all(best.set_up.runs[0].name != "hi-0" for best in found.best), further.name
+        first = next(place for place, one in enumerate(found.configurations.all) if one.runs[0].name == "hi-0")
+        assert first in found.configurations.quality.worse, further.name
+        assert all(best.configuration.runs[0].name != "hi-0" for best in found.best), further.name
 
 
 def test_what_trains_differently_and_cannot_be_compared_in_quality_is_not_recommended():
     runs = repeated("hi", FAST, FAIR, lr=0.1, epochs=5) + repeated("lo", SLOW, GOOD, lr=0.02, epochs=10)
     found = conclude(runs)
-    assert found.set_ups.quality.undecided
+    assert found.configurations.quality.undecided
     assert "The configurations train differently, and their quality is not comparable: no recommendation." in told(found).best
     assert found.advice == ()
 
@@ -322,13 +324,13 @@ def test_an_interval_that_contention_widens_says_so():
 def test_contention_in_an_async_repeat_leaves_quality_judged():
     slow = repeated("as", (900.0, 905.0, 910.0), GOOD, contention=(0.9, 0.0, 0.0), lr=0.02, mode="async")
     found = conclude(repeated("hi", FAST, FAIR, lr=0.1) + repeated("lo", SLOW, GOOD, lr=0.02) + slow)
-    assert {found.set_ups.all[place].runs[0].name for place in found.set_ups.quality.worse} == {"hi-0"}
+    assert {found.configurations.all[place].runs[0].name for place in found.configurations.quality.worse} == {"hi-0"}
 
 
 def test_a_metric_that_explodes_has_diverged_however_it_scatters():
     for worse in ((3.0, 50.0, 9.0), (3.0, 1e9, 1e3), ("NaN",) * 3, ("Infinity", 3.0, 4.0)):
         found = conclude(rmse("h", worse, lr=0.1) + rmse("l", (0.1, 0.11, 0.12), lr=0.02))
-        assert [found.set_ups.all[place].values["lr"] for place in found.set_ups.quality.diverged] == [0.1], worse
+        assert [found.configurations.all[place].values["lr"] for place in found.configurations.quality.diverged] == [0.1], worse
         assert found.best == ()
 
 
@@ -337,19 +339,19 @@ def test_a_run_without_an_evaluation_is_not_ranked_beside_others():
     lacking[0].summary["eval"], lacking[0].evals = None, []
     found = conclude(lacking + repeated("lo", SLOW, GOOD, lr=0.02))
     assert found.advice == ()
-    assert all(best.set_up.values["lr"] == 0.02 for best in found.best)
+    assert all(best.configuration.values["lr"] == 0.02 for best in found.best)
 
 
 def test_a_single_run_that_is_best_hides_no_significance_among_the_others():
     found = conclude([run("s", 900.0, 0.96, lr=0.05), *repeated("lo", SLOW, GOOD, lr=0.02), *repeated("hi", FAST, FAIR, lr=0.1)])
-    assert {found.set_ups.all[place].runs[0].name for place in found.set_ups.quality.worse} == {"hi-0"}
-    assert found.set_ups.quality.undecided
+    assert {found.configurations.all[place].runs[0].name for place in found.configurations.quality.worse} == {"hi-0"}
+    assert found.configurations.quality.undecided
 
 
 def test_values_without_any_scatter_are_no_proof():
-    assert not conclude(rmse("a", (30.0,) * 3, first=50.0) + rmse("b", (29.9999,) * 3, first=50.0, lr=0.1)).set_ups.quality.worse
+    assert not conclude(rmse("a", (30.0,) * 3, first=50.0) + rmse("b", (29.9999,) * 3, first=50.0, lr=0.1)).configurations.quality.worse
     one, other = repeated("a", SLOW, (0.95,) * 3, lr=0.1), repeated("b", SLOW, (0.948,) * 3, lr=0.2)
-    assert not conclude(one + other).set_ups.quality.worse  # 4 of 2,000 examples
+    assert not conclude(one + other).configurations.quality.worse  # 4 of 2,000 examples
 
 
 def test_of_many_equal_configurations_few_are_called_worse():
@@ -357,7 +359,7 @@ def test_of_many_equal_configurations_few_are_called_worse():
     drawn, wrong = random.Random(7), 0
     for _ in range(20):
         runs = [run(f"{lr}-{s}", 1000.0, 0.95 + drawn.gauss(0, 0.002), seed=s, lr=0.01 + lr / 1000) for lr in range(10) for s in range(3)]
-        wrong += bool(conclude(runs).set_ups.quality.worse)
+        wrong += bool(conclude(runs).configurations.quality.worse)
     assert wrong <= 4
 
 
@@ -382,13 +384,13 @@ def test_a_setting_of_how_is_measured_makes_no_other_training():
         return found
 
     runs = split("a", FAST, FAIR, 1000) + split("b", SLOW, GOOD, 2000)
-    quality = conclude(runs).set_ups.quality
+    quality = conclude(runs).configurations.quality
     assert (quality.leads, quality.undecided) == (False, False)
     assert all(one["significantly_worse"] is None for one in quality.to_json(["a", "b"])["set_ups"])
     further = split("c", SLOW, (0.99, 0.991, 0.989), 500)
     for one in further:
         one.job["lr"] = 0.7
-    assert conclude([*repeated("hi", FAST, FAIR, lr=0.1), *repeated("lo", SLOW, GOOD), *further]).set_ups.quality.best is not None
+    assert conclude([*repeated("hi", FAST, FAIR, lr=0.1), *repeated("lo", SLOW, GOOD), *further]).configurations.quality.best is not None
 
 
 def test_a_copy_of_a_contended_run_is_no_second_one():
@@ -396,7 +398,7 @@ def test_a_copy_of_a_contended_run_is_no_second_one():
     runs = labelled([contended, run("c", 500.0, contention=0.9), run("d", 1000.0, backend="tf")])
     found = lines_of(runs)
     assert "All runs had CPU contention" not in found.note
-    assert [len(line.timed) for line in found.all if line.set_up.values["backend"] == "tf"] == [1]
+    assert [len(line.timed) for line in found.all if line.configuration.values["backend"] == "tf"] == [1]
 
 
 def test_small_figures_end_in_a_sentence():
@@ -442,13 +444,17 @@ def broken(one):
 def test_of_any_runs_the_best_has_not_diverged_has_an_opponent_and_each_n_is_right(jobs, until, copied):
     runs = [drawn(number, **job, until=until) for number, job in enumerate(jobs)]
     found = conclude(runs)
-    quality, every = found.set_ups.quality, found.set_ups.all
+    quality, every = found.configurations.quality, found.configurations.all
     for best in found.best:
-        assert found.set_ups.place(best.set_up) not in quality.diverged
-        assert not any(map(broken, best.set_up.runs))
+        assert found.configurations.place(best.configuration) not in quality.diverged
+        assert not any(map(broken, best.configuration.runs))
         assert len(every) > 1
-        assert best.worst is not None or all(not other.row.all_converged for other in every if other is not best.set_up)
-        assert len(best.set_up.figures(best.figure)) == sum(cpu_starvation(each.summary) is None for each in best.set_up.runs) > 0
+        assert best.worst is not None or all(not other.row.all_converged for other in every if other is not best.configuration)
+        assert (
+            len(best.configuration.figures(best.figure))
+            == sum(cpu_starvation(each.summary) is None for each in best.configuration.runs)
+            > 0
+        )
     if quality.best is not None:
         assert quality.best not in quality.diverged
         assert sum(bool(values) for values in quality.values) > 1
@@ -471,7 +477,7 @@ def _copied_under_contention(found, runs, jobs, place, until):
     slow = {**jobs[place], "speed": jobs[place]["speed"] * 0.93, "kind": "slightly", "seed": 9}
     more = conclude([*runs, drawn(len(runs), **slow, until=until)])
     for figure in FIGURES:
-        before, after = ({one.label: one for one in each.set_ups.all if one.figures(figure)} for each in (found, more))
+        before, after = ({one.label: one for one in each.configurations.all if one.figures(figure)} for each in (found, more))
         for one, other in [(a, b) for a in before for b in before if a < b and a in after and b in after]:
             was, now = times_as_good(before[one], before[other], figure), times_as_good(after[one], after[other], figure)
             if was.sure and now.sure:

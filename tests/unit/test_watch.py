@@ -22,8 +22,7 @@ from crosstrain.records.store.run_directory import RunReader, RunWriter
 from crosstrain.records.store.schema import EventRecord, StepRecord
 from crosstrain.records.summary import summarise
 from crosstrain.report.analysis.duration import Block
-from crosstrain.report.pages.live_text import figures_line, news_line, node_lines
-from crosstrain.report.pages.watched_run import WatchedRun, _Training
+from crosstrain.report.pages.watched_run import WatchedRun, _Training, figures_line, news_line, node_lines
 
 WATCH = [sys.executable, "-m", "crosstrain.cli.main", "watch"]
 

@@ -62,7 +62,7 @@ class Numbers:
         """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {_NAME!r} are made up and read no files. Leave --data-dir out.")
 
-    def load(self, data_dir: Path | None) -> PreparedColumns:
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
         """Generate all pairs, and split them into train and test, which share no text."""
         train, test = split_apart(number_pairs())
         return prepared_pairs(
@@ -71,6 +71,7 @@ class Numbers:
             bytes_too=False,
             longest=_LONGEST,
             languages=("en", "de"),
+            work=work,
             packages=("num2words",),
             bleu_tokenizer="char",  # most are one word, and 13a needs four
         )

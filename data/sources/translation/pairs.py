@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from ....core.bounded_json import parse_json
 from ....core.console import note
+from ....core.drafts import replacing
 from ....core.errors import UsageError
 from ...base import PreparedColumns, Split, TextFeatures
 from ...columns import ColumnSpec
@@ -67,8 +67,8 @@ def prepared_pairs(
     bytes_too: bool,
     longest: int,
     languages: tuple[str, str],
+    work: Path,
     bleu_tokenizer: str = "13a",
-    work: Path | None = None,
     packages: Sequence[str] = (),
 ) -> PreparedColumns:
     """Return the columns of a translation. The vocabulary is made here, the rest when the store asks.
@@ -142,13 +142,10 @@ class _Sample:
         self.sha256 = digest.hexdigest()
 
 
-def _vocabulary(
-    read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None, packages: Sequence[str]
-) -> tuple[bytes, bytes]:
+def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path, packages: Sequence[str]) -> tuple[bytes, bytes]:
     """Return model and description, those in `work` if they are of the same lines."""
     places = _sampled_places(read, count)
-    kept = None if work is None else _kept(work, _Sample(read, count, places), size)
-    if kept is not None:
+    if (kept := _kept(work, _Sample(read, count, places), size)) is not None:
         return kept
     sample = _Sample(read, count, places)
 
@@ -179,11 +176,9 @@ def _vocabulary(
         **{name: version(name) for name in ("sentencepiece", *packages)},
     }
     description = (json.dumps(facts, indent=2) + "\n").encode()
-    if work is not None:
-        for name, content in ((DESCRIPTION, description), (VOCABULARY, model)):  # the model last, so that it implies the description
-            draft = work / f"{name}.draft"
+    for name, content in ((DESCRIPTION, description), (VOCABULARY, model)):  # the model last, so that it implies the description
+        with replacing(work / name) as draft:
             draft.write_bytes(content)
-            os.replace(draft, work / name)
     return model, description
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -167,19 +166,6 @@ class ParallelText:
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Return the files of both splits. Raises UsageError for a missing one."""
         return [path for paths in self._files().values() for path in paths]
-
-    def load(self, data_dir: Path | None) -> PreparedColumns:
-        """Read the text without keeping anything for another attempt."""
-        work = tempfile.TemporaryDirectory(prefix="crosstrain-text-")
-        prepared = self.load_in(Path(work.name), data_dir)
-        weak = prepared.left_out
-
-        def left_out() -> Sequence[str]:
-            found = weak()
-            work.cleanup()
-            return found
-
-        return replace(prepared, left_out=left_out)
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
         """Count the lines and make the vocabulary, keeping finished parts in `work`."""

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.bounded_json import UnreadableError, parse_json
+from ....core.drafts import replacing
 from ....core.errors import UsageError
 from ...base import Dataset, Split
 from ...columns import Column
@@ -140,14 +141,14 @@ def counted(line: str) -> bytes:
 class PairEncoder:
     """Encodes splits, skipping pairs with a side of more than `longest` pieces, END included.
 
-    `work`: folder for finished parts, if any. `line_numbers`: the line of each entry, from 1, of splits that are not consecutive lines of a
+    `work`: folder for finished parts. `line_numbers`: the line of each entry, from 1, of splits that are not consecutive lines of a
     file. `left_out` counts skipped pairs; `test_lines` has the other lines of the test split, source and target, in UTF-8, after its
     blocks.
     """
 
     vocabulary: Vocabulary
     longest: int
-    work: Path | None = None
+    work: Path
     line_numbers: Mapping[Split, NDArray[np.int64]] = field(default_factory=dict)
     left_out: LeftOut = field(default_factory=LeftOut)
     test_lines: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
@@ -186,21 +187,15 @@ class PairEncoder:
 
     def _part(self, stem: str, pairs: Sequence[tuple[str, str]]) -> Arrays:
         """The file's name has a digest of the text, which may have changed since another attempt."""
-        if self.work is None:
-            return self._encode(pairs)
         digest = hashlib.sha256(f"{self.vocabulary.pieces_sha256} {self.longest}\n".encode())
         for line in itertools.chain.from_iterable(pairs):
             digest.update(counted(line))
         path = self.work / f"{stem}-{digest.hexdigest()[:16]}.npz"
-        if path.exists():
-            kept = _read(path, len(pairs), self.vocabulary.size)
-            if kept is not None:
-                return kept
+        if path.exists() and (kept := _read(path, len(pairs), self.vocabulary.size)) is not None:
+            return kept
         made = self._encode(pairs)
-        draft = path.with_suffix(".draft")
-        with draft.open("wb") as file:
+        with replacing(path) as draft, draft.open("wb") as file:
             np.savez(file, allow_pickle=False, **made)
-        os.replace(draft, path)
         return made
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> dict[str, NDArray[Any]]:

@@ -10,18 +10,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from ....core.console import note
-from ....core.errors import UsageError
-from ...base import PreparedColumns
-from ..arguments import read_arguments, whole_number, write_arguments
-from ..translation.pairs import PairSplits, prepared_pairs
-from ..translation.text_files import text_package
-from ..translation.tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
+from crosstrain.core.console import note
+from crosstrain.core.errors import UsageError
+from crosstrain.data.base import PreparedColumns
+from crosstrain.data.sources.arguments import read_arguments, whole_number, write_arguments
+from crosstrain.data.sources.translation.pairs import PairSplits, prepared_pairs
+from crosstrain.data.sources.translation.text_files import text_package
+from crosstrain.data.sources.translation.tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
+
 from .packages import PACKAGES, Extraction, fetch
 
 _NAME = "debian-text"
@@ -66,20 +66,12 @@ class DebianText:
             raise UsageError(f"data_dir: {str(data_dir)!r} holds no .deb files; leave --data-dir out, and apt fetches them.")
         return found
 
-    def load(self, data_dir: Path | None) -> PreparedColumns:
-        """Prepare the data without keeping packages for another attempt."""
-        with TemporaryDirectory(prefix="crosstrain-debian-") as folder:
-            return self._made(Path(folder), data_dir, None)
-
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
         """Fetch the packages unless `data_dir` holds some, and read them. Keeps finished parts in `work`."""
-        return self._made(work, data_dir, work)
-
-    def _made(self, folder: Path, data_dir: Path | None, work: Path | None) -> PreparedColumns:
         text_package("sentencepiece")  # before fetching half a gigabyte
         missing: list[str] = []
         if data_dir is None:
-            packages = folder / "packages"
+            packages = work / "packages"
             packages.mkdir(exist_ok=True)
             files, missing = fetch(PACKAGES, packages)
         else:

@@ -17,10 +17,10 @@ from ..compare.comparability import Comparability, Difference, compare_settings
 from ..compare.factors import RULES, Factor, setting_text
 from ..compare.ratios import USUAL_SCATTER, Ratio, Sample, better_by, interval_of_mean
 from ..compare.rows import Row, make_entries, tells_apart
-from ..runs.cpu_starvation import CpuStarvation, contention_judged, cpu_starvation, log_speed_lost, timed_runs
+from ..runs.cpu_starvation import contention_judged, cpu_starvation, log_speed_lost, timed_runs
 from ..runs.run import Run, number
+from .evidence import STEP_COMPONENTS, read_workers
 from .quality import Quality, judge_quality
-from .time_shares import STEP_COMPONENTS, read_workers
 
 # Settings that follow from others; an axis only if varied independently.
 FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
@@ -40,16 +40,8 @@ TARGET_FIGURE = Figure("time_to_target_seconds", TARGET, -1)
 FIGURES = (TARGET_FIGURE, SPEED_FIGURE)  # by importance
 
 
-@dataclass(frozen=True, slots=True)
-class Disturbed:
-    """A run with CPU contention, which voids its speed and its times, but not its quality."""
-
-    run: Run
-    by: CpuStarvation
-
-
 @dataclass(frozen=True)
-class SetUp:
+class Configuration:
     """A configuration and its repeats, with each axis's value by key, and a label of these."""
 
     label: str
@@ -120,15 +112,15 @@ def _parts_of_a_step(run: Run) -> Mapping[str, float] | None:
 
 
 @dataclass(frozen=True)
-class SetUps:
-    """All configurations, their `axes`, and the `disturbed` runs, excluded from speed."""
+class ConfigurationSet:
+    """All configurations, their `axes`, and the runs `disturbed` by CPU contention, whose quality alone counts."""
 
-    all: tuple[SetUp, ...]
+    all: tuple[Configuration, ...]
     axes: tuple[Factor, ...]
-    disturbed: tuple[Disturbed, ...]
+    disturbed: tuple[Run, ...]
     comparability: Comparability
 
-    def comparable(self, one: SetUp, other: SetUp, group: str) -> bool:
+    def comparable(self, one: Configuration, other: Configuration, group: str) -> bool:
         """Return whether a kind of figures of two configurations is comparable."""
         return group not in self.comparability.confounded(self.place(one), self.place(other))
 
@@ -142,16 +134,16 @@ class SetUps:
         keys = [tuple((key, value) for key, value in one.values.items() if key != "test_size") for one in self.all]
         return judge_quality([one.runs for one in self.all], keys, comparable)
 
-    def ranks(self, one: SetUp) -> bool:
+    def ranks(self, one: Configuration) -> bool:
         """Return whether a configuration is ranked by speed: neither diverged nor of worse quality."""
         return self.quality.ranks(self.place(one))
 
-    def all_comparable(self, figure: Figure) -> list[SetUp]:
+    def all_comparable(self, figure: Figure) -> list[Configuration]:
         """Return the largest set of ranked configurations that are comparable in a figure."""
         among = [index for index, one in enumerate(self.all) if one.figures(figure) and self.quality.ranks(index)]
         return [self.all[index] for index in self.comparability.comparable(figure.group, among)]
 
-    def faults(self, one: SetUp, other: SetUp, group: str) -> list[Difference]:
+    def faults(self, one: Configuration, other: Configuration, group: str) -> list[Difference]:
         """Return what makes a kind of figures of two configurations incomparable."""
         mine, theirs = self.place(one), self.place(other)
         return [
@@ -160,21 +152,21 @@ class SetUps:
             if group in fault.confounds and (fault.values[mine] != fault.values[theirs] or not self.comparable(one, one, group))
         ]
 
-    def why_not_judged(self, one: SetUp) -> list[Difference]:
+    def why_not_judged(self, one: Configuration) -> list[Difference]:
         """Return what makes a configuration's quality incomparable with that of the judged ones."""
         judged = [self.all[place] for place in sorted(self.quality.judged)]
         faults = self.faults(one, judged[0], self.quality.kind) if judged else []
         return [fault for fault in faults if fault.key != LEARNT_UNDER_CONTENTION]
 
-    def strata(self, axis: Factor) -> list[list[SetUp]]:
+    def strata(self, axis: Factor) -> list[list[Configuration]]:
         """Group the configurations that are equal in every other axis."""
-        found: dict[tuple[Any, ...], list[SetUp]] = {}
+        found: dict[tuple[Any, ...], list[Configuration]] = {}
         for one in self.all:
             found.setdefault(tuple(value for key, value in one.values.items() if key != axis.key), []).append(one)
         return list(found.values())
 
     @cached_property
-    def beyond_ideal(self) -> list[tuple[SetUp, SetUp, Ratio]]:
+    def beyond_ideal(self) -> list[tuple[Configuration, Configuration, Ratio]]:
         """Pairs that differ only in nodes, with a superlinear speed-up: not an effect of the nodes."""
         axis = next((one for one in self.axes if one.key == "nodes"), None)
         found = []
@@ -186,33 +178,39 @@ class SetUps:
                     found.append((more, fewer, times))
         return found
 
-    def too_fast(self, one: SetUp, other: SetUp) -> bool:
+    def too_fast(self, one: Configuration, other: Configuration) -> bool:
         """Return whether two configurations are a pair of `beyond_ideal`."""
         return any({id(one), id(other)} == {id(more), id(fewer)} for more, fewer, _ in self.beyond_ideal)
 
+    def values_of(self, axis: Factor) -> list[Any]:
+        """Return the sorted values of an axis, None last."""
+        values = {one.values[axis.key] for one in self.all}
+        return sorted(values, key=lambda value: (value is None, () if value is None else axis.order(value)))
+
     @property
-    def without_speed(self) -> list[str]:
-        """The names of the runs of configurations with CPU contention in all runs."""
-        return [run.name for one in self.all if not timed_runs(one.runs) for run in one.runs]
+    def in_order(self) -> list[Configuration]:
+        """All, sorted by their values of the axes."""
+        values = [(axis.key, self.values_of(axis)) for axis in self.axes]
+        return sorted(self.all, key=lambda one: [known.index(one.values[key]) for key, known in values])
 
     def others(self, axis: Factor) -> list[Factor]:
         """Return all axes but this one."""
         return [rule for rule in self.axes if rule.key != axis.key]
 
-    def place(self, one: SetUp) -> int:
+    def place(self, one: Configuration) -> int:
         """Return the index of a configuration in `all`."""
         return next(index for index, known in enumerate(self.all) if known is one)
 
 
-def times_as_good(one: SetUp, other: SetUp, figure: Figure) -> Ratio:
+def times_as_good(one: Configuration, other: Configuration, figure: Figure) -> Ratio:
     """Return the ratio of `one` to `other` by a figure that both have."""
     return better_by([(one.sample(figure), other.sample(figure))], figure.better)
 
 
-def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
+def configuration_set(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> ConfigurationSet:
     """Return the configurations of labelled runs, by their axes and those `swept`."""
     rows = make_entries(runs, by=swept)
-    disturbed = [Disturbed(run, by) for row in rows for run in row.runs if (by := cpu_starvation(run.summary)) is not None]
+    disturbed = [run for row in rows for run in row.runs if cpu_starvation(run.summary) is not None]
     axes = axes_of(rows)
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
@@ -221,7 +219,7 @@ def set_ups(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> SetUps:
     chosen |= {name for name in _CHOSEN_WHERE_TYPED if len({repr(run.job.get(name)) for run in firsts}) > 1}
     independent = (FOLLOWING - chosen) | keys
     comparability = compare_settings(firsts, independent=independent, repeats=[row.runs for row in rows])
-    return SetUps(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), comparability)
+    return ConfigurationSet(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), comparability)
 
 
 def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
@@ -273,11 +271,11 @@ def _both(one: Factor, other: Factor) -> Factor:
     )
 
 
-def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[SetUp]:
+def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[Configuration]:
     values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
     labels = [called(axes, one) for one in values]
     return [
-        SetUp(label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), one, row)
+        Configuration(label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), one, row)
         for label, one, row in zip(labels, values, rows, strict=True)
     ]
 
@@ -300,9 +298,9 @@ def shown(axis: Factor, value: Any) -> str:
 FINE = 0.1  # sufficient relative resolution of a time to target
 
 
-def coarse_gaps(set_ups: Iterable[SetUp]) -> list[float]:
+def coarse_gaps(configurations: Iterable[Configuration]) -> list[float]:
     """Return the sorted seconds between a target's evaluation and the one before, unless `FINE`."""
-    gaps = [found for one in set_ups for run in one.runs if (found := _gap(run)) is not None]
+    gaps = [found for one in configurations for run in one.runs if (found := _gap(run)) is not None]
     if not gaps or median(gap / seconds for gap, seconds in gaps) <= FINE:
         return []
     return sorted(gap for gap, _ in gaps)

@@ -1,21 +1,28 @@
-"""Predictions for other numbers of nodes, with their validated band and remarks."""
+"""Predictions for other numbers of nodes, with their validated band, as a table and as JSON."""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+
 from ...core.cluster import MOST_RANKS
+from ...core.console import one_line
 from ...core.errors import UsageError
+from ...core.units import bandwidth_text
+from ...records.store.schema import SCHEMA
+from ...records.text import UNKNOWN, bytes_text, count_text, number_text, rate_text, seconds_text
 from ..runs.run import batch_text
 from .cost_model import Link, Step, Topology, ring_step, server_step
-from .fit import Fitted
-from .observations import Observed
+from .fit import Fitted, Observed
 
 VALIDATION_FILE = Path(__file__).with_name("validation.toml")
 COVERED = 0.9  # share of the validation points within the band (nearest rank)
@@ -68,6 +75,11 @@ class ValidationGroup:
         factors = sorted(point.factor for point in self.points)
         return factors[math.ceil(COVERED * len(factors)) - 1]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        errors = {"median_error_fraction": self.median_error, "largest_error_fraction": self.largest_error}
+        return {**asdict(self), **errors, "band_factor": self.factor}
+
 
 @dataclass(frozen=True, slots=True)
 class Validation:
@@ -86,12 +98,9 @@ class Validation:
 def read_validation(path: Path = VALIDATION_FILE) -> Validation:
     """Read the table, which `python -m benchmarks.prediction` writes."""
     values = tomllib.loads(path.read_text(encoding="utf-8"))
-    return Validation(values["measured_on"], values["machine"], tuple(_judged(group) for group in values["judged"]))
-
-
-def _judged(group: Mapping[str, Any]) -> ValidationGroup:
-    points = tuple(Point(**point) for point in group["points"])
-    return ValidationGroup(group["backend"], group["mode"], group["workload"], tuple(group["fitted_on"]), points)
+    for group in values["judged"]:
+        group |= {"fitted_on": tuple(group["fitted_on"]), "points": tuple(Point(**point) for point in group["points"])}
+    return Validation(values["measured_on"], values["machine"], tuple(ValidationGroup(**group) for group in values["judged"]))
 
 
 def band_factor(judged: ValidationGroup, nodes: int, bits_per_second: float | None) -> tuple[float, float]:
@@ -149,7 +158,7 @@ def predict(fitted: Fitted, question: Question, validation: Validation) -> list[
     if question.topology == "ps" and question.ps > min(question.nodes):
         raise UsageError(f"ps: got {question.ps}; allowed: at most one on each node, and {min(question.nodes)} of --nodes is fewer.")
     judged = validation_for(fitted, question.topology, validation)
-    return [_row(fitted, question, scaling, nodes, judged) for scaling in question.scalings for nodes in question.nodes]
+    return [_predicted(fitted, question, scaling, nodes, judged) for scaling in question.scalings for nodes in question.nodes]
 
 
 def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -> ValidationGroup | None:
@@ -171,7 +180,7 @@ def _unlike(fitted: Fitted) -> bool:
     return len(fitted.first.same["cores_per_node"]) > 1
 
 
-def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: ValidationGroup | None) -> Row:
+def _predicted(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: ValidationGroup | None) -> Row:
     first = fitted.first
     workers = nodes * first.procs_per_node
     in_all = first.batch_size * workers if scaling == "weak" else first.global_batch_size
@@ -205,50 +214,42 @@ def _too_many(fitted: Fitted, question: Question, workers: int) -> bool:
 
 def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
     """Return the remarks on these predictions, most important first."""
-    return [
-        text
-        for check in (_contention, _costs, _exchanges, _misfit, _extrapolation, _cores, _batches, _unvalidated)
-        for text in check(fitted, question, rows)
-    ]
+    checks = (_of_fit, _of_exchange, _misfit, _extrapolation, _cores, _batches, _unvalidated)
+    return [text for check in checks for text in check(fitted, question, rows)]
 
 
-def _contention(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+def _of_fit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     contended = dict.fromkeys(run.name for run in fitted.runs if run.contended)
-    return [f"CPU contention from other programs slowed {' and '.join(contended)}: speeds may be predicted too low."] if contended else []
-
-
-def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
-    if question.topology in fitted.measured:
-        return []
+    if contended:
+        yield f"CPU contention from other programs slowed {' and '.join(contended)}: speeds may be predicted too low."
     if not fitted.measured:
-        return [
+        yield (
             "No run had two workers, so that software is assumed to exchange for nothing: times are lower bounds. "
             "Add a run of two nodes for more than that."
-        ]
-    wanted, found = ("sync", "async") if question.topology == "ring" else ("async", "sync")
-    return [f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."]
+        )
+    elif question.topology not in fitted.measured:
+        wanted, found = ("sync", "async") if question.topology == "ring" else ("async", "sync")
+        yield f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."
 
 
-def _exchanges(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+def _of_exchange(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     if question.topology != "ring":
-        return []
+        return
     exchange = fitted.ring.exchange
     others = [run.name for run in fitted.runs if run.mode == "sync" and run.communicates and run.exchange != exchange]
-    texts = [f"{' and '.join(others)}: trained with another exchange, so only what computing costs is taken from there."] if others else []
+    if others:
+        yield f"{' and '.join(others)}: trained with another exchange, so only what computing costs is taken from there."
     if exchange == "direct":
-        texts.append("The direct exchange was never judged, so there is no band.")
+        yield "The direct exchange was never judged, so there is no band."
     lost = [row.nodes for row in rows if _too_many(fitted, question, row.workers)]
     if lost:
-        texts.append(f"{_many(lost)}: the direct exchange is for {MOST_RANKS} workers at most.")
-    return texts
+        yield f"{_many(lost)}: the direct exchange is for {MOST_RANKS} workers at most."
 
 
-def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
-    texts = []
+def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     for run in fitted.runs:
-        if run.mode != MODES[question.topology] or not run.communicates:
-            continue
-        if question.topology == "ring" and run.exchange != fitted.ring.exchange:
+        other_exchange = question.topology == "ring" and run.exchange != fitted.ring.exchange
+        if run.mode != MODES[question.topology] or not run.communicates or other_exchange:
             continue
         own = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
         _, rate = _step(replace(fitted, runs=(run,)), own, run.nodes, run.global_batch_size)
@@ -256,91 +257,206 @@ def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str
         error = rate / run.examples_per_second - 1
         poor = " It does not describe this run well, so do not rely on it." if abs(error) > POOR_FIT else ""
         which = "with the exchange tried after it" if run.tried else "itself"
-        texts.append(
+        reported = run.reported_examples_per_second
+        lost = 0.0 if reported is None else 1 - reported / run.examples_per_second
+        between = ""
+        if lost >= WORTH_SAYING:
+            between = f" In all it made {reported:,.0f}: {lost:.0%} of its time lay between steps, and the model leaves that out."
+        yield (
             f"For {run.name} {which} the model gives {rate:,.0f} examples/s while it trains; {run.examples_per_second:,.0f} were measured "
-            f"in its steps ({error:+.0%}).{poor}{_between(run)}"
+            f"in its steps ({error:+.0%}).{poor}{between}"
         )
-    return texts
 
 
-def _between(run: Observed) -> str:
-    if run.reported_examples_per_second is None:
-        return ""
-    lost = 1 - run.reported_examples_per_second / run.examples_per_second
-    if lost < WORTH_SAYING:
-        return ""
-    return (
-        f" In all it made {run.reported_examples_per_second:,.0f}: {lost:.0%} of its time lay between steps, and the model leaves that out."
-    )
-
-
-def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     most = max(run.nodes for run in fitted.runs)
     beyond = [row.nodes for row in rows if row.step is not None and row.nodes > 2 * most]
-    texts = []
     if beyond:
-        texts.append(
+        yield (
             f"{_many(beyond)} are an extrapolation from {most}: the model knows no stragglers, no switches that are shared and no "
             "failures, all of which grow with the number of nodes."
         )
     wide = [row.nodes for row in rows if row.doublings]
     if wide:
-        texts.append(
-            f"The band of {_many(wide)} is widened, since nothing was judged there; the rule for that is caution, not measurement."
-        )
-    return texts
+        yield f"The band of {_many(wide)} is widened, since nothing was judged there; the rule for that is caution, not measurement."
 
 
-def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
-    texts = []
+def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     sharing = max(run.nodes_sharing_cores for run in fitted.runs)
     if sharing > 1:
-        texts.append(
+        yield (
             f"{sharing} nodes of a fitted run shared cores, so that their steps were slower than those of nodes with their own cores: the "
             "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share with --cores-per-node."
         )
     if _unlike(fitted):
         limits = ", ".join(f"{cores:g}" for cores in fitted.first.same["cores_per_node"])
-        texts.append(
+        yield (
             f"The nodes of the fitted runs may use different numbers of cores ({limits}). Every node that is predicted computes as the "
             "slowest of them does, one alone too; that was never judged, so there is no band."
         )
     shortest = min(run.slowest for run in fitted.runs)
     if fitted.first.same["cores_per_node"] and shortest < SHORT_SECONDS:
-        texts.append(
+        yield (
             f"The kernel hands out a limited node's processor time every 20 ms, and a worker of a fitted run computes for only "
             f"{shortest * 1e3:.3g} ms a step: while it waits for messages it saves CPU quota for later. The fit is "
             "doubtful; larger batches help."
         )
-    return texts
 
 
-def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     smallest, largest = min(run.half_batch_size for run in fitted.runs), max(run.batch_size for run in fitted.runs)
-    texts = []
     outside = [row.nodes for row in rows if row.step is not None and not smallest <= row.batch_size <= largest]
     if outside:
-        texts.append(
-            f"Batches of {_many(outside)} lie outside the {smallest} to {largest} examples a worker that computing was measured for."
-        )
+        yield f"Batches of {_many(outside)} lie outside the {smallest} to {largest} examples a worker that computing was measured for."
     empty = [row.nodes for row in rows if row.global_batch_size < row.workers]
     if empty:
         whole = batch_text(fitted.first.global_batch_size, fitted.first.batch_tokens)
-        texts.append(f"{_many(empty)} would leave workers without an example of the global batch of {whole}.")
-    return texts
+        yield f"{_many(empty)} would leave workers without an example of the global batch of {whole}."
 
 
-def _unvalidated(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
-    texts = ["Latency is unvalidated: not every kernel can delay packets, so no judged run had any but the machine's own."]
+def _unvalidated(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     late = [row.nodes for row in rows if row.delayed]
-    if late:
-        texts[0] += f" {_many(late)} {'has' if set(late) == {1} else 'have'} no band, since it is more than a tenth of their step."
+    verb = "has" if set(late) == {1} else "have"
+    without = f" {_many(late)} {verb} no band, since it is more than a tenth of their step." if late else ""
+    yield f"Latency is unvalidated: not every kernel can delay packets, so no judged run had any but the machine's own.{without}"
     if question.topology == "ps" and question.ps > 1:
-        texts.append("Several parameter servers are unvalidated: every judged run had one.")
-    return texts
+        yield "Several parameter servers are unvalidated: every judged run had one."
 
 
 def _many(nodes: Sequence[int]) -> str:
     *names, last = [str(count) for count in sorted(set(nodes))]
     listed = f"{', '.join(names)} and {last}" if names else last
     return f"{listed} node{'' if set(nodes) == {1} else 's'}"
+
+
+_TOPOLOGIES = {"ring": "all-reduce round a ring (sync)", "ps": "parameter servers (async)"}
+_DIRECT = "all-reduce of each worker with each other one (sync, --exchange direct)"
+_TITLES = {"weak": "Batch of a worker stays {batch} (weak scaling)", "strong": "Global batch stays {whole} (strong scaling)"}
+_LIMITS = {
+    "compute": "computing",
+    "link": "the link",
+    "messages": "handling messages",
+    "copying": "copying bytes",
+    "latency": "messages' latency",
+    "server": "the parameter server",
+    "other": "other",
+}
+
+
+def prediction_table(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> RenderableType:
+    """Return the predictions with their basis and remarks."""
+    lines: list[RenderableType] = [*_basis(fitted, question)]
+    first = fitted.first
+    for scaling in question.scalings:
+        batch, whole = (batch_text(count, first.batch_tokens) for count in (first.batch_size, first.global_batch_size))
+        title = _TITLES[scaling].format(batch=batch, whole=whole)
+        lines += ["", title, _table([row for row in rows if row.scaling == scaling])]
+    lines += ["", _band_text(validation_for(fitted, question.topology, validation), validation)]
+    return Group(*lines, *(f"- {text}" for text in remarks(fitted, question, rows)))
+
+
+def _basis(fitted: Fitted, question: Question) -> list[str]:
+    first, same = fitted.first, fitted.first.same
+    ps = f", {question.ps} of them" if question.topology == "ps" and question.ps > 1 else ""
+    ring, server = fitted.ring, fitted.server
+    how = _DIRECT if question.topology == "ring" and ring.exchange == "direct" else _TOPOLOGIES[question.topology]
+    if question.topology == "ring":
+        cost = (
+            f"{seconds_text(ring.hop_seconds)} a {'hop' if ring.exchange == 'native' else 'message'}, "
+            f"{ring.seconds_per_byte * 1e9:.3g} ns per byte in addition to the link, {ring.hidden_fraction:.0%} hidden behind computing"
+        )
+    else:
+        service = server.service_seconds + server.service_seconds_per_byte * first.payload_bytes
+        worker = server.worker_seconds + server.worker_seconds_per_byte * first.payload_bytes
+        cost = f"{seconds_text(service)} an update on a parameter server, {seconds_text(worker)} on the worker"
+    rate = question.link.bytes_per_second
+    speed = "the same speed as the runs'" if rate is None else bandwidth_text(8 * rate)
+    return [
+        one_line(f"{same['model']} on {same['data']}, {same['backend']}, {how}{ps}"),
+        f"Fitted to {' and '.join(_run_text(run) for run in fitted.runs)}",
+        f"Predicted for links of {speed}, {seconds_text(question.link.latency_seconds)} of latency on top of the runs'",
+        f"Computing: {seconds_text(fitted.compute.fixed_seconds)} a step and {seconds_text(fitted.compute.seconds_per_example)} an example",
+        f"Exchange: {bytes_text(first.payload_bytes)} a step, {cost}",
+        "Speed-up: examples/s over those predicted for one node",
+    ]
+
+
+def _run_text(run: Observed) -> str:
+    limit = "unlimited links" if run.bytes_per_second is None else f"links of {bandwidth_text(8 * run.bytes_per_second)}"
+    return f"{run.name} ({run.mode}, {run.nodes} node{'s' if run.nodes != 1 else ''}, {limit})"
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("nodes", "batch", "step", "examples/s", "band", "speed-up", "efficiency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("largest part", no_wrap=True)
+    for row in rows:
+        table.add_row(count_text(row.nodes), count_text(row.batch_size), *_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    if row.step is None or row.examples_per_second is None or row.speedup is None or row.efficiency is None:
+        return [UNKNOWN] * 6
+    low, high = _between(row.examples_per_second, row.factor)
+    band = UNKNOWN if low is None or high is None else f"{rate_text(low, '')} – {rate_text(high, '')}"
+    component = row.step.limited_by
+    share = f"{_LIMITS[component]} ({row.step.components[component] / row.step.seconds:.0%})"
+    speeds = [rate_text(row.examples_per_second, ""), band, f"{number_text(row.speedup, 2)}x", f"{row.efficiency:.0%}"]
+    return [seconds_text(row.step.seconds), *speeds, share]
+
+
+def _between(value: float | None, factor: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if value is None or factor is None else (value / factor, value * factor)
+
+
+def _band_text(judged: ValidationGroup | None, validation: Validation) -> str:
+    if judged is None:
+        return "No band: the model was not judged on anything like this."
+    nodes = [point.nodes for point in judged.points]
+    bandwidths = sorted(point.bandwidth_bits_per_second for point in judged.points)
+    return (
+        f"Band: {len(judged.points)} runs of {judged.backend} in mode {judged.mode} ({min(nodes)} to {max(nodes)} nodes, "
+        f"{bandwidth_text(bandwidths[0])} to {bandwidth_text(bandwidths[-1])}; {validation.measured_on}) were predicted with a median "
+        f"error of {judged.median_error:.0%}, nine in ten within a factor of {judged.factor:.2f}. docs/scaling.md has them."
+    )
+
+
+def document(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> dict[str, Any]:
+    """Return the predictions as JSON."""
+    judged = validation_for(fitted, question.topology, validation)
+    rate = question.link.bytes_per_second
+    return {
+        "schema": SCHEMA,
+        "runs": [run.name for run in fitted.runs],
+        "topology": question.topology,
+        "exchange": fitted.ring.exchange if question.topology == "ring" else None,
+        "parameter_servers": question.ps if question.topology == "ps" else None,
+        "bandwidth_bits_per_second": None if rate is None else 8 * rate,
+        "latency_seconds": question.link.latency_seconds,
+        "payload_bytes": fitted.first.payload_bytes,
+        "fitted": {
+            "compute": asdict(fitted.compute),
+            question.topology: asdict(fitted.ring if question.topology == "ring" else fitted.server),
+            "exchange_measured": question.topology in fitted.measured,
+        },
+        "validation": None if judged is None else {"measured_on": validation.measured_on, **judged.to_json()},
+        "predictions": [_row(row) for row in rows],
+        "notes": remarks(fitted, question, rows),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    own = ("scaling", "nodes", "workers", "batch_size", "global_batch_size", "examples_per_second", "speedup", "efficiency")
+    seconds = None if row.step is None else row.step.seconds
+    bands = {"step_seconds": _between(seconds, row.factor), "examples_per_second": _between(row.examples_per_second, row.factor)}
+    return {
+        **{name: getattr(row, name) for name in own},
+        "step_seconds": seconds,
+        **{f"{name}_{end}": value for name, band in bands.items() for end, value in zip(("low", "high"), band, strict=True)},
+        "limited_by": None if row.step is None else row.step.limited_by,
+        "parts": None if row.step is None else {f"{name}_seconds": seconds for name, seconds in row.step.components.items()},
+        "band_factor": row.factor,
+        "doublings_beyond_validation": row.doublings,
+    }

@@ -16,8 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Self, cast
 
-from ....core.console import note
-from ....core.errors import TrainerError, UsageError
+from crosstrain.core.console import note
+from crosstrain.core.errors import TrainerError, UsageError
+
 from .documents import blocks, cleaned_message, cleaned_paragraph, paired, read_mo, read_po, wrong_with
 
 PACKAGES = (

@@ -1,42 +1,73 @@
-"""An explanation as text: verdict, reason, nodes and recommendations."""
+"""Explanations as text and JSON: of one run with its recommendations, and of several with the changes between them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ...records.node_usage import LEAST_SECONDS
-from ...records.text import MOST_NODES_SHOWN, UNKNOWN, bytes_text, ends_of, memory_basis, number_text, seconds_text
-from ..runs.run import diverged_text
+from ...records.store.jsonl import finite_json
+from ...records.text import MOST_NODES_SHOWN, UNKNOWN, bytes_text, ends_of, memory_basis, number_text, rate_text, seconds_text
+from ..compare.factors import Factor
+from ..compare.ratios import geometric_mean
+from ..runs.run import Run, as_recorded, diverged_text, labelled
 from .advice import Advice
-from .evidence import NAMES, bits_text, busiest, exchange_seconds, padding_text, percent
-from .exchange_costs import exchange_text, hidden_exchange
-from .time_shares import BESIDE_TRAINING, SELDOM
-from .verdict import NEARLY_ALL, NOTABLE, SLOW, Explanation, NodeView
+from .configurations import SPEED_FIGURE, Configuration, ConfigurationSet, called, configuration_set, shown
+from .duration import AS_PLANNED, Wanted, duration
+from .evidence import BESIDE_TRAINING, NAMES, SELDOM, Answer, bits_text, padding_text, percent
+from .learning import checkpoint_files, learning, learning_rate, training_set
+from .utilisation import hardware_use, network_use, step_time_and_network
+from .verdict import NEARLY_ALL, NOTABLE, SLOW, Explanation, NodeView, exchange_text, explain, hidden_exchange
+
+_HEADLINES = {
+    "data": "data-bound: {share} of a worker's step is gathering, augmenting and normalising the batch.",
+    "evaluating": "evaluation is the bottleneck: it takes {share} of the run time ({evaluations} of {evaluation_seconds} s).",
+    "translating": "the final translation is the bottleneck: it takes {share} of the run time ({translate_seconds} s{unfinished}). "
+    "It happens once, so its share falls in longer runs.",
+    "saving": "checkpoints are the bottleneck: they pause training for {share} of the run time ({saved} saved), not counting background "
+    "writing.",
+    "profiling": "profiling is the bottleneck: it takes {share} of the run time ({profile_seconds} s). Run without --profile.",
+    "idle": "idle workers: workers wait for their next steps, or for the run's end, for {share} of the run's {run_seconds} s; they get "
+    "{group_size} steps at a time.",
+    "other": "idle and coordination: {share} of the run's {run_seconds} s is neither training nor evaluation; {lost}.",
+    "mixed": "nothing dominates: {candidates}.",
+    "unknown": "no verdict: {why_unknown}.",
+}
 
 
 def headline(explanation: Explanation) -> str:
     """Return the verdict in a sentence with its figures."""
-    writer = {
-        "starved": _starved,
-        "network": _network,
-        "compute": _compute,
-        "data": _data,
-        "peers": _peers,
-        "idle": _idle,
-        "evaluating": _evaluating,
-        "translating": _translating,
-        "saving": _saving,
-        "profiling": _profiling,
-        "other": _other,
-        "mixed": _mixed,
-        "unclear": _unclear,
-        "unknown": _unknown,
-    }[explanation.verdict]
-    return writer(explanation)
+    if explanation.verdict in _HEADLINES:
+        return _HEADLINES[explanation.verdict].format_map(_facts(explanation))
+    writers = {"starved": _starved, "network": _network, "compute": _compute, "peers": _peers, "unclear": _unclear}
+    return writers[explanation.verdict](explanation)
+
+
+def _facts(explanation: Explanation) -> dict[str, str]:
+    evidence, verdict = explanation.evidence, explanation.verdict
+    summary = evidence.summary
+    lost = summary.get("restart_seconds_lost") if evidence.part_began_seconds is None else None
+    changed = "the run changed when it was resumed, and only its last part was calibrated"
+    return {
+        "share": percent((explanation.step_fractions if verdict == "data" else explanation.run_fractions).get(verdict)),
+        "evaluations": f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''}",
+        "evaluation_seconds": number_text(summary["eval_seconds"] / max(1, evidence.evaluations), 3),
+        "translate_seconds": number_text(summary["translate_seconds"], 1),
+        "unfinished": "" if summary.get("translated") else ", and was not finished",
+        "saved": str(evidence.saved),
+        "profile_seconds": number_text(summary["profile_seconds"], 1),
+        "run_seconds": number_text(summary["run_seconds"], 2),
+        "group_size": number_text((summary.get("step_seconds") or {}).get("group_size"), 0),
+        "lost": f"restarts took {number_text(lost, 2)} s of it" if lost else "measure a longer run",
+        "candidates": _list(explanation, " and ") if explanation.candidates else "",
+        "why_unknown": changed if evidence.steps_mixed else "the run was not calibrated",
+    }
 
 
 def _starved(explanation: Explanation) -> str:
@@ -60,7 +91,7 @@ def _exchange(explanation: Explanation) -> str:
 def _network(explanation: Explanation) -> str:
     kind = "that computation does not hide" if explanation.evidence.summary["mode"] == "sync" else "with the parameter server"
     share = f"communication-bound: {percent(explanation.step_fractions['network'])} of a worker's step is communication {kind}"
-    link = busiest(explanation.evidence.links)
+    link = explanation.evidence.busiest_link
     full = ""
     if link is not None:
         speed = bits_text(link.limit_bytes_per_second or 0.0)
@@ -72,7 +103,7 @@ def _network(explanation: Explanation) -> str:
         few = f"{_exchange(explanation)} of a few bytes takes {percent(explanation.message_fraction)} of the time of the full one"
         return f"{share}: latency and overhead more than bandwidth{though}; {few}."
     if explanation.network_cause == "waiting":
-        alone = seconds_text(exchange_seconds(explanation.evidence.calibration))
+        alone = seconds_text(explanation.evidence.exchange_seconds)
         return f"{share}, mostly overhead and waiting{though}: {_exchange(explanation)} by itself takes {alone}."
     calibration = explanation.evidence.calibration
     payload = bytes_text(calibration["payload_bytes"]) if calibration else "the gradients"
@@ -94,82 +125,18 @@ def _compute(explanation: Explanation) -> str:
     return f"{text}; node {most.node} uses {used} of the {available} cores it may use."
 
 
-def _data(explanation: Explanation) -> str:
-    return (
-        f"data-bound: {percent(explanation.step_fractions['data'])} of a worker's step is gathering, augmenting and normalising the batch."
-    )
-
-
 def _peers(explanation: Explanation) -> str:
     times = f"takes {number_text(explanation.slowness, 1)} times as long as the median worker's"
-    slow = f"node {explanation.slow_node}"
     view = next(view for view in explanation.nodes if view.node == explanation.slow_node)
     cores = "" if view.cores_available is None else f" (it has {number_text(view.cores_available, 2)} cores)"
-    if explanation.evidence.summary["mode"] == "sync":
-        waits = percent(explanation.step_fractions["peers"])
-        text = f"straggler: workers wait for {slow} for {waits} of a step; its own work {times}{cores}"
-        return f"{text}{_exchange_of_the_slow(explanation, view)}."
-    share = percent(view.updates_fraction)
-    return f"straggler: the work of {slow} {times}{cores}. It makes {share} of the updates; no worker waits for it."
-
-
-def _exchange_of_the_slow(explanation: Explanation, view: NodeView) -> str:
-    share = explanation.step_fractions["network"]
-    if share < NOTABLE or explanation.network_cause == "link" or (view.cpu_fraction or 0.0) < NEARLY_ALL:
-        return ""
-    used = percent(view.cpu_fraction)
-    return f"; communication, {percent(share)} of the step, waits for it too, as it uses {used} of its cores"
-
-
-def _evaluating(explanation: Explanation) -> str:
-    evidence = explanation.evidence
-    each = evidence.summary["eval_seconds"] / max(1, evidence.evaluations)
-    how = f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''} of {number_text(each, 3)} s"
-    return f"evaluation is the bottleneck: it takes {percent(explanation.run_fractions['evaluating'])} of the run time ({how})."
-
-
-def _translating(explanation: Explanation) -> str:
-    evidence = explanation.evidence
-    share, seconds = percent(explanation.run_fractions["translating"]), number_text(evidence.summary["translate_seconds"], 1)
-    finished = "" if evidence.summary["translated"] else ", and was not finished"
-    return (
-        f"the final translation is the bottleneck: it takes {share} of the run time ({seconds} s{finished}). "
-        "It happens once, so its share falls in longer runs."
-    )
-
-
-def _saving(explanation: Explanation) -> str:
-    share = percent(explanation.run_fractions["saving"])
-    saved = explanation.evidence.saved
-    return (
-        f"checkpoints are the bottleneck: they pause training for {share} of the run time ({saved} saved), not counting background writing."
-    )
-
-
-def _profiling(explanation: Explanation) -> str:
-    summary = explanation.evidence.summary
-    share, seconds = percent(explanation.run_fractions["profiling"]), number_text(summary["profile_seconds"], 1)
-    return f"profiling is the bottleneck: it takes {share} of the run time ({seconds} s). Run without --profile."
-
-
-def _idle(explanation: Explanation) -> str:
-    summary = explanation.evidence.summary
-    share, seconds = percent(explanation.run_fractions["idle"]), number_text(summary["run_seconds"], 2)
-    size = number_text((summary["step_seconds"] or {}).get("group_size"), 0)
-    waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
-    return f"idle workers: {waits}; they get {size} steps at a time."
-
-
-def _other(explanation: Explanation) -> str:
-    seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
-    share = percent(explanation.run_fractions["other"])
-    lost = explanation.evidence.summary.get("restart_seconds_lost") if explanation.evidence.part_began_seconds is None else None
-    more = f"restarts took {number_text(lost, 2)} s of it" if lost else "measure a longer run"
-    return f"idle and coordination: {share} of the run's {seconds} s is neither training nor evaluation; {more}."
-
-
-def _mixed(explanation: Explanation) -> str:
-    return f"nothing dominates: {_list(explanation, ' and ')}."
+    if explanation.evidence.summary["mode"] == "async":
+        share = percent(view.updates_fraction)
+        return f"straggler: the work of node {view.node} {times}{cores}. It makes {share} of the updates; no worker waits for it."
+    waits, exchange = percent(explanation.step_fractions["peers"]), explanation.step_fractions["network"]
+    text = f"straggler: workers wait for node {view.node} for {waits} of a step; its own work {times}{cores}"
+    if exchange >= NOTABLE and explanation.network_cause != "link" and (view.cpu_fraction or 0.0) >= NEARLY_ALL:
+        text += f"; communication, {percent(exchange)} of the step, waits for it too, as it uses {percent(view.cpu_fraction)} of its cores"
+    return f"{text}."
 
 
 def _unclear(explanation: Explanation) -> str:
@@ -198,47 +165,32 @@ def _list(explanation: Explanation, joint: str) -> str:
     return f"{listed} of the run time{' (±: spread of the calibration)' if uncertain else ''}"
 
 
-def _unknown(explanation: Explanation) -> str:
-    if explanation.evidence.steps_mixed:
-        return "no verdict: the run changed when it was resumed, and only its last part was calibrated."
-    return "no verdict: the run was not calibrated."
+_UNCALIBRATED = "{} Only figures that were recorded during the run are shown."
+NOT_CALIBRATED = "This run has no calibration (--no-calibrate, or it did not complete), so the components of its steps are unknown."
+MIXED = "An older version of this program recorded step times over all parts of the run, so those of the calibrated part are unknown."
 
 
-NOT_CALIBRATED = (
-    "This run has no calibration (--no-calibrate, or it did not complete), so the components of its steps are unknown. "
-    "Only figures that were recorded during the run are shown."
-)
-
-MIXED = (
-    "An older version of this program recorded step times over all parts of the run, so those of the calibrated part are unknown. "
-    "Only figures that were recorded during the run are shown."
-)
-
-
-def _basis(explanation: Explanation) -> str:
+def _footnotes(explanation: Explanation) -> Iterator[str]:
+    summary = explanation.evidence.summary
     over = "the whole run" if explanation.evidence.part_began_seconds is None else "the run since it was resumed"
-    again = ", with what restarts had done again" if explanation.evidence.summary.get("restart_seconds_lost") else ""
+    again = ", with what restarts had done again" if summary.get("restart_seconds_lost") else ""
     shares = "bottleneck and shares: of the node's steps; " if explanation.calibrated else ""
-    return f"{shares}CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
-
-
-def _memory(explanation: Explanation) -> list[str]:
-    nodes = explanation.evidence.summary["per_node"]
+    yield f"{shares}CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
+    nodes = summary["per_node"]
     figures = [[(node.get(f"memory_{kind}_bytes") or {}).get("max") or 0 for node in nodes] for kind in ("rss", "pss")]
     rss, pss = (bytes_text(max(found, default=0) or None) for found in figures)
     sampled = "" if pss == UNKNOWN else f", sampled PSS {pss}"
-    return [] if rss == UNKNOWN else [f"largest memory of a node: peak RSS {rss}{sampled}. {memory_basis(bool(sampled))}"]
+    if rss != UNKNOWN:
+        yield f"largest memory of a node: peak RSS {rss}{sampled}. {memory_basis(bool(sampled))}"
 
 
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
     """Return the whole output of `trainer explain`."""
-    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation)]
-    parts += [_basis(explanation), *_memory(explanation)]
-    for note in notes(explanation):
-        parts += ["", note]
+    found = [line for note in notes(explanation) for line in ("", note)]
     if advice:
-        parts += ["", "What would help, by this run's figures:", *(f"  {_advice_line(entry)}" for entry in advice)]
-    return Group(*parts)
+        found += ["", "What would help, by this run's figures:", *(f"  {entry.sentence}" for entry in advice)]
+    first = (headline(explanation), "", _run_line(explanation), "")
+    return Group(*first, _nodes(explanation), *_footnotes(explanation), *found)
 
 
 def _run_line(explanation: Explanation) -> str:
@@ -293,13 +245,10 @@ def _waiting(view: NodeView) -> float | None:
     return None if view.cpu_fraction is None else -view.cpu_fraction
 
 
-def _traffic(view: NodeView) -> tuple[str, str]:
+def _traffic(view: NodeView) -> Iterator[str]:
     limit = view.link.limit_bytes_per_second
-    sent, received = (
-        bytes_text(rate, per_second=True) + (f" ({percent(rate / limit)})" if rate is not None and limit else "")
-        for rate in (view.link.sent_bytes_per_second, view.link.received_bytes_per_second)
-    )
-    return sent, received
+    for rate in (view.link.sent_bytes_per_second, view.link.received_bytes_per_second):
+        yield bytes_text(rate, per_second=True) + (f" ({percent(rate / limit)})" if rate is not None and limit else "")
 
 
 def _unfinished(state: str, recorded_until: float) -> str:
@@ -321,7 +270,7 @@ def notes(explanation: Explanation) -> list[str]:
         text for text in (evidence.restarted, evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text
     ]
     if not explanation.calibrated:
-        found.append(MIXED if evidence.steps_mixed else NOT_CALIBRATED)
+        found.append(_UNCALIBRATED.format(MIXED if evidence.steps_mixed else NOT_CALIBRATED))
         found += _native(explanation)
     if explanation.starved is not None:
         return found
@@ -333,7 +282,7 @@ def notes(explanation: Explanation) -> list[str]:
     if len(held_up) > MOST_NODES_SHOWN:
         held_up = [*held_up[:MOST_HELD_UP], f"So are {len(held_up) - MOST_HELD_UP:,} more of {len(explanation.nodes):,} nodes."]
     found += held_up
-    if "network" in explanation.candidates and busiest(evidence.links) is None:
+    if "network" in explanation.candidates and evidence.busiest_link is None:
         found.append("The links' capacity is unknown, so their utilisation cannot be computed (--bandwidth sets one for virtual nodes).")
     return found
 
@@ -371,10 +320,137 @@ def _native(explanation: Explanation) -> list[str]:
     return [f"Recorded by the framework, as shares of the training time: waiting {', '.join(known)}."] if known else []
 
 
-FAR = 10.0  # from this speed-up on without decimals
+def held_back(found: Explanation) -> str:
+    """Return the bottleneck of a run in a few words: ``communication, 68% of the step time``."""
+    if found.verdict == "starved":
+        return "CPU contention from other programs"
+    if found.verdict == "unknown":
+        return "unknown, as the run has no calibration"
+    shares = {**found.run_fractions, **found.step_fractions} if found.verdict in found.step_fractions else found.run_fractions
+    if found.verdict in shares:
+        of = "step" if found.verdict in found.step_fractions else "run"
+        return f"{NAMES[found.verdict]}, {percent(shares[found.verdict])} of the {of} time"
+    largest = sorted(found.step_fractions.items(), key=lambda item: -item[1])[:2]
+    parts = " and ".join(f"{NAMES[name]} {percent(share)}" for name, share in largest)
+    return f"no single bottleneck{f', {parts} of the step time' if parts else ''}"
 
 
-def _advice_line(entry: Advice) -> str:
-    effect = "" if entry.speedup is None else f" ({entry.bound} {number_text(entry.speedup, 2 if entry.speedup < FAR else 0)} × as fast)"
-    caution = f"; {entry.caution}" if entry.caution else ""
-    return f"{entry.change}: {entry.reason}{effect}{caution}"
+HEADER = ("run", "examples/s", "bottleneck")
+MOST_COMPONENTS = 2  # parts of a step with the largest changes
+LEAST_CHANGE = 0.05  # usual difference of shares between runs of one job
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The changes between the ends of an axis, among otherwise equal configurations."""
+
+    axis: str
+    within: str  # common settings, empty without other axes
+    first: str
+    last: str
+    step_fractions: Mapping[str, tuple[float, float]]  # of typical runs, by changed part of a step, at both ends
+    examples_per_second: tuple[float, float] | None  # geometric means at both ends, None if one is unknown
+
+    @property
+    def sentence(self) -> str:
+        """The changes as a sentence."""
+        parts = [f"{NAMES[name]} {percent(before)} → {percent(after)} of a step" for name, (before, after) in self.step_fractions.items()]
+        if self.examples_per_second is not None:
+            parts.append(f"examples/s {' → '.join(rate_text(speed, '') for speed in self.examples_per_second)}")
+        within = f" ({self.within})" if self.within else ""
+        return f"{self.axis} {self.first} → {self.last}{within}: {', '.join(parts) or 'no part of a step changes'}."
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralExplanations:
+    """The runs with their bottlenecks, and the changes along the axes."""
+
+    runs: tuple[tuple[Run, Explanation], ...]
+    changes: tuple[Change, ...]
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """A row of `HEADER` texts per run."""
+        return [
+            (run.name, rate_text(explanation.evidence.summary.get("examples_per_second"), ""), held_back(explanation))
+            for run, explanation in self.runs
+        ]
+
+    def page(self) -> RenderableType:
+        """Return the whole output."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in HEADER:
+            table.add_column(name, justify="right" if name == "examples/s" else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return Group(table, *(Text(change.sentence) for change in self.changes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        runs = [{**explanation.to_json(), "text": held_back(explanation)} for _, explanation in self.runs]
+        found: dict[str, Any] = finite_json({"runs": runs, "changes": [asdict(change) for change in self.changes]})
+        return found
+
+
+def explain_several(runs: Sequence[Run]) -> SeveralExplanations:
+    """Explain each run and the changes along the axes. Raises UsageError without updates."""
+    every = labelled([as_recorded(run) for run in runs])
+    explained = {id(run): explain(run) for run in every}
+    found = configuration_set(every)
+    changes = [change for axis in found.axes for group in found.strata(axis) for change in _changes(found, axis, group, explained)]
+    return SeveralExplanations(tuple((run, explained[id(run)]) for one in found.in_order for run in one.runs), tuple(changes))
+
+
+def _changes(
+    found: ConfigurationSet, axis: Factor, group: Sequence[Configuration], explained: Mapping[int, Explanation]
+) -> Iterable[Change]:
+    known = [one for one in group if one.values[axis.key] is not None]
+    ordered = sorted(known, key=lambda one: axis.order(one.values[axis.key]))
+    if len({one.values[axis.key] for one in ordered}) < 2:
+        return
+    first, last = ordered[0], ordered[-1]
+    ends = [explained[id(one.typical_run)] for one in (first, last)]
+    steps = [one.step_fractions for one in ends]
+    shares = {name: (steps[0][name], steps[1][name]) for name in steps[0] if name in steps[1]}
+    largest = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_COMPONENTS]
+    told = {name: pair for name, pair in largest if abs(pair[1] - pair[0]) >= LEAST_CHANGE}
+    speeds = [geometric_mean(figures) if (figures := one.figures(SPEED_FIGURE)) else None for one in (first, last)]
+    yield Change(
+        axis.label,
+        called(found.others(axis), first.values),
+        shown(axis, first.values[axis.key]),
+        shown(axis, last.values[axis.key]),
+        told,
+        None if speeds[0] is None or speeds[1] is None else (speeds[0], speeds[1]),
+    )
+
+
+def answers(run: Run, explanation: Explanation, wanted: Wanted = AS_PLANNED) -> list[Answer]:
+    """Return the answers about a run with a summary. Raises UsageError, DamagedRunError."""
+    series, nodes = run.step_series(learning_rates=True), run.node_series()
+    found = [
+        duration(run, series, wanted),
+        learning(run, series),
+        hardware_use(explanation),
+        network_use(run, explanation, nodes),
+        step_time_and_network(run, explanation, series, nodes),
+        learning_rate(run, series),
+        training_set(run),
+        checkpoint_files(run),
+    ]
+    return [answer for answer in found if answer is not None]
+
+
+def answers_page(found: Sequence[Answer]) -> RenderableType:
+    """Return the answers as lines, each after its question."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for answer in found:
+        table.add_row(f"  {answer.question}", answer.text)
+    return Group("", "Questions that people ask of a run (docs/explain.md):", table)
+
+
+def answers_json(found: Sequence[Answer]) -> dict[str, Any]:
+    """Return the answers as JSON by their keys."""
+    return {answer.key: {"text": answer.text, **answer.figures} for answer in found}
