@@ -207,8 +207,8 @@ def _declared_source(plugin: plugins.Plugin) -> DatasetSource:
         for member, kind in (("name", str), ("description", str), ("version", int)):
             if not isinstance(value := getattr(source, member), kind):
                 raise TypeError(f"{member} is {type(value).__name__}, not {kind.__name__}")
-        if not callable(source.load):
-            raise TypeError("load is no function")
+        if not any(callable(getattr(source, member, None)) for member in ("load", "load_in")):
+            raise TypeError("it has neither `load` nor `load_in`")
     return source
 
 
