@@ -7,8 +7,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 import psutil
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from ..data.preprocessing import augmentation
 from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
 from ..models.objectives import COUNTED, Objective
+from ..records.store.schema import Count, Index, Seconds
 from .capabilities import Capabilities
 from .decoding_functions import Translating
 
@@ -149,11 +151,11 @@ class CalibrationResult:
     `refused` answers the first ``direct`` order: why it is impossible, empty if another worker has the reason. No further one follows.
     """
 
-    worker: int
-    count: int
-    seconds: float
-    native: Mapping[str, float] = field(default_factory=dict)
-    refused: str | None = None
+    worker: Index
+    count: Count
+    seconds: Seconds  # by TensorFlow's wall clock: negative where it was set back
+    native: Annotated[Mapping[str, float], msgspec.Meta(max_length=1000)] = field(default_factory=dict)
+    refused: Annotated[str, msgspec.Meta(max_length=1 << 17)] | None = None
 
 
 class Session(Protocol):

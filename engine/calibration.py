@@ -14,8 +14,7 @@ from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..models.base import ModelSpec
 from .loop_interfaces import TaskGroup
-from .protocol.codec import calibrated_from_message, calibration_to_message
-from .protocol.messages import Message
+from .protocol.task_messages import Calibrate, Calibrated, Done
 
 MOST_COMPONENT_SECONDS, LEAST_COMPONENT_SECONDS = 0.2, 0.06  # per component: hundreds of a small model's steps, unnoticed after a run
 LIMITED_SECONDS = 0.4  # minimum with a CPU quota: a short try would use up one period (20 ms)
@@ -110,15 +109,14 @@ class CalibrationRun:
     def _order(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Send an order to all leading tasks and return all answers. Raises RunFailedError on time-out."""
         self._sequence += 1
-        message = calibration_to_message(order)
-        self.leaders.send(Message(message.kind, {**message.fields, "sequence": self._sequence}))
+        self.leaders.send(Calibrate(order, sequence=self._sequence))
         found: list[CalibrationResult] = []
         waiting, deadline = len(self.leaders), time.monotonic() + self.timeout_seconds
         while waiting:
             answer = self.leaders.receive(1.0)
-            if answer is not None and answer[1].kind == "calibrated":
-                found.append(self._understood(*answer, found))
-            elif answer is not None and answer[1].kind == "done":
+            if answer is not None and isinstance(answer[1], Calibrated):
+                found.append(self._understood(answer[0], answer[1].result, found))
+            elif answer is not None and isinstance(answer[1], Done):
                 waiting -= 1
             elif time.monotonic() > deadline:
                 raise RunFailedError(f"calibrating {order.component!r} took more than {self.timeout_seconds:g} s (--stall-timeout)")
@@ -128,8 +126,7 @@ class CalibrationRun:
             self.native.setdefault(name, []).append(value)
         return found
 
-    def _understood(self, leader: int, message: Message, before: Sequence[CalibrationResult]) -> CalibrationResult:
-        one = calibrated_from_message(message)
+    def _understood(self, leader: int, one: CalibrationResult, before: Sequence[CalibrationResult]) -> CalibrationResult:
         strange = one.worker >= self.workers or (len(self.leaders) > 1 and one.worker != leader)
         if strange or any(one.worker == other.worker for other in before):
             self.leaders.refuse(leader, f"figures of worker {one.worker}, of which none are awaited")

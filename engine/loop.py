@@ -29,8 +29,9 @@ from .epochs import EpochIndex
 from .loop_interfaces import CheckpointSink, OutstandingPlans, Recorder, ResumePoint, TaskGroup, TrainingTotals
 from .policies import CheckpointPolicy, LossGuard, Patience, Triggers
 from .progress import Progress
-from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
-from .protocol.messages import ImpossibleAnswerError, Message
+from .protocol.messages import ImpossibleAnswerError, WireMessage
+from .protocol.state_transfer import StateBegin, StateEnd, StatePart
+from .protocol.task_messages import Command, Decoded, Done, Evaluated, SendState, Steps, Train, step_record
 from .translation import AllTranslated, EvaluationInProgress, WholeEvaluation
 from .worker_watch import WorkerWatch
 
@@ -43,8 +44,7 @@ TASKS = 0  # the only peer whose silence is counted: all leading tasks together
 
 @dataclass
 class _Command:
-    message: Message
-    sequence: int
+    message: Command
     updates: int
     waiting: int
     at_step: int
@@ -232,7 +232,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         self.checkpoints.on_requested(self._sequence + 1, self.calendar.cursor(self._next_step))
-        self._send(Message("state"), 0)
+        self._send(SendState(), 0)
 
     def _send_plan(self) -> None:
         step = self._next_step
@@ -246,13 +246,13 @@ class TrainingLoop:
         self._plans.add(plan)
         self._next_step += count
         self.outcome.updates_scheduled += count
-        self._send(plan_to_message(plan), count)
+        self._send(Train.of(plan), count)
 
-    def _send(self, message: Message, updates: int) -> None:
+    def _send(self, message: Command, updates: int) -> None:
         self._sequence += 1
-        tagged = Message(message.kind, {**message.fields, "sequence": self._sequence}, message.arrays)
-        self._queued.append(_Command(tagged, self._sequence, updates, len(self.tasks), self._next_step))
-        self.tasks.send(tagged)
+        message.sequence = self._sequence
+        self._queued.append(_Command(message, updates, len(self.tasks), self._next_step))
+        self.tasks.send(message)
 
     def _await(self) -> None:
         """Handle one answer. Raises StalledRunError on time-out; suspended time counts one tick at most."""
@@ -279,32 +279,32 @@ class TrainingLoop:
             activity = f"evaluating after step {command.at_step:,}"
         self.progress.doing(activity)
 
-    def _on_answer(self, leader: int, message: Message) -> None:
-        if message.kind == "steps":
-            self._on_steps(steps_from_message(message))
-        elif message.kind == "evaluated":
-            step = self._command(message).at_step
-            self._on_evaluation(self._evaluation.on_evaluated(eval_from_message(message), step))
-        elif message.kind == "decoded":
-            self._on_evaluation(self._evaluation.on_decoded(leader, message))
-        elif message.kind.startswith("state_"):
-            self.checkpoints.on_message(message)
-        elif message.kind == "done":
-            self._on_done(leader, message)
-        else:
-            raise ImpossibleAnswerError(f"{message.kind!r}, which the training loop does not know")
+    def _on_answer(self, leader: int, message: WireMessage) -> None:
+        match message:
+            case Steps():
+                self._on_steps(message.result())
+            case Evaluated():
+                step = self._command(message).at_step
+                self._on_evaluation(self._evaluation.on_evaluated(message.result(), step))
+            case Decoded():
+                self._on_evaluation(self._evaluation.on_decoded(leader, message))
+            case StateBegin() | StatePart() | StateEnd():
+                self.checkpoints.on_message(message)
+            case Done():
+                self._on_done(leader, message)
+            case _:
+                raise ImpossibleAnswerError(f"{message.kind!r}, which the training loop does not know")
 
-    def _command(self, answer: Message) -> _Command:
-        return next(command for command in self._queued if command.sequence == answer["sequence"])
+    def _command(self, answer: Evaluated | Done) -> _Command:
+        return next(command for command in self._queued if command.message.sequence == answer.sequence)
 
-    def _on_done(self, leader: int, message: Message) -> None:
+    def _on_done(self, leader: int, message: Done) -> None:
         command = self._command(message)
         if leader == 0 and command.message.kind != "train":
             self._expect_all_before(command)
             self._workers.on_quiescent()
         command.waiting -= 1
-        seconds: float = message["seconds"]
-        drained: float = message["drain_seconds"]
+        seconds, drained = message.seconds, message.drain_seconds
         training = seconds if command.message.kind == "train" else drained
         self.outcome.train_seconds_by_leader[leader] += training
         if leader == 0:
@@ -313,7 +313,7 @@ class TrainingLoop:
                 self.outcome.eval_seconds += seconds - drained
             if command.message.kind == "state":
                 self.outcome.checkpoint_seconds += seconds - drained
-                self.checkpoints.on_copied(command.sequence, seconds - drained, self.outcome.last_evaluation)
+                self.checkpoints.on_copied(command.message.sequence, seconds - drained, self.outcome.last_evaluation)
         if command.message.kind == "decode":
             self._on_decode_done(command.at_step, leader, seconds - drained)
         if command.waiting == 0:

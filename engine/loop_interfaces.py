@@ -13,17 +13,19 @@ from ..backends.base import Plan, StepResult
 from ..core.job import Job
 from ..records.store.schema import EvalRecord, StepRecord
 from .epochs import START, DataCursor
-from .protocol.messages import ImpossibleAnswerError, Message
+from .protocol.messages import ImpossibleAnswerError, WireMessage
+from .protocol.state_transfer import StateBegin, StatePart
+from .protocol.task_messages import Command
 
 
 class TaskGroup(Protocol):
     """All leading tasks as one."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Command) -> None:
         """Send a command to every leading task."""
         ...
 
-    def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
+    def receive(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Return the next answer and its leading task, or None. Raises RunFailedError for a failed task, InterruptedRunError."""
         ...
 
@@ -65,11 +67,11 @@ class CheckpointSink(Protocol):
 
     active_at: float  # monotonic time of the last bytes of a state
 
-    def begin(self, save: PendingCheckpoint, message: Message) -> None:
-        """Start receiving a state (``state_begin``), and answer."""
+    def begin(self, save: PendingCheckpoint, message: StateBegin) -> None:
+        """Start receiving a state, and answer."""
 
-    def chunk(self, message: Message) -> None:
-        """Receive and acknowledge a chunk (``state_part``)."""
+    def chunk(self, message: StatePart) -> None:
+        """Receive and acknowledge a chunk."""
 
     def end(self) -> None:
         """Finish the state."""

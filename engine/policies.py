@@ -18,7 +18,8 @@ from ..records.store.schema import EvalRecord
 from .epochs import DataCursor, EpochIndex
 from .loop_interfaces import CheckpointSink, PendingCheckpoint, Recorder, ResumePoint
 from .progress import Progress
-from .protocol.messages import ImpossibleAnswerError, Message
+from .protocol.messages import ImpossibleAnswerError
+from .protocol.state_transfer import StateBegin, StateEnd, StatePart
 
 
 class Triggers:
@@ -154,18 +155,18 @@ class CheckpointPolicy:
         """Whether states are still being transferred."""
         return bool(self._in_flight)
 
-    def on_message(self, message: Message) -> None:
+    def on_message(self, message: StateBegin | StatePart | StateEnd) -> None:
         """Pass on a state message. Raises ImpossibleAnswerError for an unrequested state."""
-        save = self._in_flight.get(message["sequence"])
+        save = self._in_flight.get(message.sequence)
         if save is None:
             raise ImpossibleAnswerError("a state that nobody asked for")
-        if message.kind == "state_begin":
+        if isinstance(message, StateBegin):
             self._saver.begin(save, message)
-        elif message.kind == "state_part":
+        elif isinstance(message, StatePart):
             self._saver.chunk(message)
         else:
             self._saver.end()
-            del self._in_flight[message["sequence"]]
+            del self._in_flight[message.sequence]
 
 
 class Patience:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import queue
 import resource
@@ -12,12 +13,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from ..backends.base import Server, Session, State, StepResult
 from ..backends.compiling import Timing, decide_by
@@ -31,37 +32,28 @@ from ..core.process import die_with_parent, ignore_interrupts
 from ..data.base import Dataset
 from ..data.store.stored_dataset import open_dataset, placeholder_text
 from ..models.build import build_model
-from .protocol.codec import (
-    calibrated_to_message,
-    calibration_from_message,
-    decoded_message,
-    decoding_of,
-    eval_to_message,
-    plan_from_message,
-    sources_of,
-    state_from_message,
-    steps_to_message,
-    still_decoding_message,
-    translated_message,
-)
-from .protocol.messages import INTERVAL_SECONDS, Message, PreparedJson, Stream, error_message
-from .protocol.state_transfer import StateReceiver, StateSender
+from .protocol import task_messages as messages
+from .protocol.messages import INTERVAL_SECONDS, MessageParser, Stream, WireMessage
+from .protocol.node_messages import Error, Open, Phase, PlacedTask, Prepare, ToTask
+from .protocol.state_transfer import LoadBegin, LoadPart, StateAnswer, StateReceiver, StateSender
 from .worker_watch import caused_by_peer_loss
 
 PROFILE_VARIABLE = "TRAINER_PROFILE_DIR"  # names the folder for the traces of ``--profile``
 
 
-def task_to_fields(task: Task, cluster: PreparedJson | None = None) -> dict[str, Any]:
-    """Encode a task for ``open``; `cluster` is its cluster's JSON, if prepared for all tasks."""
-    described = task.cluster.to_json() if cluster is None else cluster
-    return {"task": task.name, "cluster": described, "threads": task.threads, "local_index": task.local_index}
+_MESSAGES: MessageParser[WireMessage] = MessageParser(Prepare, ToTask)
 
 
-def task_from_message(message: Message) -> Task:
-    """Decode an ``open`` message's task."""
-    cluster = Cluster.from_json(message["cluster"])
-    placed = next(placed for placed in cluster.tasks if placed.name == message["task"])
-    return Task(placed, cluster, message["threads"], message["local_index"])
+def placed_task(task: Task, cluster: str | None = None) -> PlacedTask:
+    """Return a task as a part of messages; `cluster` is its cluster's JSON, if prepared for all tasks."""
+    return PlacedTask(task.name, cluster or json.dumps(task.cluster.to_json()), task.threads, task.local_index)
+
+
+def task_from_message(message: PlacedTask) -> Task:
+    """Return the task of a message."""
+    cluster = Cluster.from_json(json.loads(message.cluster))
+    placed = next(placed for placed in cluster.tasks if placed.name == message.task)
+    return Task(placed, cluster, message.threads, message.local_index)
 
 
 class Inbox:
@@ -71,36 +63,34 @@ class Inbox:
         self._stream = stream
         self._states = states
         self._arriving: StateReceiver | None = None
-        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[WireMessage] = queue.SimpleQueue()
         self.closing = threading.Event()
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def _read(self) -> None:
         while True:
             try:
-                message = self._stream.receive()
+                message = _received(self._stream)
             except OSError:
-                message = None
-            if message is None:
                 os._exit(70)
-            if message.kind.startswith("state_"):
-                self._states.answer(message.kind)
-            elif message.kind == "load_begin":
+            if isinstance(message, StateAnswer):
+                self._states.answer(message.answer)
+            elif isinstance(message, LoadBegin):
                 self._arriving = StateReceiver(message)
-            elif message.kind == "load_part" and self._arriving is not None:
+            elif isinstance(message, LoadPart) and self._arriving is not None:
                 self._arriving.add(message)
             else:
-                if message.kind == "close":
+                if isinstance(message, messages.Close):
                     self._states.abandon()
                     self.closing.set()
                 self._queue.put(message)
 
-    def next(self) -> Message:
+    def next(self) -> WireMessage:
         """Wait for the next command."""
         return self._queue.get()
 
     def arrived(self) -> State | None:
-        """Return the state received in chunks before ``load``, once; None if it came otherwise."""
+        """Return the state received in chunks before ``load``, once; None if none came."""
         arriving, self._arriving = self._arriving, None
         return None if arriving is None else arriving.state()
 
@@ -122,79 +112,78 @@ class CommandLoop:
         while True:
             command = self.commands.next()
             begin = time.perf_counter()
-            if command.kind == "close":
+            if isinstance(command, messages.Close):
                 self.session.close()
                 return
+            if not isinstance(command, messages.Command):
+                raise ValueError(f"unknown command {command.kind!r}")
             drained = self._execute(command)
             seconds = time.perf_counter() - begin
-            self.stream.send(
-                Message("done", {"sequence": command["sequence"], "command": command.kind, "seconds": seconds, "drain_seconds": drained})
-            )
+            self.stream.send(messages.Done(command.sequence, command.kind, seconds, drained))
             if self._outgoing is not None:
-                self.states.send(self._outgoing, command["sequence"])
+                self.states.send(self._outgoing, command.sequence)
                 self._outgoing = None
 
-    def _execute(self, command: Message) -> float:
+    def _execute(self, command: messages.Command) -> float:
         """Execute a command; return the training seconds spent on quiescing."""
-        if command.kind == "train":
-            self._report(self.session.train(plan_from_message(command)))
+        if isinstance(command, messages.Train):
+            self._report(self.session.train(command.plan()))
             return 0.0
         begin = time.perf_counter()
         self._report(self.session.drain())
         drained = time.perf_counter() - begin
-        if command.kind != "drain":
-            if command.kind not in self._WHILE_QUIESCENT:
-                raise ValueError(f"unknown command {command.kind!r}")
-            self._WHILE_QUIESCENT[command.kind](self, command)
+        if not isinstance(command, messages.Drain):
+            self._WHILE_QUIESCENT[type(command)](self, command)
         return drained
 
-    def _evaluate(self, command: Message) -> None:
-        result = self.session.evaluate(command["split"])
+    def _evaluate(self, command: messages.Evaluate) -> None:
+        result = self.session.evaluate(command.split)
         if self.reports:
-            self.stream.send(eval_to_message(result, command["sequence"]))
+            self.stream.send(messages.Evaluated.of(result, command.sequence))
 
-    def _copy_state(self, command: Message) -> None:
+    def _copy_state(self, command: messages.SendState) -> None:
         self.states.wait()  # the session's copy may still be in transfer
         state = self.session.state()
         if self.reports:
             self._outgoing = state
 
-    def _load(self, command: Message) -> None:
-        self.session.load((self.commands.arrived() or state_from_message(command)) if self.reports else None)
+    def _load(self, command: messages.Load) -> None:
+        self.session.load(self.commands.arrived() if self.reports else None)
 
-    def _predict(self, command: Message) -> None:
-        logits_bk = self.session.predict(command["split"], command["start"], command["stop"])
-        self.stream.send(Message("predicted", {"start": command["start"]}, {"logits": logits_bk}))
+    def _predict(self, command: messages.Predict) -> None:
+        logits_bk = self.session.predict(command.split, command.start, command.stop)
+        self.stream.send(messages.Predicted(command.start, arrays={"logits": logits_bk}))
 
-    def _decode(self, command: Message) -> None:
+    def _decode(self, command: messages.Decode) -> None:
         self.states.wait()  # decoding may use the session's copy
         began = told = time.perf_counter()
 
         def tell() -> None:
             nonlocal told
             if time.perf_counter() - told >= INTERVAL_SECONDS:
-                self.stream.send(still_decoding_message(command))
+                self.stream.send(messages.Decoded.heartbeat(command.start))
                 told = time.perf_counter()
 
-        scored = self.session.translating().scored(command["split"], command["start"], command["stop"], decoding_of(command), tell)
-        self.stream.send(decoded_message(command, scored.sums, scored.without_numbers, time.perf_counter() - began))
+        scored = self.session.translating().scored(command.split, command.start, command.stop, command.decoding, tell)
+        seconds = time.perf_counter() - began
+        self.stream.send(messages.Decoded(command.start, dict(scored.sums), scored.without_numbers, seconds, complete=True))
 
-    def _translate(self, command: Message) -> None:
-        found = self.session.translating().translate(sources_of(command), decoding_of(command), command["n_best"])
-        self.stream.send(translated_message(command, found))
+    def _translate(self, command: messages.Translate) -> None:
+        found = self.session.translating().translate(command.sources(), command.decoding, command.n_best)
+        self.stream.send(messages.Translated.of(found, command.sequence))
 
-    def _calibrate(self, command: Message) -> None:
-        for calibrated in self.session.calibrate(calibration_from_message(command)):
-            self.stream.send(calibrated_to_message(calibrated))
+    def _calibrate(self, command: messages.Calibrate) -> None:
+        for calibrated in self.session.calibrate(command.order):
+            self.stream.send(messages.Calibrated(calibrated))
 
-    _WHILE_QUIESCENT: ClassVar = {
-        "evaluate": _evaluate,
-        "state": _copy_state,
-        "load": _load,
-        "predict": _predict,
-        "decode": _decode,
-        "translate": _translate,
-        "calibrate": _calibrate,
+    _WHILE_QUIESCENT: ClassVar[Mapping[type, Callable[..., None]]] = {
+        messages.Evaluate: _evaluate,
+        messages.SendState: _copy_state,
+        messages.Load: _load,
+        messages.Predict: _predict,
+        messages.Decode: _decode,
+        messages.Translate: _translate,
+        messages.Calibrate: _calibrate,
     }
 
     def _report(self, results: Iterable[StepResult]) -> None:
@@ -203,7 +192,7 @@ class CommandLoop:
         for result in results:
             now = time.perf_counter()
             if self.reports:
-                self.stream.send(steps_to_message(replace(result, profiled_seconds=now - since) if result.profiled else result))
+                self.stream.send(messages.Steps.of(replace(result, profiled_seconds=now - since) if result.profiled else result))
             since = now
         self._trained_seconds = time.perf_counter() - since
 
@@ -227,35 +216,35 @@ def import_framework(job: Job, deadline: float, report: Callable[[str], None]) -
         gc.enable()
 
 
-def take_log(opened: Message) -> None:
+def take_log(opened: Open) -> None:
     """Redirect the output of a standby process to the task's log."""
-    if opened.get("log") is None:
+    if opened.log is None or opened.early_log is None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    early = Path(opened["early_log"])
-    with open(opened["log"], "ab") as log:
+    early = Path(os.fsdecode(opened.early_log))
+    with open(opened.log, "ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         log.write(early.read_bytes())
     early.unlink()
 
 
-def serve(stream: Stream, opened: Message) -> None:
+def serve(stream: Stream, opened: Open) -> None:
     """Open the backend and execute commands until ``close``."""
     states = StateSender(stream)
     commands = Inbox(stream, states)
-    if opened.get("profile_folder") is not None:
-        os.environ[PROFILE_VARIABLE] = opened["profile_folder"]
-    task = task_from_message(opened)
-    add_phase_listener(lambda name: stream.send(Message("phase", {"name": name})))
+    if opened.profile_folder is not None:
+        os.environ[PROFILE_VARIABLE] = os.fsdecode(opened.profile_folder)
+    job = Job.model_validate(json.loads(opened.job))
+    task = task_from_message(opened.task)
+    add_phase_listener(lambda name: stream.send(Phase(name)))
     decide_by(partial(_ask_whether_to_compile, stream, commands))
-    with startup_deadline(opened["start_deadline"], partial(_report_stuck, stream)):
-        session = open_session(task, opened)
-    if opened["job"].get("max_restarts") and load_backend(opened["job"]["backend"]).capabilities.rejoins and task.placed.leading:
-        session.on_stalled_worker = lambda worker: stream.send(Message("worker_stalled", {"worker": worker}))  # type: ignore[union-attr]
-    used = {name: getattr(session, name, None) for name in ("precision_used", "device_used")}
-    stream.send(Message("ready", used))
+    with startup_deadline(opened.start_deadline, partial(_report_stuck, stream)):
+        session = open_session(task, job, opened)
+    if job.max_restarts and load_backend(job.backend).capabilities.rejoins and task.placed.leading:
+        session.on_stalled_worker = lambda worker: stream.send(messages.WorkerStalled(worker))  # type: ignore[union-attr]
+    stream.send(messages.Ready(getattr(session, "precision_used", None), getattr(session, "device_used", None)))
     if task.placed.leading:
         first = next(placed for placed in task.cluster.tasks if placed.leading)
         CommandLoop(session, stream, commands, states, reports=task.placed == first).run()  # type: ignore[arg-type]
@@ -266,17 +255,15 @@ def serve(stream: Stream, opened: Message) -> None:
 def _ask_whether_to_compile(stream: Stream, commands: Inbox, timing: Timing, tasks: int) -> bool:
     """Send this task's timings; return the driver's decision from all timings."""
     startup_phase("awaiting whether to compile", for_others=True)
-    found = {"plain_seconds": timing.plain_seconds, "compiled_seconds": timing.compiled_seconds, "reason": timing.reason}
-    stream.send(Message("compile_timed", {**found, "tasks": tasks}))
+    stream.send(messages.CompileTimed(timing.plain_seconds, timing.compiled_seconds, timing.reason, tasks))
     answer = commands.next()
-    if answer.kind != "compile":
+    if not isinstance(answer, messages.Compile):
         raise RunFailedError(f"the driver answered {answer.kind!r} to the question whether to compile")
-    return bool(answer["compile"])
+    return answer.compile
 
 
-def open_session(task: Task, opened: Message) -> Session | Server:
+def open_session(task: Task, job: Job, opened: Open) -> Session | Server:
     """Open dataset and model; join the cluster and warm up."""
-    job = Job.model_validate(opened["job"])
     startup_phase("opening the dataset and the model")
     data = _open_data(job, opened)
     model = build_model(job.model, data.info)
@@ -284,11 +271,11 @@ def open_session(task: Task, opened: Message) -> Session | Server:
     return load_backend(job.backend).open(task, job, model, data)
 
 
-def _open_data(job: Job, opened: Message) -> Dataset:
-    if opened.get("placeholder") is not None:
-        return placeholder_text(data_info(opened["placeholder"]))
+def _open_data(job: Job, opened: Open) -> Dataset:
+    if opened.placeholder is not None:
+        return placeholder_text(data_info(opened.placeholder))
     data = open_dataset(job.data, job.data_dir)
-    return data if opened.get("normalisation") is None else data.normalised_as(*opened["normalisation"])
+    return data if opened.normalisation is None else data.normalised_as(*opened.normalisation)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -329,22 +316,24 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _await_opening(stream: Stream) -> Message:
+def _await_opening(stream: Stream) -> Open:
     """Import the framework and return ``open``; a ``prepare`` before it starts the import earlier."""
     message = _received(stream)
-    job = Job.model_validate(message["job"])
+    assert isinstance(message, Prepare | Open)
+    job = Job.model_validate(json.loads(message.job))
     import_framework(job, time.monotonic() + job.start_timeout, partial(_report_stuck, stream))
-    if message.kind == "prepare":
+    if isinstance(message, Prepare):
         message = _received(stream)
+        assert isinstance(message, Open)
         take_log(message)
     return message
 
 
-def _received(stream: Stream) -> Message:
+def _received(stream: Stream) -> WireMessage:
     message = stream.receive()
     if message is None:
         os._exit(70)
-    return message
+    return _MESSAGES.parse(message)
 
 
 def _report_stuck(stream: Stream, message: str) -> None:
@@ -353,7 +342,7 @@ def _report_stuck(stream: Stream, message: str) -> None:
 
 def _report_error(stream: Stream, error: BaseException) -> None:
     try:
-        stream.send(error_message(error, peer_lost=caused_by_peer_loss(error)))
+        stream.send(Error.of(error, peer_lost=caused_by_peer_loss(error)))
     except OSError:
         traceback.print_exc()
 

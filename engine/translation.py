@@ -11,8 +11,9 @@ from ..core.job import Job
 from ..data.base import Split
 from ..models.decoding import GREEDY, Decoding, TranslationQuality
 from ..models.objectives import Objective
-from .protocol.codec import decode_message
-from .protocol.messages import ImpossibleAnswerError, Message
+from .protocol import task_messages
+from .protocol.messages import ImpossibleAnswerError
+from .protocol.task_messages import Command, Decode, Evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +73,32 @@ class TranslationOrders:
         self.signature = decoded.signature(quality)
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[Decode]:
         """The messages to every leading task, in order."""
-        return [decode_message(self.split, start, self._stop(start), self.decoding) for start in self._pending]
+        return [Decode(self.split, start, self._stop(start), self.decoding) for start in self._pending]
 
     def _stop(self, start: int) -> int:
         return min(start + self._at_once, self.sentences)
 
-    def add(self, leader: int, message: Message) -> None:
+    def add(self, leader: int, message: task_messages.Decoded) -> None:
         """Add a leading task's answer. Raises ImpossibleAnswerError."""
-        start, sums, sentences = message["start"], message["sums"], self._quality.count(message["sums"])
+        start, sums, sentences = message.start, message.sums, self._quality.count(message.sums)
         if leader not in self._pending.get(start, ()):
             raise ImpossibleAnswerError(f"translations of the sentences from {start} on, which nobody asked for")
-        if not message["complete"]:
+        if not message.complete:
             return
         if (wrong := self._quality.wrong_with(sums, sentences)) is not None:
             raise ImpossibleAnswerError(f"translations with {wrong}")
-        if message["without_numbers"] > sentences:
-            raise ImpossibleAnswerError(f"translations of {sentences:g} sentences, {message['without_numbers']} of them without numbers")
+        if message.without_numbers > sentences:
+            raise ImpossibleAnswerError(f"translations of {sentences:g} sentences, {message.without_numbers} of them without numbers")
         self._pending[start].discard(leader)
         self._counted[start] += sentences
         size = self._stop(start) - start
         if self._counted[start] > size or (not self._pending[start] and self._counted[start] != size):
             raise ImpossibleAnswerError(f"translations of {self._counted[start]:g} sentences, where {size} were asked for")
         self.sums = {name: value + sums[name] for name, value in self.sums.items()}
-        self.without_numbers += message["without_numbers"]
-        self._seconds[leader] += message["seconds"]
+        self.without_numbers += message.without_numbers
+        self._seconds[leader] += message.seconds
 
     @property
     def complete(self) -> bool:
@@ -159,15 +160,15 @@ class EvaluationInProgress:
         search = "greedy" if beam == 1 else f"beam {beam}"
         return f"translating {every}{orders.sentences:,} {orders.split} sentences ({search}): {orders.done:,} done"
 
-    def begin(self, split: Split) -> list[Message]:
+    def begin(self, split: Split) -> list[Command]:
         """Return the commands of an evaluation during training."""
-        return [Message("evaluate", {"split": split}), *self._order(split, while_training(self._job, self._sizes[split]))]
+        return [Evaluate(split), *self._order(split, while_training(self._job, self._sizes[split]))]
 
-    def begin_last(self, split: Split) -> list[Message]:
+    def begin_last(self, split: Split) -> list[Decode]:
         """Return the commands that translate the whole split at the end; none without translations."""
         return self._order(split, at_the_end(self._job, self._sizes[split]))
 
-    def _order(self, split: Split, decoded: Decoded) -> list[Message]:
+    def _order(self, split: Split, decoded: Decoded) -> list[Decode]:
         if self._objective.translation is None:
             return []
         self._orders = TranslationOrders(self._objective.translation, split, decoded, self._leaders)
@@ -182,7 +183,7 @@ class EvaluationInProgress:
         self._evaluated = result, step
         return None
 
-    def on_decoded(self, leader: int, message: Message) -> WholeEvaluation | AllTranslated | None:
+    def on_decoded(self, leader: int, message: task_messages.Decoded) -> WholeEvaluation | AllTranslated | None:
         """Add a leading task's translations; return the evaluation or the final translations if complete."""
         orders = self._orders
         if orders is None:

@@ -12,8 +12,8 @@ from ..backends.base import EvalResult, State
 from ..core.job import Job
 from ..data.base import Split
 from ..data.store.stored_dataset import StoredDataset
-from ..engine.protocol.codec import eval_from_message, hypotheses_of, translate_message
-from ..engine.protocol.messages import ImpossibleAnswerError, Message
+from ..engine.protocol.messages import ImpossibleAnswerError
+from ..engine.protocol.task_messages import Evaluate, Predict, Translate
 from ..engine.translation import TranslationOrders, at_the_end
 from ..metrics import LOSS
 from ..models.base import Array, ModelSpec
@@ -50,7 +50,7 @@ class Evaluator:
         """Evaluate on a split, and end every process. Raises as `StandaloneTask`."""
         with self._task as task:
             task.start(state)
-            result = eval_from_message(task.ask(Message("evaluate", {"split": split})))
+            result = task.ask(Evaluate(split)).result()
             signature, without_numbers = None, 0
             if self._model.objective.translation is not None:
                 decoded = at_the_end(self._job, self._data.info.sizes[split])
@@ -84,7 +84,7 @@ class Evaluator:
         block = max(1, min(PREDICTION_BLOCK, PREDICTION_BYTES // (np.dtype(np.float32).itemsize * self._model.classes)))
         for start in range(0, size, block):
             stop = min(start + block, size)
-            logits_bk = self._task.ask(Message("predict", {"split": split, "start": start, "stop": stop})).array("logits")
+            logits_bk = self._task.ask(Predict(split, start, stop)).array("logits")
             if logits_bk.shape != (stop - start, self._model.classes):
                 self._task.refuse(f"logits of shape {logits_bk.shape} for {stop - start} examples of {self._model.classes} classes")
             yield start, logits_bk
@@ -99,9 +99,9 @@ def translated(task: StandaloneTask, sources: Sequence[Sequence[int]], decoding:
     """Return the best hypotheses of each sentence, which ends with END."""
     hypotheses: list[list[Hypothesis]] = []
     for part in _parts(sources, decoding, n_best):
-        message = task.ask(translate_message(part, decoding, n_best))
+        message = task.ask(Translate.of(part, decoding, n_best))
         try:
-            hypotheses += hypotheses_of(message, len(part))
+            hypotheses += message.hypotheses(len(part))
         except ValueError as error:
             task.refuse(str(error))
     return hypotheses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,9 @@ from ..backends.capabilities import refuse_unsupported
 from ..backends.loading import load_backend
 from ..core.errors import InterruptedRunError, TrainerError
 from ..core.job import Job
-from ..engine.protocol.messages import Message
+from ..engine.protocol.messages import WireMessage
+from ..engine.protocol.node_messages import Start
+from ..engine.protocol.task_messages import Command, Done
 from ..models.base import ModelSpec
 from .driver.cluster_setup import assign_gpus, infer_isolation, make_cluster, make_tasks, threads_per_task
 from .driver.nodes import Nodes
@@ -83,37 +86,37 @@ class StandaloneTask:
         cluster = make_cluster(placed, channels, tasks.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
         threads = threads_per_task(self._job, self._model, channels, hosts, placed)
         gpus = assign_gpus(asked_device(self._job), placed, [0], hosts, nodes.name, strict=False)
-        request = {
-            "job": self._job.model_dump(mode="json"),
-            "log_folder": None,  # with the agent's temporary files; an error has the end of the log
-            "sample_interval_seconds": None,
-            "isolated": channels[0].isolated,
-            "cores_available": channels[0].cores,
-            "gpu_of_task": gpus.on_node(0, placed),
-            "start_seconds": deadline - time.monotonic(),
-            "normalisation": self._normalisation,
-            "placeholder": self._placeholder,
-        }
+        request = Start(
+            job=json.dumps(self._job.model_dump(mode="json")),
+            log_folder=None,  # with the agent's temporary files; an error has the end of the log
+            sample_interval_seconds=None,
+            isolated=channels[0].isolated,
+            cores_available=channels[0].cores,
+            gpu_of_task=gpus.on_node(0, placed),
+            start_seconds=deadline - time.monotonic(),
+            normalisation=self._normalisation,
+            placeholder=self._placeholder,
+        )
         tasks.start_tasks(make_tasks(cluster, threads), lambda node: request)
         ready = tasks.await_ready(deadline - time.monotonic())
         self.precision_used = next(iter(ready.values())).precision_used or self._job.precision
         load_state(tasks, state, self._job.start_timeout)
 
-    def ask(self, command: Message) -> Message:
+    def ask(self, command: Command) -> Any:
         """Send a command and return its answer, after any heartbeats."""
         tasks = self._running()
         self._sequence += 1
-        tasks.send(Message(command.kind, {**command.fields, "sequence": self._sequence}, command.arrays))
-        answers: list[Message] = []
+        command.sequence = self._sequence
+        tasks.send(command)
+        answers: list[WireMessage] = []
         while True:
             received = tasks.receive(1.0)
             if received is None:
                 continue
-            message: Any = received[1]
-            if message.kind == "done":
+            if isinstance(received[1], Done):
                 *_signs, answer = answers
                 return answer
-            answers.append(message)
+            answers.append(received[1])
 
     def refuse(self, wrong: str) -> NoReturn:
         """Reject the task's invalid answer. Raises RunFailedError."""

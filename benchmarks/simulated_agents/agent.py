@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import heapq
 import itertools
 import json
@@ -13,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from crosstrain.backends.loading import recorded_packages
-from crosstrain.engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, Message, RawArray
+from crosstrain.engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, Message, RawArray, WireMessage
 from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
 
@@ -71,7 +72,7 @@ class SimulatedAgent:
     `pattern` is a sample to vary. Call `hear` with each message.
     """
 
-    def __init__(self, node: int, tell: Callable[[Message], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
+    def __init__(self, node: int, tell: Callable[[Message | WireMessage], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
         self.exit_code: int | None = None
         self._node = node
         self._tell, self._timers = tell, timers
@@ -91,7 +92,7 @@ class SimulatedAgent:
         now = time.monotonic()
         match message.kind:
             case "prepare":
-                self._greet(message["job"]["backend"])
+                self._greet(json.loads(message["job"])["backend"])
             case "reserve":
                 self._tell(Message("ports", {"ports": [20_000 + number for number in range(message["count"])]}))
             case "start":
@@ -114,7 +115,7 @@ class SimulatedAgent:
         host = {**described_host(backend), "hostname": f"simulated-{self._node:04}"}
         identity = {"boot": f"machine-{self._node}", "network": f"net:[{self._node}]"}
         told = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": identity, "host": host}
-        self._tell(Message("hello", {**told, "scratch": "/tmp/simulated", "address": None}))
+        self._tell(Message("hello", {**told, "scratch": base64.b64encode(b"/tmp/simulated").decode(), "address": None}))
 
     def _alive(self) -> None:
         if not self._over:
@@ -143,10 +144,10 @@ class SimulatedAgent:
         takes = {"train": command.get("count", 0) * step_seconds(), "evaluate": EVALUATION_SECONDS}.get(kind, 0.0)
         begins = max(time.monotonic(), self._free_at)
         self._free_at = begins + takes
-        seconds, sequence = takes, command["sequence"]
+        seconds, sequence = takes, command.get("sequence", 0)
         if kind == "calibrate":
-            count = max(1, command["count"])
-            self._of_task("calibrated", worker=self._node, count=count, seconds=count * step_seconds() / 3, native={}, refused=None)
+            count = max(1, command["order"]["count"])
+            self._of_task("calibrated", result={"worker": self._node, "count": count, "seconds": count * step_seconds() / 3})
 
         def done() -> None:
             self._of_task("done", sequence=sequence, command=kind, seconds=seconds, drain_seconds=0.0)

@@ -1,97 +1,71 @@
-"""Field types, bounds and validation of untrusted messages, hosts and probe answers."""
+"""Checks of what nodes and hosts answer, which may be broken or hostile: by the messages' types, and here by what they are about."""
 
 from __future__ import annotations
 
 import ipaddress
-import math
-import threading
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
-from ...records.store.schema import Count
-from .messages import MOST_ERROR_CHARACTERS, PROTOCOL, Message
+from ...core.bounded_json import MOST_LINE_BYTES, MOST_VALUES
+from . import task_messages as _task_messages  # noqa: F401 — declares the types that tasks send
+from .messages import MOST_ERROR_CHARACTERS, PROTOCOL, Alive, Message, MessageParser, ProtocolError, WireMessage
+from .node_messages import Death, FromNode, Hello, Host, Identity, Label, Name, OtherRelease, Port, Sample, Stacks, TaskReport
+from .state_transfer import StateBegin, StatePart
 
-Label = Annotated[str, msgspec.Meta(max_length=255)]  # a host's name; names of interfaces and addresses are shorter
-Flag = Annotated[str, msgspec.Meta(max_length=64)]  # of a processor: the longest have about twenty characters
-Name = Annotated[str, msgspec.Meta(max_length=4096)]
-Text = Annotated[str, msgspec.Meta(max_length=1 << 17)]  # longer than a log's longest last line (64 KiB)
-Code = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-Pid = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-Number = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
-Duration = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-Address = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-MOST_DEEP = 6  # nesting of values; an interface in a greeting has four levels
-MOST_INTERFACES = MOST_PACKAGES = 4096
-MOST_GPUS = 1024
-MOST_CPU_FLAGS = 1000
+# Bytes and values recorded as they are: far below readers' limits, as more is added
+_MOST_WRITTEN = {"sample": (MOST_LINE_BYTES // 2, MOST_VALUES // 4), "hello": (2**20, 50_000)}
+_SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")  # name in samples of a standby process
+_NODE_MESSAGES: MessageParser[WireMessage] = MessageParser(Alive, FromNode)
 
 
-class Said(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """Fields of a message, without its kind."""
+def read_node_message(node: int, message: Message, node_of: Mapping[str, int]) -> WireMessage:
+    """Return a node's message; `node_of` maps tasks to nodes. Raises ProtocolError, with what is wrong with the message."""
+    what = f"a message {message.kind[:100]!r}"
+    if message.kind == "hello" and type(protocol := message.get("protocol")) is int and protocol != PROTOCOL:
+        return OtherRelease(protocol)
+    if (size := _too_large(message)) is not None:
+        raise ProtocolError(f"{what} with {size}, which nobody could read again")
+    parsed = _NODE_MESSAGES.parse(message)
+    if any(node_of.get(name) != node for name in _tasks_of(parsed)):
+        raise ProtocolError(f"{what} for a task that it does not have")
+    if (wrong := _wrong_with_content(node, parsed)) is not None:
+        raise ProtocolError(f"{what} {wrong}")
+    return parsed
 
 
-class Identity(Said):
-    """Machine and network of a node."""
-
-    boot: Name
-    network: Name
-
-
-class _Interface(Said):
-    addresses: Annotated[list[Label], msgspec.Meta(max_length=4096)]
-    up: bool | None
-    mtu_bytes: Count | None
-    speed_bits_per_second: Count | None
+def _tasks_of(message: WireMessage) -> Collection[str]:
+    if isinstance(message, TaskReport | Death):
+        return (message.task,)
+    if isinstance(message, Sample):
+        of_gpus = [name for gpu in message.record.gpus or () for name in gpu.get("tasks", ())]
+        return [*(sampled.task for sampled in message.record.tasks if not _SPARE.fullmatch(sampled.task)), *of_gpus]
+    return message.stacks if isinstance(message, Stacks) else ()
 
 
-class _Gpu(Said):
-    name: Name | None
-    memory_total_bytes: Count | None
-    uuid: Name | None
+def _wrong_with_content(node: int, message: WireMessage) -> str | None:
+    if isinstance(message, Hello) and message.node != node:
+        return f"of node {message.node}"
+    if isinstance(message, Hello) and message.address is not None and not is_address(message.address):
+        return f"from {message.address[:100]!r}, which is no address"
+    if isinstance(message, StateBegin) and len(message.addresses) != len(message.entries):
+        return f"with {len(message.addresses)} addresses of {len(message.entries)} arrays"
+    if isinstance(message, StatePart) and not message.arrays["data"].data:
+        return "of 0 bytes"
+    return None
 
 
-class _VisibleGpu(Said):
-    visible_as: Name
-    uuid: Name | None
-    gpu: Number | None
-
-
-class Host(Said):
-    """Description of a node, as in ``env.json``."""
-
-    hostname: Label | None
-    cpu_model: Name | None
-    cpu_flags: Annotated[list[Flag], msgspec.Meta(max_length=MOST_CPU_FLAGS)] | None
-    cores_logical: Count | None
-    cores_physical: Count | None
-    cores_affinity: Count | None
-    cores_quota: Duration | None
-    cores_available: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None
-    memory_total_bytes: Count
-    memory_limit_bytes: Count | None
-    interfaces: Annotated[dict[Label, _Interface], msgspec.Meta(max_length=MOST_INTERFACES)]
-    operating_system: Name
-    kernel: Name
-    machine: Name
-    python: Name
-    packages: Annotated[dict[Name, Name | None], msgspec.Meta(max_length=MOST_PACKAGES)]
-    gpus: Annotated[list[_Gpu], msgspec.Meta(max_length=MOST_GPUS)] | None
-    gpu_driver: Name | None
-    gpu_problem: Name | None
-    visible_gpus: Annotated[list[_VisibleGpu], msgspec.Meta(max_length=MOST_GPUS)] | None
-
-
-T = TypeVar("T")
-_converting = threading.Lock()  # msgspec 0.22 crashes where two threads inspect a type for the first time
-
-
-def converted(value: Any, kind: type[T]) -> T:
-    """Convert a value to a type, from any thread. Raises msgspec.ValidationError."""
-    with _converting:
-        return msgspec.convert(value, kind)
+def _too_large(message: Message) -> str | None:
+    if message.kind not in _MOST_WRITTEN:
+        return None
+    line = message.line
+    written = len(line) if line.isascii() else len(json.dumps(line.decode(errors="replace")))  # records are written in ASCII
+    values = line.count(b",") + line.count(b"[") + line.count(b"{")
+    most_bytes, most_values = _MOST_WRITTEN[message.kind]
+    return f"{written:,} bytes in {values:,} values" if written > most_bytes or values > most_values else None
 
 
 def is_address(text: str) -> bool:
@@ -103,64 +77,44 @@ def is_address(text: str) -> bool:
     return True
 
 
-def unfit_in(values: list[Any], *, may_be_nan: bool = False) -> str | None:
-    """Return the value that cannot be written to files (numbers, texts, nesting), or None."""
-    waiting = [(value, 1) for value in values]
-    while waiting:
-        value, depth = waiting.pop()
-        if depth > MOST_DEEP:
-            return "values nested too deep"
-        if isinstance(value, float) and not may_be_nan and not math.isfinite(value):
-            return f"a number that is {value}"
-        if isinstance(value, int) and abs(value) >= 2**63:
-            return "a number that is too large"
-        if isinstance(value, str) and not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-            return "a text that is no Unicode"
-        if isinstance(value, dict):
-            waiting += [(part, depth + 1) for entry in value.items() for part in entry]
-        elif isinstance(value, list):
-            waiting += [(part, depth + 1) for part in value]
-    return None
-
-
 MOST_PEERS = 4096
 MOST_PORTS = 4
 _Digest = Annotated[str, msgspec.Meta(max_length=255)]
 
 
-class _Described(Said):
+class _Described(WireMessage, tag="found"):
     protocol: int
     identity: Identity
     host: Host
     address: Label | None
 
 
-class _Time(Said):
+class _Time(WireMessage, tag="found"):
     seconds: Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 
 
-class _Data(Said):
+class _Data(WireMessage, tag="found"):
     digest: _Digest
 
 
-class _Model(Said):
+class _Model(WireMessage, tag="found"):
     digest: _Digest | None
     package: Label | None
 
 
-class _Listens(Said):
+class _Listens(WireMessage, tag="found"):
     ports: Annotated[list[Port], msgspec.Meta(min_length=1, max_length=MOST_PORTS)]
 
 
-class _Connected(Said):
+class _Connected(WireMessage, tag="found"):
     problems: Annotated[list[Name | None], msgspec.Meta(max_length=MOST_PEERS)]
 
 
-class _Problem(Said):
+class _Problem(WireMessage, tag="problem"):
     text: Annotated[str, msgspec.Meta(max_length=MOST_ERROR_CHARACTERS)]
 
 
-_FOUND: Mapping[str, type[Said]] = {
+_FOUND: Mapping[str, type[WireMessage]] = {
     "describe": _Described,
     "time": _Time,
     "data": _Data,
@@ -168,22 +122,18 @@ _FOUND: Mapping[str, type[Said]] = {
     "listen": _Listens,
     "connect": _Connected,
 }
+_ANSWERS: Mapping[str, MessageParser[WireMessage]] = {question: MessageParser(kind, _Problem) for question, kind in _FOUND.items()}
 
 
 def wrong_with_answer(question: str, asked: Mapping[str, Any], answer: Message) -> str | None:
     """Return the problem of a probe's answer, or None; another protocol's is not checked further."""
-    kinds: Mapping[str, type[Said]] = {"found": _FOUND[question], "problem": _Problem}
-    schema = kinds.get(answer.kind)
-    if schema is None or answer.arrays:
-        return f"a message {answer.kind[:100]!r}, which is none"
-    if question == "describe" and answer.kind == "found" and type(answer.get("protocol")) is int and answer["protocol"] != PROTOCOL:
+    protocol = answer.get("protocol")
+    if question == "describe" and answer.kind == "found" and type(protocol) is int and protocol != PROTOCOL:
         return None
-    if (unfit := unfit_in([dict(answer.fields)])) is not None:
-        return unfit
     try:
-        said = converted(dict(answer.fields), schema)
-    except msgspec.ValidationError as error:
-        return f"what is none ({str(error)[:300]})"
+        said = _ANSWERS[question].parse(answer)
+    except ProtocolError as error:
+        return str(error)
     if isinstance(said, _Described) and said.address is not None and not is_address(said.address):
         return f"{said.address[:100]!r} as its address, which is none"
     if isinstance(said, _Connected) and len(said.problems) != len(asked["peers"]):

@@ -1,89 +1,203 @@
-"""Validation of messages from nodes, which may be broken or hostile."""
+"""Messages between the driver and the nodes' agents; each type has its bounds, as a node may be broken or hostile."""
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import fields
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 import msgspec
 
-from ...core.bounded_json import MOST_LINE_BYTES, MOST_VALUES
-from ...metrics.base import MOST_SUMS
-from ...records.store.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS, Count, Seconds, SystemRecord, TaskSample
-from .answer_checks import (
-    MOST_GPUS,
-    MOST_INTERFACES,
-    Address,
-    Code,
-    Duration,
-    Host,
-    Identity,
-    Label,
-    Name,
-    Number,
-    Pid,
-    Port,
-    Said,
-    Text,
-    converted,
-    is_address,
-    unfit_in,
-)
-from .messages import (
-    FILE_PIECE_BYTES,
-    MAX_ARRAY_BYTES,
-    MOST_ERROR_CHARACTERS,
-    MOST_PEERS_PROBED,
-    MOST_STACK_CHARACTERS,
-    PROTOCOL,
-    Message,
-    RawArray,
-)
-from .state_transfer import CHUNK_BYTES
+from ...core.errors import TrainerError
+from ...core.liveness import told_of
+from ...monitor.gpu import VisibleGpu
+from ...records.store.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS, Count, GpuSample, SystemRecord, TaskSample, line_fields
+from .messages import FILE_PIECE_BYTES, MOST_ERROR_CHARACTERS, MOST_PEERS_PROBED, MOST_STACK_CHARACTERS, WireMessage
 
-Elapsed = Seconds  # by TensorFlow's wall clock: negative where it was set back
+Label = Annotated[str, msgspec.Meta(max_length=255)]  # a host's name; names of interfaces and addresses are shorter
+Flag = Annotated[str, msgspec.Meta(max_length=64)]  # of a processor: the longest have about twenty characters
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
+FileName = Annotated[bytes, msgspec.Meta(max_length=4096)]  # by `os.fsencode`, as it may be no Unicode
+Text = Annotated[str, msgspec.Meta(max_length=1 << 17)]  # longer than a log's longest last line (64 KiB)
+Code = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Pid = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+ErrorText = Annotated[str, msgspec.Meta(max_length=MOST_ERROR_CHARACTERS)]
+Json = str  # a JSON document as text: prepared once for many messages, and agents pass it on
+MOST_INTERFACES = MOST_PACKAGES = 4096
+MOST_GPUS = 1024
+MOST_CPU_FLAGS = 1000
+
+
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message."""
+
+
+class FromNode(WireMessage):
+    """Message of an agent."""
+
+
+class TaskReport(FromNode, rename={"task": "from"}, kw_only=True):
+    """Message of a task, to which its agent adds the task's name."""
+
+    task: Name = ""
+
+
+class ToNode(WireMessage):
+    """Request of the driver."""
+
+
+class ToTask(WireMessage, kw_only=True):
+    """Message to the task `to`, which its agent passes on."""
+
+    to: str = ""
+
+
+class Identity(_Fields):
+    """Machine and network of a node."""
+
+    boot: Name
+    network: Name
+
+
+class _Interface(_Fields):
+    addresses: Annotated[list[Label], msgspec.Meta(max_length=4096)]
+    up: bool | None
+    mtu_bytes: Count | None
+    speed_bits_per_second: Count | None
+
+
+class _Gpu(_Fields):
+    name: Name | None
+    memory_total_bytes: Count | None
+    uuid: Name | None
+
+
+class _VisibleGpu(_Fields):
+    visible_as: Name
+    uuid: Name | None
+    gpu: Number | None
+
+
+class Host(_Fields):
+    """Description of a node, as in ``env.json``."""
+
+    hostname: Label | None
+    cpu_model: Name | None
+    cpu_flags: Annotated[list[Flag], msgspec.Meta(max_length=MOST_CPU_FLAGS)] | None
+    cores_logical: Count | None
+    cores_physical: Count | None
+    cores_affinity: Count | None
+    cores_quota: Duration | None
+    cores_available: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None
+    memory_total_bytes: Count
+    memory_limit_bytes: Count | None
+    interfaces: Annotated[dict[Label, _Interface], msgspec.Meta(max_length=MOST_INTERFACES)]
+    operating_system: Name
+    kernel: Name
+    machine: Name
+    python: Name
+    packages: Annotated[dict[Name, Name | None], msgspec.Meta(max_length=MOST_PACKAGES)]
+    gpus: Annotated[list[_Gpu], msgspec.Meta(max_length=MOST_GPUS)] | None
+    gpu_driver: Name | None
+    gpu_problem: Name | None
+    visible_gpus: Annotated[list[_VisibleGpu], msgspec.Meta(max_length=MOST_GPUS)] | None
+
+
+# Of a sample, whose fields are those of its record: all of them, and no others
+
 MOST_INTERVAL_SECONDS = 1e7  # between two samples (four months); a record holds sums of thousands
-MOST_FIGURE = 2**53  # bound of a sample's figures: means stay finite and readable
+Figure = Annotated[float, msgspec.Meta(ge=-(2**53), le=2**53)]  # means stay finite and readable
 
 
-class _Hello(Said):
+if TYPE_CHECKING:
+    _SampledRecord = Any
+else:
+    _gpus = Annotated[list[Name], msgspec.Meta(max_length=MOST_GPUS)]
+    _SampledGpu = TypedDict("_SampledGpu", line_fields(GpuSample, Figure, name=Label | None, tasks=_gpus), total=False)
+    _SampledTask = msgspec.defstruct("TaskSample", line_fields(TaskSample, Figure).items(), forbid_unknown_fields=True)
+    _Problem = Annotated[str, msgspec.Meta(max_length=MOST_PROBLEM_CHARACTERS)]
+    _bounded = line_fields(
+        SystemRecord,
+        Figure,
+        interval_seconds=Annotated[float, msgspec.Meta(ge=0, le=MOST_INTERVAL_SECONDS)],
+        network_source=Label | None,
+        interfaces=Annotated[dict[Label, tuple[Count, Count]], msgspec.Meta(max_length=MOST_INTERFACES)] | None,
+        gpus=Annotated[list[_SampledGpu], msgspec.Meta(max_length=MOST_GPUS)] | None,
+        tasks=list[_SampledTask],
+        problems=Annotated[list[_Problem], msgspec.Meta(max_length=MOST_PROBLEMS)],
+    )
+    _SampledRecord = msgspec.defstruct("SystemRecord", _bounded.items(), forbid_unknown_fields=True)
+
+
+class Sample(FromNode):
+    """Resource sample of a node."""
+
+    record: _SampledRecord
+
+    def as_record(self, node: int) -> SystemRecord:
+        """Return the record of this node, whatever node the sample claims."""
+        self.record.node = node
+        return msgspec.convert(self.record, SystemRecord, from_attributes=True)
+
+
+# From agents
+
+
+class Hello(FromNode):
+    """Greeting of an agent, which describes its node."""
+
     protocol: int
     node: Number
     pid: Pid
     identity: Identity
     host: Host
-    scratch: Name
+    scratch: FileName
     address: Name | None
 
 
-class _Ports(Said):
+class OtherRelease(WireMessage, tag="hello"):
+    """Greeting of an agent with another protocol, of which nothing else is known."""
+
+    protocol: int
+
+
+class Leaving(FromNode):
+    """The node is going to be ended."""
+
+
+class Ports(FromNode):
+    """Reserved ports."""
+
     ports: Annotated[list[Port], msgspec.Meta(max_length=65535)]
 
 
-class _Sample(Said):
-    record: SystemRecord
+class Sampled(FromNode):
+    """The requested sample was sent."""
 
 
-class _SampledGpu(msgspec.Struct):
-    name: Label | None = None
-    tasks: Annotated[list[Any], msgspec.Meta(max_length=MOST_GPUS)] = msgspec.field(default_factory=list)
+class States(FromNode):
+    """The kernel's state letter of each task."""
+
+    states: dict[Name, Annotated[str, msgspec.Meta(min_length=1, max_length=1)]]
 
 
-class _SampleBounds(msgspec.Struct):
-    """Bounds of a sample beyond `SystemRecord`'s, as several may be merged into one line."""
-
-    interval_seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_INTERVAL_SECONDS)]
-    network_source: Label | None
-    interfaces: Annotated[dict[Label, Any], msgspec.Meta(max_length=MOST_INTERFACES)] | None
-    gpus: Annotated[list[_SampledGpu], msgspec.Meta(max_length=MOST_GPUS)] | None
-    problems: Annotated[list[Annotated[str, msgspec.Meta(max_length=MOST_PROBLEM_CHARACTERS)]], msgspec.Meta(max_length=MOST_PROBLEMS)]
+class _Stack(_Fields):
+    text: Annotated[str, msgspec.Meta(max_length=MOST_STACK_CHARACTERS)]
+    problem: Annotated[str, msgspec.Meta(max_length=1000)] | None
 
 
-class _ProbePort(Said):
+class Stacks(FromNode):
+    """Stacks of tasks, the answer to request `number`."""
+
+    number: Count
+    stacks: Annotated[dict[Name, _Stack], msgspec.Meta(max_length=4096)]
+
+
+class ProbePort(FromNode):
+    """The port on which the agent listens for other agents."""
+
     number: Count
     port: Port | None
 
@@ -91,39 +205,43 @@ class _ProbePort(Said):
 _Nodes = Annotated[list[Number], msgspec.Meta(max_length=MOST_PEERS_PROBED)]
 
 
-class _PeersProbed(Said):
+class PeersProbed(FromNode):
+    """The nodes that were `reached`, and those whose datagrams were `heard`."""
+
     number: Count
     reached: _Nodes
     heard: _Nodes
 
 
-class _States(Said):
-    states: dict[Name, Annotated[str, msgspec.Meta(min_length=1, max_length=1)]]
+class Stopped(FromNode):
+    """All tasks have ended."""
 
 
-class _Stack(Said):
-    text: Annotated[str, msgspec.Meta(max_length=MOST_STACK_CHARACTERS)]
-    problem: Annotated[str, msgspec.Meta(max_length=1000)] | None
+class Log(FromNode):
+    """A piece of a task's log; `task` is checked as a file name where it is written."""
+
+    ARRAYS: ClassVar = {"text": ("|u1", 1)}
+    MAX_BYTES: ClassVar = FILE_PIECE_BYTES
+
+    task: Name
 
 
-class _Stacks(Said):
-    number: Count
-    stacks: Annotated[dict[Name, _Stack], msgspec.Meta(max_length=4096)]
+class Trace(FromNode):
+    """A piece of a file of a profile; `path` is checked where it is written."""
+
+    ARRAYS: ClassVar = {"data": ("|u1", 1)}
+    MAX_BYTES: ClassVar = FILE_PIECE_BYTES
+
+    path: Name
 
 
-class _Nothing(Said):
-    pass
+class Death(FromNode):
+    """The end of a task; `order` counts the node's deaths.
 
+    A failed start has no pid, code or signal. CPU seconds are from wait4(2), with the task's children; None if the fork server has ended,
+    too. `oom_kills` counts the machine's processes killed for memory during the task; None if unknown, or if the task exited by itself.
+    """
 
-class _Log(Said):
-    task: Any  # checked as a file name where written
-
-
-class _Trace(Said):
-    path: Any
-
-
-class _Death(Said):
     task: Name
     pid: Pid | None
     code: Code | None
@@ -135,259 +253,157 @@ class _Death(Said):
     oom_kills: Count | None = None
 
 
-class _OfTask(Said):
-    from_: Name
+class Phase(TaskReport):
+    """What a starting task does."""
 
-
-class _Ready(_OfTask):
-    precision_used: Name | None
-    device_used: Name | None
-
-
-class _CompileTimed(_OfTask):
-    plain_seconds: Elapsed
-    compiled_seconds: Elapsed | None
-    reason: Text | None
-    tasks: Number
-
-
-class _Phase(_OfTask):
     name: Name
 
 
-class _WorkerStalled(_OfTask):
-    worker: Number
+class Error(TaskReport):
+    """Error that ends a task; `peer_lost`: its only cause is the loss of a peer."""
 
-
-_ErrorText = Annotated[str, msgspec.Meta(max_length=MOST_ERROR_CHARACTERS)]
-
-
-class _Error(_OfTask):
     type: Name
-    message: _ErrorText
+    message: ErrorText
     errno: Code | None
     exit_code: Code | None
     peer_lost: bool
-    out_of_memory: _ErrorText | None = None
+    out_of_memory: ErrorText | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, *, peer_lost: bool) -> Error:
+        """Return the message about an exception."""
+        told = told_of(error)
+        return cls(
+            type=_sendable(type(error).__name__),
+            message=_sendable(str(error)),
+            errno=_code(error.errno) if isinstance(error, OSError) else None,
+            exit_code=_code(error.exit_code) if isinstance(error, TrainerError) else None,
+            peer_lost=peer_lost,
+            out_of_memory=None if told is None else _sendable(told),
+        )
 
 
-class _Done(_OfTask):
-    sequence: Count
-    command: Name
-    seconds: Duration
-    drain_seconds: Duration
+def _sendable(text: str) -> str:
+    """Truncate a text, and escape non-Unicode characters, as in file names."""
+    return text.encode(errors="backslashreplace").decode()[:MOST_ERROR_CHARACTERS]
 
 
-class _Steps(_OfTask):
-    first_step: Count
-    examples: Count
-    seconds: Elapsed
-    data_wait_seconds: Duration | None
-    network_wait_seconds: Duration | None
-    worker: Number | None
-    profiled_seconds: Duration | None
+def _code(number: object) -> int | None:
+    """Return an error number; None for others, such as the text in ``OSError("could not load", path)``."""
+    return number if type(number) is int and -(2**31) <= number < 2**31 else None
 
 
-class _Evaluated(_OfTask):
-    sequence: Count
-    split: Name
-    sums: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_SUMS)]
-    seconds: Duration
-    updates_applied: Count
+# From the driver
 
 
-class _Predicted(_OfTask):
-    start: Count
+class Prepare(ToNode):
+    """First message: prestart the workers of `job`, of which `workers_before` are on lower nodes of the same machine."""
+
+    job: Json
+    tasks: int = 0
+    workers_before: int = 0
+    workers_on_machine: int = 0
 
 
-class _Decoded(_OfTask):
-    start: Count
-    sums: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_SUMS)]
-    without_numbers: Count
-    seconds: Duration
-    complete: bool
+class Reserve(ToNode):
+    """Reserve ports."""
+
+    count: int
 
 
-class _Translated(_OfTask):
-    order: Count
+class PlacedTask(_Fields):
+    """A task to start; `cluster` is `core.cluster.Cluster` as JSON."""
+
+    task: str
+    cluster: Json
+    threads: int
+    local_index: int
 
 
-class _Calibrated(_OfTask):
-    worker: Number
-    count: Count
-    seconds: Elapsed
-    native: Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
-    refused: Text | None
+class Open(ToTask):
+    """The agent's first message to a task, or the second to a standby process, which moves its output from `early_log` to `log`."""
+
+    job: Json
+    start_deadline: float
+    task: PlacedTask
+    normalisation: Any = None
+    placeholder: Mapping[str, Any] | None = None
+    log: bytes | None = None
+    early_log: bytes | None = None
+    profile_folder: bytes | None = None
 
 
-class _Memory(Said):
-    pid: Pid
-    mark_address: Address
-    mark: Name
+class StartRequest(ToNode):
+    """Tasks to start; without `log_folder` their logs are sent, without `sample_interval_seconds` no samples."""
+
+    job: Json
+    log_folder: bytes | None
+    sample_interval_seconds: float | None
+    isolated: bool | None
+    cores_available: float | None
+    gpu_of_task: Mapping[str, VisibleGpu]
+    start_seconds: float
+    normalisation: Any = None  # the (mean, std) of images, if not those of the data
+    placeholder: Mapping[str, Any] | None = None  # description of data that is not there
+    tasks: Sequence[PlacedTask] = ()
 
 
-_Shape = Annotated[list[Count], msgspec.Meta(max_length=64)]
+class Start(StartRequest):
+    """Start tasks."""
 
 
-class _StateBegin(_OfTask):
-    sequence: Count
-    entries: list[tuple[Name, Name, _Shape]]
-    updates: Count
-    scalars: Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
-    memory: _Memory
-    addresses: list[Address]
+class StartAgain(StartRequest):
+    """Restart tasks, of which remains are killed."""
 
 
-class _StateChunk(_OfTask):
-    sequence: Count
+class Spares(ToNode):
+    """Keep a standby process for each task."""
+
+    job: Json
 
 
-_KINDS: Mapping[str, type[Said]] = {
-    "alive": _Nothing,
-    "leaving": _Nothing,
-    "hello": _Hello,
-    "ports": _Ports,
-    "sample": _Sample,
-    "sampled": _Nothing,
-    "states": _States,
-    "probe_port": _ProbePort,
-    "peers_probed": _PeersProbed,
-    "stacks": _Stacks,
-    "stopped": _Nothing,
-    "log": _Log,
-    "trace": _Trace,
-    "death": _Death,
-    "ready": _Ready,
-    "compile_timed": _CompileTimed,
-    "phase": _Phase,
-    "worker_stalled": _WorkerStalled,
-    "error": _Error,
-    "done": _Done,
-    "steps": _Steps,
-    "evaluated": _Evaluated,
-    "predicted": _Predicted,
-    "decoded": _Decoded,
-    "translated": _Translated,
-    "calibrated": _Calibrated,
-    "state_begin": _StateBegin,
-    "state_part": _StateChunk,
-    "state_end": _StateChunk,
-}
-_ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
-    "log": {"text": ("|u1", 1)},
-    "trace": {"data": ("|u1", 1)},
-    "state_part": {"data": ("|u1", 1)},
-    "steps": {"losses": ("<f4", 1), "staleness": ("<i8", 1)},
-    "predicted": {"logits": ("<f4", 2)},
-    "translated": {
-        **dict.fromkeys(("counts", "lengths", "pieces", "ended"), ("<i8", 1)),
-        **dict.fromkeys(("scores", "log_probabilities"), ("<f8", 1)),
-    },
-}
-_MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part": CHUNK_BYTES}  # of chunks
-_OF_SAMPLE, _OF_TASK_SAMPLE = (frozenset(field.name for field in fields(kind)) for kind in (SystemRecord, TaskSample))
-# Bytes and values recorded as they are: far below readers' limits, as more is added
-_MOST_WRITTEN = {"sample": (MOST_LINE_BYTES // 2, MOST_VALUES // 4), "hello": (2**20, 50_000)}
-_ITEM_BYTES = {"|u1": 1, "<f4": 4, "<f8": 8, "<i8": 8}
-_OPTIONAL = frozenset({"staleness"})
-_SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")  # name in samples of a standby process
-_MAY_BE_NAN = ("evaluated", "sums")  # not finite after divergence, which `--on-nan` handles; losses of steps are an array
-_MAY_BE_NO_UNICODE = ("hello", "scratch")  # the node's folder, used only as a path
+class SampleNow(ToNode):
+    """Send a sample."""
 
 
-def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str | None:
-    """Return the problem of a node's message, or None; `node_of` maps tasks to nodes."""
-    what = f"a message {message.kind[:100]!r}"
-    schema = _KINDS.get(message.kind)
-    if schema is None:
-        return f"{what}, which is of no kind that there is"
-    if message.kind == "hello" and isinstance(protocol := message.get("protocol"), int) and protocol != PROTOCOL:
-        return None  # another release, reported with the greeting
-    if (unfit := _unfit(message)) is not None:
-        return f"{what} with {unfit}"
-    if (size := _too_large(message)) is not None:
-        return f"{what} with {size}, which nobody could read again"
-    try:
-        content = converted(dict(message.fields), schema)
-    except msgspec.ValidationError as error:
-        return f"{what} that is none ({str(error)[:300]})"
-    wrong = _wrong_with_arrays(message)
-    if wrong is None and any(node_of.get(task) != node for task in _tasks_of(content)):
-        wrong = "for a task that it does not have"
-    if wrong is None:
-        wrong = _wrong_with_sample(node, message["record"], node_of) if message.kind == "sample" else _wrong_with_content(node, content)
-    return None if wrong is None else f"{what} {wrong}"
+class Inspect(ToNode):
+    """Report the tasks' states."""
 
 
-def _tasks_of(content: Said) -> Collection[str]:
-    if isinstance(content, _OfTask):
-        return (content.from_,)
-    if isinstance(content, _Death):
-        return (content.task,)
-    return content.stacks if isinstance(content, _Stacks) else ()
+class FindStacks(ToNode):
+    """Send the stacks of tasks."""
+
+    number: int
+    tasks: Sequence[str]
 
 
-def _wrong_with_content(node: int, content: Said) -> str | None:
-    if isinstance(content, _Hello) and content.node != node:
-        return f"of node {content.node}"
-    if isinstance(content, _Hello) and content.address is not None and not is_address(content.address):
-        return f"from {content.address[:100]!r}, which is no address"
-    if isinstance(content, _StateBegin) and len(content.addresses) != len(content.entries):
-        return f"with {len(content.addresses)} addresses of {len(content.entries)} arrays"
-    return None
+class OpenProbe(ToNode):
+    """Listen for other agents."""
+
+    number: int
 
 
-def _wrong_with_arrays(message: Message) -> str | None:
-    wanted = _ARRAYS.get(message.kind, {})
-    for name in message.arrays:
-        if name not in wanted:
-            return f"with an array {str(name)[:100]!r}"
-    for name, (dtype, dimensions) in wanted.items():
-        array = message.arrays.get(name)
-        if array is None and name in _OPTIONAL:
-            continue
-        if not isinstance(array, RawArray):
-            return f"without its array {name!r}"
-        if array.dtype != dtype or len(array.shape) != dimensions or math.prod(array.shape) * _ITEM_BYTES[dtype] != len(array.data):
-            return f"whose array {name!r} is of another type or shape"
-        if len(array.data) > _MOST_BYTES.get(message.kind, MAX_ARRAY_BYTES) or (message.kind == "state_part" and not array.data):
-            return f"of {len(array.data)} bytes"
-    return None
+class ProbePeers(ToNode):
+    """Try to reach the agents at these ports of nodes."""
+
+    number: int
+    ports: Mapping[int, int]
+    token: str
 
 
-def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[str, int]) -> str | None:
-    """Check a sample beyond field types: all fields, no others, only the node's tasks."""
-    for names, value in ((_OF_SAMPLE, record), *((_OF_TASK_SAMPLE, task) for task in record.get("tasks", ()))):
-        if names != value.keys():
-            return f"whose fields {sorted(names ^ value.keys())!s:.300} are missing or unknown"
-    of_gpus = [task for gpu in record["gpus"] or () for task in gpu.get("tasks", ())]
-    named = [*(task["task"] for task in record["tasks"] if not _SPARE.fullmatch(task["task"])), *of_gpus]
-    if any(node_of.get(task) != node for task in named):
-        return "for a task that it does not have"
-    try:
-        converted(record, _SampleBounds)
-    except msgspec.ValidationError as error:
-        return f"that is none ({str(error)[:300]})"
-    parts = (record, *record["tasks"], *(record["gpus"] or ()))
-    if any(isinstance(value, int | float) and abs(value) > MOST_FIGURE for part in parts for value in part.values()):
-        return "with a figure that nothing has"
-    return None
+class Kill(ToNode):
+    """Kill a task."""
+
+    task: str
 
 
-def _too_large(message: Message) -> str | None:
-    if message.kind not in _MOST_WRITTEN:
-        return None
-    most_bytes, most_values = _MOST_WRITTEN[message.kind]
-    written = json.dumps(dict(message.fields))
-    values = written.count(",") + written.count("[") + written.count("{")
-    return f"{len(written):,} bytes in {values:,} values" if len(written) > most_bytes or values > most_values else None
+class Stop(ToNode):
+    """End all tasks: wait for them first, then kill them."""
+
+    grace_seconds: float
 
 
-def _unfit(message: Message) -> str | None:
-    for key, value in message.fields.items():
-        is_path = (message.kind, key) == _MAY_BE_NO_UNICODE and isinstance(value, str)
-        may_be_nan = (message.kind, key) == _MAY_BE_NAN
-        unfit = unfit_in([key] if is_path else [key, value], may_be_nan=may_be_nan)
-        if unfit is not None:
-            return unfit
-    return None
+class Finish(ToNode):
+    """The end of the run, the last message."""
+
+    exit_code: int

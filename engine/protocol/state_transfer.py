@@ -12,48 +12,45 @@ import queue
 import secrets
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.base import State
-from .codec import state_from_arrays, state_to_arrays
-from .messages import Message, RawArray, Stream
+from ...records.store.schema import Count
+from .messages import MOST_DIMENSIONS, RawArray, Stream
+from .node_messages import Name, Pid, TaskReport, ToTask
 
 MARK_BYTES = 16
+CHUNK_BYTES = 2**20
+WINDOW = 2  # unacknowledged chunks: neither end waits, and memory stays small
+PATIENCE_SECONDS = 1.0  # interval at which a waiting sender checks for abandonment
+Address = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Entry = tuple[Name, Name, Annotated[list[Count], msgspec.Meta(max_length=MOST_DIMENSIONS)]]  # key, numpy's type and shape of an array
+Scalars = Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
 
 
 class _Piece(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
 
 
-@dataclass(frozen=True, slots=True)
-class PeerMemory:
+class PeerMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The memory of one process, identified by a random `mark`, as ids differ by namespace."""
 
-    pid: int
-    mark_address: int
-    mark: str
+    pid: Pid
+    mark_address: Address
+    mark: Name
 
     @classmethod
     def own(cls) -> Self:
         """Return this process's memory."""
         mark = _own_mark()
         return cls(os.getpid(), ctypes.addressof(mark), bytes(mark).hex())
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
-        return cls(**fields)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields of a message."""
-        return asdict(self)
 
     def readable(self, addresses: Iterable[int]) -> bool:
         """Return whether this process can read the byte at each of that process's addresses."""
@@ -96,9 +93,78 @@ def _libc() -> ctypes.CDLL:
     return library
 
 
-CHUNK_BYTES = 2**20
-WINDOW = 2  # unacknowledged chunks: neither end waits, and memory stays small
-PATIENCE_SECONDS = 1.0  # interval at which a waiting sender checks for abandonment
+class StateBegin(TaskReport):
+    """A state to send, by its `entries`, and their addresses in the task's memory."""
+
+    sequence: Count
+    entries: list[Entry]
+    updates: Count
+    scalars: Scalars
+    memory: PeerMemory
+    addresses: list[Address]
+
+
+class StatePart(TaskReport):
+    """A chunk of a state."""
+
+    ARRAYS: ClassVar = {"data": ("|u1", 1)}
+    MAX_BYTES: ClassVar = CHUNK_BYTES
+
+    sequence: Count
+
+
+class StateEnd(TaskReport):
+    """The state was taken or sent."""
+
+    sequence: Count
+
+
+class StateAnswer(ToTask):
+    """Answer to `StateBegin`: the driver reads the task's memory, or wants chunks; or to a chunk."""
+
+    answer: Literal["taken", "send", "ack"]
+
+
+class LoadBegin(ToTask):
+    """A state for the first leading task, which chunks and ``load`` follow."""
+
+    entries: list[Entry]
+    updates: int
+    scalars: dict[str, float]
+
+
+class LoadPart(ToTask):
+    """A chunk of that state."""
+
+    ARRAYS: ClassVar = {"data": ("|u1", 1)}
+
+
+def state_to_arrays(state: State) -> dict[str, NDArray[Any]]:
+    """Return arrays by key: ``parameters/NAME``, ``buffers/NAME``, ``slots/SLOT/NAME``, in this order; no copies."""
+    arrays: dict[str, NDArray[Any]] = {f"parameters/{name}": value for name, value in state.parameters.items()}
+    arrays.update({f"buffers/{name}": value for name, value in state.buffers.items()})
+    for slot, values in state.slots.items():
+        arrays.update({f"slots/{slot}/{name}": value for name, value in values.items()})
+    return arrays
+
+
+def state_from_arrays(arrays: Mapping[str, NDArray[Any]], updates: int, scalars: Mapping[str, float] | None = None) -> State:
+    """Return the state of arrays by key. Raises ValueError for other keys than `state_to_arrays` has."""
+    parameters: dict[str, NDArray[Any]] = {}
+    buffers: dict[str, NDArray[Any]] = {}
+    slots: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, value in arrays.items():
+        kind, _, rest = key.partition("/")
+        if kind == "parameters":
+            parameters[rest] = value
+        elif kind == "buffers":
+            buffers[rest] = value
+        elif kind == "slots":
+            slot, _, name = rest.partition("/")
+            slots.setdefault(slot, {})[name] = value
+        else:
+            raise ValueError(f"an array of a state is called {key!r}")
+    return State(parameters, slots, updates, buffers, dict(scalars or {}))
 
 
 class StateSender:
@@ -121,12 +187,12 @@ class StateSender:
         self._idle.clear()
         threading.Thread(target=self._send, args=(state, sequence), name="state", daemon=True).start()
 
-    def answer(self, kind: str) -> None:
-        """Handle ``state_taken``, ``state_send`` or ``state_ack`` of the driver, from another thread."""
-        if kind == "state_ack":
+    def answer(self, answer: str) -> None:
+        """Handle a `StateAnswer` of the driver, from another thread."""
+        if answer == "ack":
             self._free.release()
         else:
-            self._answers.put(kind)
+            self._answers.put(answer)
 
     def abandon(self) -> None:
         """Abandon the transfer, which is never acknowledged."""
@@ -135,17 +201,17 @@ class StateSender:
     def _send(self, state: State, sequence: int) -> None:
         try:
             arrays = {key: np.ascontiguousarray(array) for key, array in state_to_arrays(state).items()}
-            where = {"memory": PeerMemory.own().to_json(), "addresses": [array.ctypes.data for array in arrays.values()]}
-            self._stream.send(Message("state_begin", {"sequence": sequence, **_header(state, arrays), **where}))
+            addresses = [array.ctypes.data for array in arrays.values()]
+            self._stream.send(StateBegin(sequence=sequence, **_header(state, arrays), memory=PeerMemory.own(), addresses=addresses))
             answer = self._awaited_answer()
-            if answer == "state_send":
+            if answer == "send":
                 for chunk in _chunks(arrays.values()):
                     while not self._free.acquire(timeout=PATIENCE_SECONDS):
                         if self._gone.is_set():
                             return
-                    self._stream.send(Message("state_part", {"sequence": sequence}, {"data": chunk}))
+                    self._stream.send(StatePart(sequence=sequence, arrays={"data": chunk}))
             if answer is not None:
-                self._stream.send(Message("state_end", {"sequence": sequence}))
+                self._stream.send(StateEnd(sequence=sequence))
         except OSError:
             return  # the agent is gone, so this process ends
         finally:
@@ -158,28 +224,25 @@ class StateSender:
         return None
 
 
-def load_messages(state: State) -> Iterator[Message]:
+def load_messages(state: State) -> Iterator[LoadBegin | LoadPart]:
     """Yield the messages of a state for the first leading task, before ``load`` without arrays."""
     arrays = state_to_arrays(state)
-    yield Message("load_begin", _header(state, arrays))
+    yield LoadBegin(**_header(state, arrays))
     for chunk in _chunks(arrays.values()):
-        yield Message("load_part", {}, {"data": chunk})
+        yield LoadPart(arrays={"data": chunk})
 
 
 class StateReceiver:
     """State received as ``load_begin`` and chunks."""
 
-    def __init__(self, begin: Message) -> None:
-        entries: Sequence[tuple[str, str, Sequence[int]]] = begin["entries"]
-        self._arrays: dict[str, NDArray[Any]] = {key: np.empty(tuple(shape), np.dtype(dtype)) for key, dtype, shape in entries}
-        self._updates: int = begin["updates"]
-        self._scalars: Mapping[str, float] = begin["scalars"]
+    def __init__(self, begin: LoadBegin) -> None:
+        self._arrays: dict[str, NDArray[Any]] = {key: np.empty(tuple(shape), np.dtype(dtype)) for key, dtype, shape in begin.entries}
+        self._begin = begin
         self._left = [view for view in map(_bytes_of, self._arrays.values()) if len(view)]
 
-    def add(self, chunk: Message) -> None:
+    def add(self, chunk: LoadPart) -> None:
         """Add a chunk. Raises ValueError for more bytes than announced."""
-        raw = chunk.arrays["data"]
-        data = memoryview(raw.data if isinstance(raw, RawArray) else np.ascontiguousarray(raw).data).cast("B")
+        data = memoryview(chunk.arrays["data"].data).cast("B")
         while len(data):
             if not self._left:
                 raise ValueError("a state has more bytes than were announced")
@@ -196,7 +259,7 @@ class StateReceiver:
         """Return the whole state. Raises ValueError where chunks are missing."""
         if self._left:
             raise ValueError("a state has fewer bytes than were announced")
-        return state_from_arrays(self._arrays, self._updates, self._scalars)
+        return state_from_arrays(self._arrays, self._begin.updates, self._begin.scalars)
 
 
 def _header(state: State, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

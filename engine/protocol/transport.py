@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import socket
@@ -19,14 +18,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from ...core.errors import UsageError
 from ...core.listener import PROOF_SECONDS, Exchange
 from ...core.process import there_to_work_in
-from .messages import MAX_HEADER_BYTES, MAX_PREFACE_BYTES, Header, Lent, Message, ProtocolError, RawArray, Stream, encoded, header_of
+from .messages import (
+    HEADER_WEIGHT,
+    MAX_HEADER_BYTES,
+    MAX_PREFACE_BYTES,
+    Header,
+    Lent,
+    Message,
+    ProtocolError,
+    Stream,
+    WireMessage,
+    encoded,
+    header_of,
+)
 
 CHALLENGE_BYTES = 32
 DIGEST_BYTES = 32
@@ -144,16 +152,16 @@ class Incoming:
         self._text = bytearray(lent.held)
         self._searched = 0
         self._header: Header | None = None
-        self._arrays: dict[str, RawArray] = {}
-        self._room: list[memoryview] = []
+        self._header_line = b""
+        self._memory = self._room = memoryview(b"")  # of the message's arrays, and what is left of it to fill
 
     def fill(self) -> bool:
         """Read a piece; return whether bytes came. Raises OSError where the peer is gone."""
         try:
             piece = b""
             if self._room:
-                count = os.readv(self.descriptor, [self._room[0][:PIECE_BYTES]])
-                self._take_room(count)
+                count = os.readv(self.descriptor, [self._room[:PIECE_BYTES]])
+                self._room = self._room[count:]
             else:
                 piece = os.read(self.descriptor, PIECE_BYTES)
                 self._text += piece
@@ -170,17 +178,15 @@ class Incoming:
             return None
         if self._header is None and not self._begin_message():
             return None
-        while self._room and self._text:
-            size = min(len(self._text), len(self._room[0]))
-            self._room[0][:size] = self._text[:size]
-            del self._text[:size]
-            self._take_room(size)
+        size = min(len(self._text), len(self._room))
+        self._room[:size] = self._text[:size]
+        del self._text[:size]
+        self._room = self._room[size:]
         header = self._header
         if self._room or header is None:
             return None
-        message = Message(header.kind, header.fields, self._arrays)
-        self._header, self._arrays = None, {}
-        return message, header.weight
+        self._header = None
+        return header.message(self._header_line, self._memory), HEADER_WEIGHT * len(self._header_line) + header.array_bytes
 
     def close(self) -> None:
         """Close the descriptor, at most once."""
@@ -188,11 +194,6 @@ class Incoming:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-    def _take_room(self, count: int) -> None:
-        self._room[0] = self._room[0][count:]
-        if not self._room[0]:
-            del self._room[0]
 
     def _line(self) -> bytes | None:
         end = self._text.find(_END, self._searched)
@@ -210,13 +211,8 @@ class Incoming:
             raise ProtocolError("a header that is too long")
         if line is None:
             return False
-        header = header_of(line, _parse)
-        for name, dtype, shape, size in header.described:
-            data = memoryview(bytearray(size))
-            self._arrays[name] = RawArray(dtype, shape, data)
-            if size:
-                self._room.append(data)
-        self._header = header
+        self._header, self._header_line = header_of(line), line
+        self._memory = self._room = memoryview(bytearray(self._header.array_bytes))
         return True
 
     def _skip_preface(self) -> bool:
@@ -235,14 +231,6 @@ class Incoming:
         return False
 
 
-def _parse(line: bytes | bytearray) -> Any:
-    """Parse JSON in a quarter of `json.loads`' time; fall back to it, as for NaN."""
-    try:
-        return msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        return json.loads(line)
-
-
 class Outgoing:
     """Messages to a slow peer, buffered. Thread-safe; owns its descriptor; drops messages once `failed`."""
 
@@ -253,7 +241,7 @@ class Outgoing:
         self._pieces: deque[memoryview] = deque()
         self._changed = threading.Condition()
 
-    def tell(self, message: Message) -> bool:
+    def tell(self, message: Message | WireMessage) -> bool:
         """Send a message; return whether part of it waits for `flush`."""
         pieces = [memoryview(piece).cast("B") for piece in encoded(message)]
         with self._changed:

@@ -5,6 +5,8 @@ Each attempt has new tasks, ports and a new secret, so nothing is reset and task
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,7 +17,8 @@ from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError,
 from ...engine.calibration import calibrate
 from ...engine.loop import Outputs, Subject, TrainingLoop
 from ...engine.loop_interfaces import TrainingTotals
-from ...engine.protocol.messages import Message, PreparedJson
+from ...engine.protocol.node_messages import Start
+from ...engine.protocol.state_transfer import StateAnswer
 from ..launchers.base import NodeChannel
 from ..node.stacks import STACKS, TaskStack, describe_places
 from ..preflight.findings import asked_device
@@ -68,7 +71,7 @@ class Attempt:
         self.precision_used: str = training.job.precision
         self.device_used: str | None = None
         self.compiled = compiled
-        self._described = PreparedJson({})
+        self._described = ""  # the job of the tasks, as JSON
         self.cluster: Mapping[str, Any] = {}
         self.nodes_sharing_cores: int | None = None
         self._gpus = GpuAssignment({})
@@ -81,7 +84,7 @@ class Attempt:
         self.saver = CheckpointSaver(
             training,
             recording,
-            lambda kind: self.tasks.send_to_first(Message(kind)),
+            lambda answer: self.tasks.send_to_first(StateAnswer(answer)),
             lambda: spent(self),
             same_machine=self.tasks.first_is_on_this_machine,
         )
@@ -135,7 +138,7 @@ class Attempt:
 
     def start_tasks(self, deadline: float) -> None:
         """Have every node start its tasks."""
-        self._described = PreparedJson(self._job_of_tasks)
+        self._described = json.dumps(self._job_of_tasks)
         self.tasks.start_tasks(self._clustered, lambda node: self._start_request(self._nodes.channels[node], deadline))
 
     @property
@@ -143,18 +146,18 @@ class Attempt:
         chosen = {} if self.compiled is None else {"compile": "on" if self.compiled else "off"}
         return {**self.training.job.model_dump(mode="json"), **chosen}
 
-    def _start_request(self, channel: NodeChannel, deadline: float) -> dict[str, Any]:
+    def _start_request(self, channel: NodeChannel, deadline: float) -> Start:
         job = self.training.job
         logs = self._recording.writer.log_path(channel.node, "task").parent.absolute()
-        return {
-            "job": self._described,
-            "log_folder": str(logs) if channel.shares_files else None,
-            "sample_interval_seconds": job.sample_interval if job.monitor else None,
-            "isolated": channel.isolated,
-            "cores_available": channel.cores,
-            "gpu_of_task": self._gpus.on_node(channel.node, self.training.placed),
-            "start_seconds": deadline - time.monotonic(),
-        }
+        return Start(
+            job=self._described,
+            log_folder=os.fsencode(logs) if channel.shares_files else None,
+            sample_interval_seconds=job.sample_interval if job.monitor else None,
+            isolated=channel.isolated,
+            cores_available=channel.cores,
+            gpu_of_task=self._gpus.on_node(channel.node, self.training.placed),
+            start_seconds=deadline - time.monotonic(),
+        )
 
     def await_ready(self, deadline: float) -> None:
         """Wait until every task is warm. Raises UsageError if kinds of devices differ."""
@@ -175,7 +178,7 @@ class Attempt:
         self.compiled = choice.compiled
         found = {"plain_seconds": choice.plain_seconds, "compiled_seconds": choice.compiled_seconds, "reason": choice.reason}
         self._recording.event("compile_chosen", compiled=choice.compiled, **found)
-        self._described = PreparedJson(self._job_of_tasks)
+        self._described = json.dumps(self._job_of_tasks)
 
     def _tell_of_gpus(self, notice: str | None) -> None:
         if notice is not None:
@@ -186,7 +189,7 @@ class Attempt:
         """Have all or these nodes keep a standby process per task, if the job says so."""
         job = self.training.job
         if job.spare_processes:
-            self.tasks.keep_spares(job.model_dump(mode="json"), places)
+            self.tasks.keep_spares(json.dumps(job.model_dump(mode="json")), places)
 
     def load_origin(self) -> None:
         """Load the state of the origin into the tasks."""
@@ -274,4 +277,4 @@ class Attempt:
             self.tasks.end_tasks(CLOSE_GRACE_SECONDS, politely=politely)
         for death in self.tasks.deaths:
             known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
-            self._recording.event("task_ended", **{key: death[key] for key in known})
+            self._recording.event("task_ended", **{key: getattr(death, key) for key in known})

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, described_model, prune
 from ...engine.loop_interfaces import PendingCheckpoint
-from ...engine.protocol.messages import ImpossibleAnswerError, Message, RawArray
-from ...engine.protocol.state_transfer import WINDOW, PeerMemory
+from ...engine.protocol.messages import ImpossibleAnswerError
+from ...engine.protocol.state_transfer import WINDOW, PeerMemory, StateBegin, StatePart
 from ...metrics import LOSS
 from .recorder import Recording
 from .training_job import TrainingJob
@@ -74,7 +74,7 @@ class CheckpointSaver:
         self,
         training: TrainingJob,
         recording: Recording,
-        answer: Callable[[str], None],  # sends a message of this kind to the task (`engine.protocol.state_transfer`)
+        answer: Callable[[Literal["taken", "send", "ack"]], None],  # sends a `StateAnswer` to the task
         spent: Callable[[], Mapping[str, Any]],
         *,
         same_machine: bool,  # from the launcher: a node that lies could have any memory of this machine read
@@ -97,23 +97,20 @@ class CheckpointSaver:
         self._arriving = _Arriving()
         threading.Thread(target=self._work, name="saver", daemon=True).start()
 
-    def begin(self, save: PendingCheckpoint, message: Message) -> None:
+    def begin(self, save: PendingCheckpoint, message: StateBegin) -> None:
         """Begin to save a state. Raises ImpossibleAnswerError if it does not fit the model."""
-        entries = tuple(ArrayEntry(key, dtype, tuple(shape)) for key, dtype, shape in message["entries"])
+        entries = tuple(ArrayEntry(key, dtype, tuple(shape)) for key, dtype, shape in message.entries)
         self._expect_state_of_model(entries)
         with self._changed:
             self._unfinished += 1
         self._arriving = _Arriving(sum(entry.bytes for entry in entries))
-        memory, addresses = PeerMemory.from_json(message["memory"]), tuple(message["addresses"])
-        self._queue.put(_SaveRequest(self._meta(save, message), entries, memory, addresses, save.stall_seconds))
+        self._queue.put(_SaveRequest(self._meta(save, message), entries, message.memory, tuple(message.addresses), save.stall_seconds))
 
-    def chunk(self, message: Message) -> None:
+    def chunk(self, message: StatePart) -> None:
         """Add a chunk of the state. Raises ImpossibleAnswerError if it was not requested."""
-        raw = message.arrays["data"]
-        if not isinstance(raw, RawArray):
-            raise TypeError("a part of a state is raw bytes")
-        self._arriving.take(len(raw.data))
-        self._queue.put(memoryview(raw.data))
+        data = message.arrays["data"].data
+        self._arriving.take(len(data))
+        self._queue.put(memoryview(data))
 
     def end(self) -> None:
         """End the state. Raises ImpossibleAnswerError if it is incomplete."""
@@ -154,7 +151,7 @@ class CheckpointSaver:
         if found != shapes or len(found) != len(entries) or len(slot_names) > MOST_SLOTS or any(entry.dtype != "<f4" for entry in entries):
             raise ImpossibleAnswerError("a state that is none of the run's model")
 
-    def _meta(self, save: PendingCheckpoint, message: Message) -> Meta:
+    def _meta(self, save: PendingCheckpoint, message: StateBegin) -> Meta:
         job, evaluation = self._training.job, save.evaluation
         return Meta(
             step=save.cursor.step,
@@ -166,9 +163,9 @@ class CheckpointSaver:
             job=self._training.asked.recorded(),
             model=described_model(self._training.model),
             data=self._training.data_description,
-            scalars=dict(message["scalars"]),
+            scalars=dict(message.scalars),
             metrics=None if evaluation is None else {LOSS.name: evaluation.loss, **evaluation.metrics},
-            spent={**self._spent(), "updates": message["updates"]},
+            spent={**self._spent(), "updates": message.updates},
             created_at=datetime.now().astimezone().isoformat(timespec="milliseconds"),
             backend=job.backend,
             mode=job.mode,
@@ -242,19 +239,19 @@ class CheckpointSaver:
                     yield taken
         finally:
             self._arriving.taken = True
-            self._answer("state_taken")
+            self._answer("taken")
             while self._queue.get() is not None:
                 pass
 
     def _received(self) -> Iterator[memoryview]:
         self._arriving.sent = True
-        self._answer("state_send")
+        self._answer("send")
         while (chunk := self._queue.get()) is not None:
             if isinstance(chunk, _SaveRequest):
                 raise RuntimeError("a state began before the one before it had ended")
             yield chunk
             self._arriving.acknowledged()
-            self._answer("state_ack")
+            self._answer("ack")
 
     def _finished(self, begin: _SaveRequest, path: Path, seconds: float, *, read: bool) -> None:
         job = self._training.job

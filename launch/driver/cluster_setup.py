@@ -136,9 +136,9 @@ class GpuAssignment:
         """The number of tasks with a GPU."""
         return sum(gpu != HIDDEN for gpu in self.of_task.values())
 
-    def on_node(self, node: int, placed: Sequence[TaskSpec]) -> dict[str, dict[str, Any]]:
+    def on_node(self, node: int, placed: Sequence[TaskSpec]) -> dict[str, VisibleGpu]:
         """Return the GPUs of a node's tasks, for its agent."""
-        return {task.name: asdict(self.of_task[task.name]) for task in placed if task.node == node and task.name in self.of_task}
+        return {task.name: self.of_task[task.name] for task in placed if task.node == node and task.name in self.of_task}
 
 
 def assign_gpus(

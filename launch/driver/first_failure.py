@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from ...core.errors import RunFailedError, StalledRunError, TrainerError, UsageError
 from ...core.liveness import REMEDY, worker_in
-from ...engine.protocol.messages import Message
+from ...engine.protocol.messages import WireMessage
+from ...engine.protocol.node_messages import Death, Error, Phase
 from ...engine.worker_watch import indicates_peer_loss
 
 FORK_SERVER = "fork-server"  # task name if a fork server ended, with the tasks that it had forked
@@ -60,25 +61,25 @@ class Termination:
     """The end of a task, or of a node (`death` is None); a `victim` had lost a peer."""
 
     node: int
-    death: Message | None
+    death: Death | None
     victim: bool = False
 
     @property
     def order(self) -> float:
         """Its place on its node; the node's own end is the last."""
-        return math.inf if self.death is None else self.death["order"]
+        return math.inf if self.death is None else self.death.order
 
 
-def is_victim(death: Message, error: Message | None) -> bool:
+def is_victim(death: Death, error: Error | None) -> bool:
     """Return whether a task ended because it had lost a peer, as its error or log says."""
     if error is not None:
-        return bool(error.get("peer_lost"))
-    return death["signal"] in (None, "SIGABRT") and any(map(indicates_peer_loss, death["tail"]))  # frameworks abort themselves
+        return error.peer_lost
+    return death.signal in (None, "SIGABRT") and any(map(indicates_peer_loss, death.tail))  # frameworks abort themselves
 
 
-def ended_with_fork_server(death: Message) -> bool:
+def ended_with_fork_server(death: Death) -> bool:
     """Return whether a task ended with the fork server, as its CPU time is then unknown."""
-    return death["pid"] is not None and death["cpu_seconds"] is None
+    return death.pid is not None and death.cpu_seconds is None
 
 
 def first_cause(terminations: Sequence[Termination]) -> Termination:
@@ -131,7 +132,7 @@ class RestartedTask(NamedTuple):
 @dataclass(slots=True)
 class _End:
     node: int
-    death: Message | None
+    death: Death | None
     expected: bool = False  # of a replaced process
 
 
@@ -144,22 +145,22 @@ class Failures:
         self.warming_up_seconds = 0.0  # the longest of all tasks
         self._ends = [_End(node, None) for node in lost]
         self._dispensable = dispensable
-        self._errors: dict[str, Message] = {}
+        self._errors: dict[str, Error] = {}
 
     def __bool__(self) -> bool:
         return bool(self.terminations)
 
-    def record(self, node: int, message: Message | None) -> bool:
+    def record(self, node: int, message: WireMessage | None) -> bool:
         """Keep a report of a task's end (None: the node's loss); return whether it was one."""
-        if message is None or message.kind == "death":
+        if message is None or isinstance(message, Death):
             self._ends.append(_End(node, message))
-            if message is not None and self.tasks[message["task"]].expected_deaths:
-                self._expect_death(message["task"])
-        elif message.kind == "error":
-            self._errors[message["from"]] = message
-        elif message.kind == "phase":
-            task = self.tasks[message["from"]]
-            task.phase = message["name"]
+            if message is not None and self.tasks[message.task].expected_deaths:
+                self._expect_death(message.task)
+        elif isinstance(message, Error):
+            self._errors[message.task] = message
+        elif isinstance(message, Phase):
+            task = self.tasks[message.task]
+            task.phase = message.name
             if task.phase == WARMING_UP:
                 task.warming_since = time.monotonic()
         else:
@@ -202,7 +203,7 @@ class Failures:
         return None
 
     def _unexpected_of(self, name: str) -> Iterator[_End]:
-        return (end for end in self._ends if end.death is not None and end.death["task"] == name and not end.expected)
+        return (end for end in self._ends if end.death is not None and end.death.task == name and not end.expected)
 
     def _expect_death(self, name: str) -> None:
         next(self._unexpected_of(name)).expected = True
@@ -212,7 +213,7 @@ class Failures:
 
     def only_of(self, tasks: Collection[str]) -> bool:
         """Return whether only these tasks have failed."""
-        return all(each.death is not None and each.death["task"] in tasks for each in self.terminations)
+        return all(each.death is not None and each.death.task in tasks for each in self.terminations)
 
     def is_training(self, name: str) -> bool:
         """Return whether a task is ready and has not ended since."""
@@ -222,7 +223,7 @@ class Failures:
         return self.tasks[name].state is TaskState.READY
 
     @property
-    def deaths(self) -> list[Message]:
+    def deaths(self) -> list[Death]:
         """The deaths of tasks so far, in order of arrival."""
         return [end.death for end in self._ends if end.death is not None]
 
@@ -230,9 +231,9 @@ class Failures:
     def terminations(self) -> list[Termination]:
         """The unexpected ends of tasks and nodes, in order of arrival."""
         return [
-            Termination(end.node, end.death, end.death is not None and is_victim(end.death, self._errors.get(end.death["task"])))
+            Termination(end.node, end.death, end.death is not None and is_victim(end.death, self._errors.get(end.death.task)))
             for end in self._ends
-            if not end.expected and not (end.death and end.death["task"] in self._dispensable and self._is_ready(end.death["task"]))
+            if not end.expected and not (end.death and end.death.task in self._dispensable and self._is_ready(end.death.task))
         ]
 
     @property
@@ -244,54 +245,53 @@ class Failures:
     def certain(self) -> bool:
         """Whether a failure is surely a cause: of a node, or of a killed, ready task."""
         return any(
-            not each.victim
-            and (each.death is None or (self._is_ready(each.death["task"]) and each.death["signal"] not in (None, "SIGABRT")))
+            not each.victim and (each.death is None or (self._is_ready(each.death.task) and each.death.signal not in (None, "SIGABRT")))
             for each in self.terminations
         )
 
     def reported_cause(self) -> TrainerError | None:
         """Return a usage error or a taken port, which no other failure can cause."""
         for error in self._errors.values():
-            if error["exit_code"] == UsageError.exit_code:
-                return UsageError(error["message"])
+            if error.exit_code == UsageError.exit_code:
+                return UsageError(error.message)
         for error in self._errors.values():
-            if error["errno"] == errno.EADDRINUSE:
-                return AddressInUseError(error["message"])
+            if error.errno == errno.EADDRINUSE:
+                return AddressInUseError(error.message)
         return None
 
-    def death_of(self, node: int, name: str, death: Message) -> TaskDiedError:
+    def death_of(self, node: int, name: str, death: Death) -> TaskDiedError:
         """Return the error for a task's end on the node `name`, with the end of its log."""
-        task: str = death["task"]
+        task = death.task
         how = _ending_of(death)
         phase = self.tasks[task].phase
         doing = "" if phase is None else f" while {phase}"
         error = self._errors.get(task)
-        why = f" ({error['type']}: {error['message'].splitlines()[0] if error['message'] else ''})" if error else ""
-        out_of_memory: str | None = None if error is None else error.get("out_of_memory")
+        why = f" ({error.type}: {error.message.splitlines()[0] if error.message else ''})" if error else ""
+        out_of_memory = None if error is None else error.out_of_memory
         if out_of_memory is not None:
             first = "".join(out_of_memory.splitlines()[:1])
             starved = worker_in(first) or task
             how, why = f"{how}, as {'it' if starved == task else starved} ran out of memory", f" ({first}): {REMEDY}"
-        elif death["signal"] == "SIGKILL" and death.get("oom_kills"):
+        elif death.signal == "SIGKILL" and death.oom_kills:
             why = f"; the kernel has killed for want of memory meanwhile, so that it ran out of memory, most likely: {REMEDY}"
         elif not why and (last := _last_words(death)) is not None:
             why = f'; its log ends with "{last}"'
-        log = "\n".join(f"  {line}" for line in death["tail"])
+        log = "\n".join(f"  {line}" for line in death.tail)
         text = f"task {task} on {name} {how}{doing}{why}"
         died = TaskDiedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task, node)
-        died.stalled = error is not None and error["type"] == StalledRunError.__name__
+        died.stalled = error is not None and error.type == StalledRunError.__name__
         return died
 
 
-def _last_words(death: Message) -> str | None:
+def _last_words(death: Death) -> str | None:
     """Return the last line of a log that explains a signal; a lost peer explains SIGABRT only."""
-    said = next((line.strip() for line in reversed(death["tail"]) if not _SAYS_NOTHING.match(line)), None)
-    if said is None or death["signal"] is None or (death["signal"] != "SIGABRT" and indicates_peer_loss(said)):
+    said = next((line.strip() for line in reversed(death.tail) if not _SAYS_NOTHING.match(line)), None)
+    if said is None or death.signal is None or (death.signal != "SIGABRT" and indicates_peer_loss(said)):
         return None
     return said if len(said) <= MOST_QUOTED_CHARACTERS else f"{said[:MOST_QUOTED_CHARACTERS]}…"
 
 
-def _ending_of(death: Message) -> str:
-    if death["signal"]:
-        return f"was killed by {death['signal']}"
-    return "could not be started" if death["code"] is None else f"ended with exit code {death['code']}"
+def _ending_of(death: Death) -> str:
+    if death.signal:
+        return f"was killed by {death.signal}"
+    return "could not be started" if death.code is None else f"ended with exit code {death.code}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 
 from ...core.liveness import TICK_SECONDS, SilenceCounter
-from ...engine.protocol.messages import ALIVE, INTERVAL_SECONDS, Message, ProtocolError
+from ...engine.protocol.messages import ALIVE, ALIVE_LINE, INTERVAL_SECONDS, Message, ProtocolError, WireMessage
 from ...engine.protocol.transport import Incoming, Outgoing
 from ..launchers.base import NodeChannel
 
@@ -150,7 +150,7 @@ class Members:
         """Queue a message of the driver itself; safe in a signal handler."""
         self._inbox.put((DRIVER, None, message, 0))
 
-    def tell(self, node: int, message: Message) -> None:
+    def tell(self, node: int, message: WireMessage) -> None:
         """Send a message without waiting, unless the node is lost; thread-safe."""
         if (peer := self._peers.get(node)) is None:
             return
@@ -255,7 +255,7 @@ class Members:
             while not peer.over and (peer.held_up is None or self._admitted(peer)):
                 if (received := peer.incoming.next()) is None:
                     break
-                if received[0] != ALIVE:
+                if received[0].line != ALIVE_LINE:
                     peer.held_up = received
         except ProtocolError as error:
             if peer is self._peers[peer.node]:

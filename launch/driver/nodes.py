@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ...core.console import note
 from ...core.errors import InterruptedRunError, RunFailedError
-from ...engine.protocol.messages import PROTOCOL, Message
-from ...engine.protocol.node_messages import wrong_with
+from ...engine.protocol.answer_checks import read_node_message
+from ...engine.protocol.messages import PROTOCOL, Message, ProtocolError, WireMessage
+from ...engine.protocol.node_messages import Finish, Hello, Leaving, Log, OtherRelease, Sample, Trace
+from ...records.store.schema import SystemRecord
 from ..launchers.base import NodeChannel, how_it_ended
 from .first_failure import NodeLostError
 from .node_channels import DRIVER, Members
@@ -27,7 +32,7 @@ FLUSH_SECONDS = 2.0  # for sending the last messages to the agents
 class ReportHandlers:
     """Handlers of nodes' unrequested reports, called within `Nodes.receive`."""
 
-    sample: Callable[[Mapping[str, Any]], None] = lambda record: None
+    sample: Callable[[SystemRecord], None] = lambda record: None
     log: Callable[[int, str, bytes], None] = lambda node, task, text: None
     trace: Callable[[int, str, bytes], None] = lambda node, path, data: None
     leaving: Callable[[], None] | None = None  # a node is about to be ended; None: no node may report that
@@ -118,28 +123,28 @@ class Nodes:
             node, message = answer
             if message is None:
                 raise self.loss(node)
-            if message.kind == "hello":
+            if isinstance(message, Hello | OtherRelease):
                 hosts[node] = self._greeted(node, message)
         if self.node_timeout_seconds is not None:
             self.members.watch(self.node_timeout_seconds)
         self.hosts = [hosts[channel.node] for channel in self.channels]
         return self.hosts
 
-    def _greeted(self, node: int, message: Message) -> dict[str, Any]:
-        if message["protocol"] != PROTOCOL:
+    def _greeted(self, node: int, message: Hello | OtherRelease) -> dict[str, Any]:
+        if isinstance(message, OtherRelease):
             raise RunFailedError(
-                f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere"
+                f"node {node} speaks protocol {message.protocol}, this driver {PROTOCOL}: install the same version everywhere"
             )
-        self._hostnames[node] = message["host"]["hostname"]
+        self._hostnames[node] = message.host.hostname
         channel = self.channels[node]
         if channel.shares_files:
-            channel.scratch = Path(message["scratch"])
-        channel.address = channel.address or message["address"] or ""
+            channel.scratch = Path(os.fsdecode(message.scratch))
+        channel.address = channel.address or message.address or ""
         if not channel.address:
             raise RunFailedError(f"{self.name(node)} does not say under which address the others reach it")
-        return {**message["host"], "identity": message["identity"]}
+        return {**msgspec.to_builtins(message.host), "identity": msgspec.to_builtins(message.identity)}
 
-    def receive(self, timeout_seconds: float, node_of: Mapping[str, int]) -> tuple[int, Message | None] | None:
+    def receive(self, timeout_seconds: float, node_of: Mapping[str, int]) -> tuple[int, WireMessage | None] | None:
         """Return a node's next answer or message about its tasks, or None after the timeout.
 
         The message is None, once per node, if it is lost. Reports are handled here, and a node that breaks the protocol is cut off.
@@ -150,23 +155,29 @@ class Nodes:
         node, message = answer
         if message is None:
             self._coming.pop(node, None)
-        if message is None or node == DRIVER:
-            return answer
-        wrong = wrong_with(node, message, node_of) or self.asked.wrong_with(node, message)
+        if message is None:
+            return node, None
+        if node == DRIVER:
+            return None
+        try:
+            report = read_node_message(node, message, node_of)
+            wrong = self.asked.wrong_with(node, report)
+        except ProtocolError as error:
+            wrong = str(error)
         if wrong is not None:
             return (node, None) if self.cut_off(node, wrong) else None
-        return None if self._handle_report(node, message) else (node, message)
+        return None if self._handle_report(node, report) else (node, report)
 
-    def _handle_report(self, node: int, message: Message) -> bool:
-        if message.kind == "hello" and node in self._coming:
+    def _handle_report(self, node: int, message: WireMessage) -> bool:
+        if isinstance(message, Hello | OtherRelease) and node in self._coming:
             self._come_back(node, message)
-        elif message.kind == "sample":
-            self._reports.sample({**message["record"], "node": node})  # the claimed node is untrusted
-        elif message.kind == "log":
-            self._reports.log(node, message.get("task"), message.array("text").tobytes())
-        elif message.kind == "trace":
-            self._reports.trace(node, message.get("path"), message.array("data").tobytes())
-        elif message.kind == "leaving":
+        elif isinstance(message, Sample):
+            self._reports.sample(message.as_record(node))  # the claimed node is untrusted
+        elif isinstance(message, Log):
+            self._reports.log(node, message.task, message.array("text").tobytes())
+        elif isinstance(message, Trace):
+            self._reports.trace(node, message.path, message.array("data").tobytes())
+        elif isinstance(message, Leaving):
             note(f"trainer: {self.name(node)} is going to be ended")
             if self._reports.leaving is not None:
                 self._reports.leaving()
@@ -174,7 +185,7 @@ class Nodes:
             return False
         return True
 
-    def ask(self, node: int, message: Message, kind: str) -> None:
+    def ask(self, node: int, message: WireMessage, kind: str) -> None:
         """Send a node a request with one answer of this kind."""
         self.asked.of_node(node, kind)
         self.members.tell(node, message)
@@ -233,7 +244,7 @@ class Nodes:
             self._isolated.pop(node, None)
             self.members.admit(channel)
 
-    def _come_back(self, node: int, message: Message) -> None:
+    def _come_back(self, node: int, message: Hello | OtherRelease) -> None:
         del self._coming[node]
         try:
             self.hosts[node] = self._greeted(node, message)
@@ -289,7 +300,7 @@ class Nodes:
     def finish(self, exit_code: int) -> None:
         """Send the agents the end of the run, their last message."""
         for node in self.answering:
-            self.members.tell(node, Message("finish", {"exit_code": exit_code}))
+            self.members.tell(node, Finish(exit_code))
         self.members.flush(FLUSH_SECONDS)
         self.members.end_sending(FLUSH_SECONDS)
 

@@ -9,8 +9,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from ...engine.protocol.messages import Message
+from ...engine.protocol.task_messages import Command
 
 _OF_NODES = frozenset({"hello", "leaving", "peers_probed", "ports", "probe_port", "sampled", "states", "stacks", "stopped"})
 _OF_COMMANDS = frozenset(
@@ -34,7 +35,7 @@ _ANSWERED_BY_ALL = frozenset({"predict", "decode", "translate"})
 
 @dataclass(slots=True)
 class _Command:
-    message: Message
+    message: Command
     answered: bool = False
     signs: int = 0  # heartbeats
 
@@ -97,16 +98,16 @@ class OutstandingRequests:
         self._remarks[task, "phase"] = self._remarks[task, "error"] = 0
         self._remarks[task, "death"] -= 1
 
-    def of_leader(self, leader: str, command: Message) -> None:
+    def of_leader(self, leader: str, command: Command) -> None:
         """Note a command to a leading task."""
         self._commands[leader].append(_Command(command))
         self._trains = self._trains or command.kind == "train"
 
-    def wrong_with(self, node: int, message: Message) -> str | None:
+    def wrong_with(self, node: int, message: Any) -> str | None:
         """Return why a valid message may not arrive now; else None, and its request is answered."""
         kind = message.kind
         if kind in _OF_NODES or kind == "ready":
-            key = (message["from"] if kind == "ready" else node, kind)
+            key = (message.task if kind == "ready" else node, kind)
             if not self._owed[key]:
                 return f"a message {kind!r} that nobody asked for"
             self._owed[key] -= 1
@@ -116,7 +117,7 @@ class OutstandingRequests:
         elif kind in _ONCE_ENDING:
             return None if self._owed[node, "stopped"] else f"a message {kind!r} before it was asked to stop"
         elif kind in _MOST_REMARKS:
-            task = message["task"] if kind == "death" else message["from"]
+            task = message.task
             if kind == "worker_stalled" and task != next(iter(self._commands), None):
                 return f"a message {kind!r} from {task}, which does not report that"
             self._remarks[task, kind] += 1
@@ -132,8 +133,8 @@ class OutstandingRequests:
         since, interval_seconds = self._sampling[node]
         return _SPARE_SAMPLES + 2 * (time.monotonic() - since) / interval_seconds
 
-    def _wrong_with_answer(self, message: Message) -> str | None:
-        kind, task = message.kind, message["from"]
+    def _wrong_with_answer(self, message: Any) -> str | None:
+        kind, task = message.kind, message.task
         commands = self._commands.get(task)
         if commands is None or (kind in _OF_THE_FIRST and task != next(iter(self._commands))):
             return f"from {task}, which does not report that"
@@ -144,15 +145,15 @@ class OutstandingRequests:
         command = commands[0]
         asked = command.message
         if kind == "done":
-            if (message["sequence"], message["command"]) != (asked["sequence"], asked.kind):
-                return f"about command {message['sequence']}, where {asked['sequence']} ({asked.kind}) is the next to be done"
+            if (message.sequence, message.command) != (asked.sequence, asked.kind):
+                return f"about command {message.sequence}, where {asked.sequence} ({asked.kind}) is the next to be done"
             return self._wrong_with_end(task, command)
         if kind in _DURING and asked.kind != _DURING[kind]:
             return f"during the command {asked.kind!r}"
         if kind in _ANSWERS_OF:
-            if command.answered or any(message[said] != asked[in_command] for said, in_command in _ANSWERS_OF[kind]):
+            if command.answered or any(getattr(message, said) != getattr(asked, in_command) for said, in_command in _ANSWERS_OF[kind]):
                 return "that nobody asked for"
-            if kind == "decoded" and not message["complete"]:
+            if kind == "decoded" and not message.complete:
                 command.signs += 1
                 return "more often than there can be" if command.signs > MOST_SIGNS else None
             command.answered = True
@@ -166,13 +167,13 @@ class OutstandingRequests:
             return f"of a command {kind!r} without its answer"
         self._commands[task].popleft()
         if kind == "state" and first:
-            self._states.append(_State(command.message["sequence"]))
+            self._states.append(_State(command.message.sequence))
         return None
 
-    def _wrong_with_state(self, message: Message) -> str | None:
+    def _wrong_with_state(self, message: Any) -> str | None:
         state = self._states[0] if self._states else None
         begins = message.kind == "state_begin"
-        if state is None or state.sequence != message["sequence"] or state.begun == begins:
+        if state is None or state.sequence != message.sequence or state.begun == begins:
             return "of a state that nobody asked for, or out of its turn"
         state.begun = True
         if message.kind == "state_end":

@@ -16,7 +16,7 @@ from ...core.errors import RunFailedError, TrainerError, UsageError
 from ...core.settings.sources import Resolved
 from ...engine.epochs import DataCursor
 from ...engine.loop_interfaces import ResumePoint
-from ...engine.protocol.codec import state_from_arrays
+from ...engine.protocol.state_transfer import state_from_arrays
 from ...records.store.run_directory import RunReader
 
 

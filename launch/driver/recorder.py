@@ -21,13 +21,12 @@ from ...records.loggers.mllog import MLLogWriter, Sizes
 from ...records.loggers.tensorboard import TensorBoardWriter
 from ...records.store.run_directory import RunReader, RunState, RunWriter
 from ...records.store.sample_thinning import SampleThinner
-from ...records.store.schema import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from ...records.store.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from ..node.stacks import STACKS, TaskStack, append_stacks
 
 PROFILE = "profile"  # folder of a run directory with the traces of ``--profile``
 CHECK_SECONDS = 2.0  # between checks that the run directory still exists
 _URGENT_EVENTS = ("mlflow_lost", "mlflow_incomplete")  # loggers' events for the user
-_DRIVER_FIELDS = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds", "samples", "merged")  # set by the driver only
 
 
 class Recording:
@@ -185,13 +184,13 @@ class Recording:
 
         self._timestamped_at(time.monotonic(), write)
 
-    def sample(self, fields: Mapping[str, Any]) -> None:
+    def sample(self, sampled: SystemRecord) -> None:
         """Record an agent's sample of its node; of many, several share a line."""
-        measured = {key: value for key, value in fields.items() if key not in _DRIVER_FIELDS}
-        tasks = tuple(TaskSample(**task) for task in fields["tasks"])
-        agent = fields["trainer_cpu_seconds"]
-        used = agent + time.process_time() if agent is not None and fields["node"] == self._own_node else agent
-        record = SystemRecord(**measured, time_seconds=time.monotonic(), tasks=tasks, trainer_cpu_seconds=used)
+        used = sampled.trainer_cpu_seconds
+        if used is not None and sampled.node == self._own_node:
+            used += time.process_time()
+        now = time.monotonic()  # the clock and the merging are the driver's, whatever a sample says of them
+        record = replace(sampled, trainer_cpu_seconds=used, time_seconds=now, part_began_seconds=None, samples=1, merged=None)
         before = self._thinner.samples_per_line
         lines = self._thinner.add(record)
         if self._thinner.samples_per_line != before:

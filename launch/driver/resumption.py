@@ -33,7 +33,7 @@ from ...data.sampler import run_sampler
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...engine.epochs import DataCursor, EpochIndex
 from ...engine.policies import Triggers
-from ...engine.protocol.codec import state_from_arrays
+from ...engine.protocol.state_transfer import state_from_arrays
 from ...engine.translation import described
 from ...models.base import ModelSpec
 from ...models.build import build_model, written_out

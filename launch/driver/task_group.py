@@ -7,21 +7,27 @@ two attempts cannot be confused.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
+
+from msgspec import structs
 
 from ...backends.base import State
 from ...backends.compiling import CompileChoice, Timing
 from ...core.cluster import Role, Task, TaskSpec
 from ...core.errors import RunFailedError, StalledRunError, TrainerError
 from ...core.liveness import REPORT_SECONDS, TICK_SECONDS
-from ...engine.protocol.messages import Message, PreparedJson
+from ...engine.protocol import node_messages as messages
+from ...engine.protocol.messages import WireMessage
+from ...engine.protocol.node_messages import Death, PlacedTask, Start, StartAgain, TaskReport, ToTask
 from ...engine.protocol.state_transfer import load_messages
-from ...engine.task import task_to_fields
+from ...engine.protocol.task_messages import Close, Command, Compile, CompileTimed, Done, Load, Ready, WorkerStalled
+from ...engine.task import placed_task
 from ..node.links import LinkInquiry, cut_off
 from ..node.stacks import COLLECT_SECONDS, Inquiries, TaskStack
 from .first_failure import (
@@ -50,13 +56,6 @@ class ClusterState:
     stacks: Mapping[str, TaskStack] = field(default_factory=dict)
 
 
-class TaskReady(NamedTuple):
-    """The number format and device (``cpu``, ``gpu``) of a warm task, if reported."""
-
-    precision_used: str | None
-    device_used: str | None
-
-
 class TaskGroup:
     """Messages with the tasks `placed` on `nodes`. Raises what ends them, until `end_tasks`."""
 
@@ -76,11 +75,11 @@ class TaskGroup:
         self._leaders = {task.name: number for number, task in enumerate(task for task in placed if task.leading)}
         self._rejoins = {task.name for task in placed if task.role in rejoins}
         self._tasks: dict[str, Task] = {}
-        self._request: Callable[[int], dict[str, Any]] = lambda node: {}
+        self._request: Callable[[int], Start] | None = None
         self._timings: dict[str, Timing] = {}
         self.compile_choice: CompileChoice | None = None
         self._stalled: deque[StalledRunError] = deque()
-        self._unheard: deque[tuple[int, Message]] = deque()
+        self._unheard: deque[tuple[int, WireMessage]] = deque()
         self._ending = False
         self.inquiries = Inquiries(partial(nodes.ask, kind="stacks"))
         self._links = LinkInquiry(nodes.ask)
@@ -99,42 +98,42 @@ class TaskGroup:
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:
         """Request ports from each node's agent."""
         for node, count in counts.items():
-            self.nodes.ask(node, Message("reserve", {"count": count}), "ports")
-        reserved = {node: message["ports"] for node, message in self._collect("ports", counts, timeout_seconds, "ports").items()}
+            self.nodes.ask(node, messages.Reserve(count), "ports")
+        reserved = {node: message.ports for node, message in self._collect("ports", counts, timeout_seconds, "ports").items()}
         for node, ports in reserved.items():
             if len(set(ports)) != counts[node]:
                 self._refuse(node, f"{len(set(ports))} ports, where {counts[node]} were asked for")
         return reserved
 
-    def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
-        """Have every node start its tasks; `request` returns the rest of its ``start`` message."""
-        cluster = PreparedJson(tasks[0].cluster.to_json()) if tasks else None
+    def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], Start]) -> None:
+        """Have every node start its tasks; `request` returns its message without them."""
+        cluster = json.dumps(tasks[0].cluster.to_json()) if tasks else None
         self._tasks, self._request = {task.name: task for task in tasks}, request
-        by_node: dict[int, list[dict[str, Any]]] = {node: [] for node in self._places}
+        by_node: dict[int, list[PlacedTask]] = {node: [] for node in self._places}
         for task in tasks:
-            by_node[task.placed.node].append(task_to_fields(task, cluster))
+            by_node[task.placed.node].append(placed_task(task, cluster))
         self._heard_at = time.monotonic()
         for node in sorted(self._places):
-            fields = request(node)
-            self.nodes.asked.of_samples(node, fields["sample_interval_seconds"])
-            self.nodes.members.tell(node, Message("start", {**fields, "tasks": by_node[node]}))
+            start = structs.replace(request(node), tasks=by_node[node])
+            self.nodes.asked.of_samples(node, start.sample_interval_seconds)
+            self.nodes.members.tell(node, start)
 
-    def keep_spares(self, job: Mapping[str, Any], places: Collection[int] | None = None) -> None:
-        """Have all or these nodes start a standby process per task."""
+    def keep_spares(self, job: str, places: Collection[int] | None = None) -> None:
+        """Have all or these nodes start a standby process per task of a job, given as JSON."""
         for node in sorted(self._places if places is None else places):
-            self.nodes.members.tell(node, Message("spares", {"job": job}))
+            self.nodes.members.tell(node, messages.Spares(job))
 
-    def await_ready(self, timeout_seconds: float) -> dict[str, TaskReady]:
+    def await_ready(self, timeout_seconds: float) -> dict[str, Ready]:
         """Wait until every task is warm. Raises AddressInUseError, UsageError or RunFailedError."""
-        ready: dict[str, TaskReady] = {}
+        ready: dict[str, Ready] = {}
         deadline = time.monotonic() + timeout_seconds
         reported = deadline + 2 * REPORT_SECONDS  # a stuck task first reports its stacks
         while len(ready) < len(self.node_of):
             _, message = self._expect("ready", reported, partial(self._described_starts, ready), "--start-timeout")
             if time.monotonic() > deadline:
-                raise RunFailedError(f"{message['from']} was ready only after --start-timeout, which says how long a start may take")
-            ready[message["from"]] = TaskReady(message.get("precision_used"), message.get("device_used"))
-            self._failures.mark_ready(message["from"])
+                raise RunFailedError(f"{message.task} was ready only after --start-timeout, which says how long a start may take")
+            ready[message.task] = message
+            self._failures.mark_ready(message.task)
         return ready
 
     @property
@@ -149,8 +148,8 @@ class TaskGroup:
         doing = self._failures.tasks[task].phase
         return f"task {task} on {self.nodes.name(self.node_of[task])}" + (f" ({doing})" if doing else "")
 
-    def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str) -> dict[int, Message]:
-        answers: dict[int, Message] = {}
+    def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str) -> dict[int, Any]:
+        answers: dict[int, Any] = {}
         deadline = time.monotonic() + timeout_seconds
         missing = set(nodes)
         while missing:
@@ -159,7 +158,7 @@ class TaskGroup:
             missing.discard(node)
         return answers
 
-    def _expect(self, kind: str, deadline: float, what: Callable[[], str], option: str | None = None) -> tuple[int, Message]:
+    def _expect(self, kind: str, deadline: float, what: Callable[[], str], option: str | None = None) -> tuple[int, Any]:
         while True:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -171,30 +170,28 @@ class TaskGroup:
             if message.kind == kind:
                 return node, message
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Command) -> None:
         """Send a command to every leading task."""
         for name in self._leaders:
             self.nodes.asked.of_leader(name, message)
             self._send_to(name, message)
 
-    def send_to_first(self, message: Message) -> None:
+    def send_to_first(self, message: ToTask) -> None:
         """Send a message to the first leading task, unless the tasks are being ended; thread-safe."""
         if not self._ending:
             self._send_to(next(iter(self._leaders)), message)
 
-    def _send_to(self, task: str, message: Message) -> None:
-        self.nodes.members.tell(self.node_of[task], Message(message.kind, {**message.fields, "to": task}, message.arrays))
+    def _send_to(self, task: str, message: ToTask) -> None:
+        self.nodes.members.tell(self.node_of[task], structs.replace(message, to=task))
 
-    def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
+    def receive(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Return the number of a leading task and its next message, or None after the timeout."""
         answer = self._next(timeout_seconds)
-        if answer is None or answer[1].get("from") not in self._leaders:
+        if answer is None or not isinstance(answer[1], TaskReport) or answer[1].task not in self._leaders:
             return None
-        message = answer[1]
-        fields = dict(message.fields)
-        return self._leaders[fields.pop("from")], Message(message.kind, fields, message.arrays)
+        return self._leaders[answer[1].task], answer[1]
 
-    def _next(self, timeout_seconds: float) -> tuple[int, Message] | None:
+    def _next(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Return the next message for the caller. Raises failures, before which nothing is lost."""
         if not self._unheard:
             self._put_off(self._sorted(timeout_seconds))
@@ -219,9 +216,10 @@ class TaskGroup:
         for task in self._failures.start_due():
             node = self.node_of[task]
             start_seconds = self._failures.tasks[task].start_seconds
-            fields = {**self._request(node), "start_seconds": start_seconds, "tasks": [task_to_fields(self._tasks[task])]}
+            assert self._request is not None
+            again = {**structs.asdict(self._request(node)), "start_seconds": start_seconds, "tasks": [placed_task(self._tasks[task])]}
             self.nodes.asked.started_again(task)
-            self.nodes.members.tell(node, Message("start_again", fields))
+            self.nodes.members.tell(node, StartAgain(**again))
         if (late := self._failures.overdue(2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
             raise StalledRunError(f"{self._described_start(late)} was restarted, but not ready within --start-timeout", late)
 
@@ -244,7 +242,7 @@ class TaskGroup:
         cut = None if found is None else cut_off(found, self.nodes.name)
         return None if cut is None else self.nodes.isolate(cut.node, cut.described)
 
-    def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:
+    def _sorted(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Wait for a message; return it, unless it is handled here."""
         answer = self.nodes.receive(timeout_seconds, self.node_of)
         if answer is None:
@@ -254,34 +252,34 @@ class TaskGroup:
             if node in self._places or node in self.nodes.members.broken:  # a violation ends every run
                 self._failures.record(node, None)
             return None
-        if "from" in message.fields and message.kind != "error":
+        if isinstance(message, TaskReport) and message.kind != "error":
             self._heard_at = time.monotonic()
         return None if self._failures.record(node, message) or self._handle(node, message) else (node, message)
 
-    def _handle(self, node: int, message: Message) -> bool:
-        if message.kind == "stacks":
+    def _handle(self, node: int, message: WireMessage) -> bool:
+        if isinstance(message, messages.Stacks):
             self.inquiries.hear(message)
-        elif message.kind in ("probe_port", "peers_probed"):
+        elif isinstance(message, messages.ProbePort | messages.PeersProbed):
             self._links.hear(node, message)
-        elif message.kind == "compile_timed":
+        elif isinstance(message, CompileTimed):
             self._hear_timing(message)
-        elif message.kind == "worker_stalled":
-            task = f"worker-{message['worker']}"
+        elif isinstance(message, WorkerStalled):
+            task = f"worker-{message.worker}"
             how = "has finished nothing for most of --stall-timeout, while others were idle"
             self._stalled.append(StalledRunError(f"stalled: {task} {how}", task))
-        elif message.kind == "ready" and self._failures.tasks[message["from"]].is_absent:
-            self._failures.mark_ready(message["from"])
+        elif isinstance(message, Ready) and self._failures.tasks[message.task].is_absent:
+            self._failures.mark_ready(message.task)
         else:
             return False
         return True
 
-    def _hear_timing(self, message: Message) -> None:
-        self._timings[message["from"]] = Timing(message["plain_seconds"], message["compiled_seconds"], message["reason"])
-        if len(self._timings) < message["tasks"] or self.compile_choice is not None:
+    def _hear_timing(self, message: CompileTimed) -> None:
+        self._timings[message.task] = Timing(message.plain_seconds, message.compiled_seconds, message.reason)
+        if len(self._timings) < message.tasks or self.compile_choice is not None:
             return
         self.compile_choice = CompileChoice.of(list(self._timings.values()))
         for task in self._timings:
-            self._send_to(task, Message("compile", {"compile": self.compile_choice.compiled}))
+            self._send_to(task, Compile(self.compile_choice.compiled))
 
     def can_replace(self, task: str | None) -> bool:
         """Return whether a failed task can restart alone: its node answers, another trains, and no other has failed."""
@@ -319,7 +317,7 @@ class TaskGroup:
     def sample_now(self, timeout_seconds: float = 5.0) -> None:
         """Have every node take a sample now, so figures cover the whole run clock."""
         for node in sorted(self._places):
-            self.nodes.ask(node, Message("sample_now"), "sampled")
+            self.nodes.ask(node, messages.SampleNow(), "sampled")
         self._collect("sampled", self._places, timeout_seconds, "samples")
 
     def standing(self, timeout_seconds: float = 0.75) -> ClusterState:
@@ -328,19 +326,19 @@ class TaskGroup:
         members = self.nodes.members
         waiting = members.present & self._places
         for node in waiting:
-            self.nodes.ask(node, Message("inspect"), "states")
+            self.nodes.ask(node, messages.Inspect(), "states")
         deadline = time.monotonic() + timeout_seconds
         while (waiting := waiting & members.present) and (remaining := deadline - time.monotonic()) > 0:
             answer = self._sorted(remaining)
-            if answer is not None and answer[1].kind == "states":
-                node, message = answer
-                states |= {task: state for task, state in message["states"].items() if self.node_of.get(task) == node}
+            if answer is not None and isinstance(answer[1], messages.States):
+                node = answer[0]
+                states |= {task: state for task, state in answer[1].states.items() if self.node_of.get(task) == node}
                 waiting = waiting - {node}
         self.nodes.ignores_requests(waiting)
         lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost if node in self._places}
         stacks = {} if waiting or lost else self._stacks_of(self._places)  # a lost node explains the stall
         silent = {node: f"the agent of {self.nodes.name(node)} does not answer" for node in sorted(waiting)}
-        return ClusterState({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent}, stacks)
+        return ClusterState({**{death.task: "gone" for death in self.deaths}, **states}, {**lost, **silent}, stacks)
 
     def _stacks_of(self, nodes: Iterable[int]) -> dict[str, TaskStack]:
         inquiries = self.inquiries
@@ -364,13 +362,13 @@ class TaskGroup:
         waiting = nodes.answering & self._places
         for name, task in self._failures.tasks.items():
             if task.state in (TaskState.RESTARTING, TaskState.OVERDUE):  # starting tasks receive nothing
-                nodes.members.tell(self.node_of[name], Message("kill", {"task": name}))
+                nodes.members.tell(self.node_of[name], messages.Kill(name))
         if politely:
             for name, place in self.node_of.items():
                 if place in waiting:
-                    nodes.members.tell(place, Message("close", {"to": name}))
+                    nodes.members.tell(place, Close(to=name))
         for node in waiting:
-            nodes.ask(node, Message("stop", {"grace_seconds": grace_seconds if politely else 0.0}), "stopped")
+            nodes.ask(node, messages.Stop(grace_seconds if politely else 0.0), "stopped")
         deadline = time.monotonic() + grace_seconds + KILL_SECONDS
         while (waiting := waiting & nodes.members.present) and time.monotonic() < deadline:
             answer = self._sorted(0.5)
@@ -380,7 +378,7 @@ class TaskGroup:
         nodes.give_up_silent()
 
     @property
-    def deaths(self) -> list[Message]:
+    def deaths(self) -> list[Death]:
         """The deaths reported so far, in order of arrival; after `end_tasks` all."""
         return self._failures.deaths
 
@@ -419,7 +417,7 @@ class TaskGroup:
                 return
             self._put_off(self._sorted(TICK_SECONDS))
 
-    def _put_off(self, answer: tuple[int, Message] | None) -> None:
+    def _put_off(self, answer: tuple[int, WireMessage] | None) -> None:
         if answer is not None:
             self._unheard.append(answer)
 
@@ -428,12 +426,12 @@ def load_state(control: TaskGroup, state: State, timeout_seconds: float) -> None
     """Have every leading task load a state. Raises RunFailedError, also after the timeout."""
     for message in load_messages(state):
         control.send_to_first(message)
-    control.send(Message("load", {"sequence": 0}))
+    control.send(Load())
     deadline = time.monotonic() + timeout_seconds
     waiting = len(control)
     while waiting:
         if time.monotonic() > deadline:
             raise RunFailedError(f"the tasks did not take over the checkpoint's state within {timeout_seconds:.0f} s")
         answer = control.receive(1.0)
-        if answer is not None and answer[1].kind == "done":
+        if answer is not None and isinstance(answer[1], Done):
             waiting -= 1

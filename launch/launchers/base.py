@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,8 @@ from typing import Protocol, runtime_checkable
 from ...core.job import Job
 from ...core.process import ending_in_words as ending_in_words  # for launchers of other packages
 from ...core.process import python
-from ...engine.protocol.messages import Message, PreparedJson, Stream
+from ...engine.protocol.messages import Stream
+from ...engine.protocol.node_messages import Prepare
 from ..node.scratch import remove_scratch
 
 AGENT_MODULE = "crosstrain.launch.node.agent"
@@ -176,16 +178,15 @@ def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = Fal
     described, workers = _prepared(job)
     tasks = workers[node]
     shared = (sum(workers[:node]), job.workers) if one_machine else (0, tasks)
-    fields = {"job": described, "tasks": tasks, "workers_before": shared[0], "workers_on_machine": shared[1]}
     try:
-        stream.send(Message("prepare", fields))
+        stream.send(Prepare(described, tasks, *shared))
     except OSError:
         return  # the agent is gone, as the end of its stream shows
 
 
 @lru_cache(1)
-def _prepared(job: Job) -> tuple[PreparedJson, Sequence[int]]:
-    return PreparedJson(job.model_dump(mode="json")), job.workers_by_node
+def _prepared(job: Job) -> tuple[str, Sequence[int]]:
+    return json.dumps(job.model_dump(mode="json")), job.workers_by_node
 
 
 def end_lost(channel: NodeChannel, agents: list[AgentProcess]) -> None:

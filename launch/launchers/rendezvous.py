@@ -20,6 +20,7 @@ from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.listener import AuthenticatingListener
 from ...engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, Message, Stream
+from ...engine.protocol.node_messages import Finish
 from ...engine.protocol.transport import start_over_stdio
 from .base import Launcher, LauncherDefaults, NodeChannel, agent_command, end_agents, send_prepare
 from .dial_back import Joiner, prove, refuse
@@ -146,7 +147,7 @@ class ExternalLauncher(LauncherDefaults):
         self._closing.set()
         for stream in self._standbys:
             try:
-                stream.send(Message("finish", {"exit_code": self._exit_code}))
+                stream.send(Finish(self._exit_code))
             except OSError:
                 continue
         if self._own is not None:

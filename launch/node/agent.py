@@ -6,6 +6,7 @@ Started as ``python -m crosstrain.launch.node.agent``, with the control channel 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import socket
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,14 +22,29 @@ from typing import TYPE_CHECKING, Any
 from ...core.console import note
 from ...core.liveness import TICK_SECONDS, SilenceCounter
 from ...core.process import ignore_interrupts, wake_when_parent_ends
-from ...engine.protocol.messages import ALIVE, FILE_PIECE_BYTES, INTERVAL_SECONDS, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
+from ...engine.protocol import node_messages as messages
+from ...engine.protocol.messages import (
+    ALIVE,
+    FILE_PIECE_BYTES,
+    INTERVAL_SECONDS,
+    PROTOCOL,
+    Alive,
+    Message,
+    MessageParser,
+    ProtocolError,
+    RawArray,
+    ReusableBuffer,
+    Stream,
+    WireMessage,
+)
+from ...engine.protocol.node_messages import Death
 from ...engine.protocol.transport import AGENT_BEGINS
 from ...monitor.gpu import describe_gpus
 from .fork_server_client import ForkServerConnection
 from .links import PeerProbe
 from .scratch import PortBlock, address_for_others, expected_gpus, make_scratch, node_identity, remove_scratch, task_environment
 from .stacks import collect_stacks, find_py_spy
-from .supervisor import Death, Supervisor, tail
+from .supervisor import Supervisor, tail
 
 if TYPE_CHECKING:
     from ...monitor.collector import NodeSampler
@@ -39,6 +54,7 @@ ORPHAN_CHECK_SECONDS = 0.5
 ORPHAN_PATIENCE_SECONDS = 4.0  # time from the end of the control stream until the agent is killed
 DRIVER = 0  # the only peer of the silence counter
 HELD_UP_BYTES = 2**16  # with so much unread, the agent is behind and the driver has to wait: nothing more may arrive
+_REQUESTS: MessageParser[WireMessage] = MessageParser(Alive, messages.ToNode)
 
 
 class Agent:
@@ -116,38 +132,40 @@ class Agent:
     def _handle(self, message: Message) -> None:
         if message.kind != "prepare":
             self._listen()
-        task = message.get("to")
-        if task is not None:
-            fields = {key: value for key, value in message.fields.items() if key != "to"}
-            self._supervisor.send(task, Message(message.kind, fields, message.arrays))
-        elif message.kind in _HANDLERS:
-            _HANDLERS[message.kind](self, message)
-        elif message.kind != ALIVE.kind:
-            raise ConnectionError(f"unknown request {message.kind!r}")
+        if (task := message.to) is not None:
+            self._supervisor.send(task, message)
+            return
+        try:
+            request = _REQUESTS.parse(message)
+        except ProtocolError as error:
+            raise ConnectionError(f"unknown request {message.kind!r}: {error}") from error
+        if not isinstance(request, Alive):
+            _HANDLERS[type(request)](self, request)
 
-    def _reserve(self, message: Message) -> None:
-        self._send(Message("ports", {"ports": self._ports.take(message["count"])}))
+    def _reserve(self, message: messages.Reserve) -> None:
+        self._send(messages.Ports(self._ports.take(message.count)))
 
-    def _sample_now(self, message: Message) -> None:
+    def _sample_now(self, message: messages.SampleNow) -> None:
         if self._sampler is not None:
             self._on_sample(self._sampler.sample())
-        self._send(Message("sampled", {}))
+        self._send(messages.Sampled())
 
-    def _stop(self, message: Message) -> None:
-        self._supervisor.stop(message["grace_seconds"], keep_spares=self._keeps_spares)
+    def _stop(self, message: messages.Stop) -> None:
+        self._supervisor.stop(message.grace_seconds, keep_spares=self._keeps_spares)
         self._stop_sampler()
         self._join_inspections()
         self._ship_logs()
         self._ship_traces()
-        self._send(Message("stopped", {}))
+        self._send(messages.Stopped())
 
-    def _inspect(self, message: Message) -> None:
-        self._send(Message("states", {"states": {name: self._supervisor.state_of(name) for name in self._supervisor.alive()}}))
+    def _inspect(self, message: messages.Inspect) -> None:
+        self._send(messages.States({name: self._supervisor.state_of(name) for name in self._supervisor.alive()}))
 
-    def _find_stacks(self, message: Message) -> None:
+    def _find_stacks(self, message: messages.FindStacks) -> None:
         def collect() -> None:
-            with self._supervisor.inspected(message["tasks"]) as inspected:
-                self._send(Message("stacks", {"number": message["number"], "stacks": collect_stacks(inspected, find_py_spy())}))
+            with self._supervisor.inspected(message.tasks) as inspected:
+                stacks: Any = collect_stacks(inspected, find_py_spy())
+                self._send(messages.Stacks(message.number, stacks))
 
         self._inspections.append(threading.Thread(target=collect, name="stacks", daemon=True))
         self._inspections[-1].start()
@@ -156,46 +174,46 @@ class Agent:
         while self._inspections:
             self._inspections.pop().join()
 
-    def _open_probe(self, message: Message) -> None:
+    def _open_probe(self, message: messages.OpenProbe) -> None:
         port = None if self._probing.is_alive() else self._probe.listen(self._ports.take)
-        self._send(Message("probe_port", {"number": message["number"], "port": port}))
+        self._send(messages.ProbePort(message.number, port))
 
-    def _probe_peers(self, message: Message) -> None:
+    def _probe_peers(self, message: messages.ProbePeers) -> None:
         if self._probing.is_alive():
             raise ConnectionError(f"unknown request {message.kind!r}")
 
         def probe() -> None:
-            ports = {int(node): port for node, port in message["ports"].items()}
-            self._send(Message("peers_probed", {"number": message["number"], **self._probe.run(ports, bytes.fromhex(message["token"]))}))
+            self._send(messages.PeersProbed(message.number, **self._probe.run(message.ports, bytes.fromhex(message.token))))
 
         self._probing = threading.Thread(target=probe, name="probe", daemon=True)
         self._probing.start()
 
-    def _prepare(self, message: Message) -> None:
+    def _prepare(self, message: messages.Prepare) -> None:
+        job = json.loads(message.job)
         gpus = describe_gpus(os.environ)
-        self._keeps_spares = bool(message["job"].get("spare_processes"))
-        expected = expected_gpus(message, gpus["visible_gpus"])
+        self._keeps_spares = bool(job.get("spare_processes"))
+        expected = expected_gpus(message, job["device"], gpus["visible_gpus"])
         for visible_as in [*expected, *(expected if self._keeps_spares else ())]:
-            self._prestart(message, task_environment(os.environ, self._scratch, visible_as))
+            self._prestart(message.job, task_environment(os.environ, self._scratch, visible_as))
         from ...backends.loading import recorded_packages
         from ...monitor.host import describe_host
 
-        host = describe_host(recorded_packages(message["job"]["backend"]), gpus)
-        greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": node_identity(), "host": host}
-        self._send(Message("hello", {**greeting, "scratch": str(self._scratch), "address": address_for_others(os.environ)}))
-        self._node_timeout_seconds = message["job"]["node_timeout"]
+        host = describe_host(recorded_packages(job["backend"]), gpus)
+        about: tuple[Any, ...] = (node_identity(), host, os.fsencode(self._scratch), address_for_others(os.environ))
+        self._send(messages.Hello(PROTOCOL, self._node, os.getpid(), *about))
+        self._node_timeout_seconds = job["node_timeout"]
         threading.Thread(target=self._send_heartbeats, name="alive", daemon=True).start()
 
-    def _prestart(self, message: Message, environment: Mapping[str, str]) -> None:
-        self._supervisor.prestart(self._scratch, environment, Message("prepare", {"job": message["job"]}))
+    def _prestart(self, job: str, environment: Mapping[str, str]) -> None:
+        self._supervisor.prestart(self._scratch, environment, messages.Prepare(job))
 
-    def _keep_spares(self, message: Message) -> None:
+    def _keep_spares(self, message: messages.Spares) -> None:
         existing = self._supervisor.spare_environments()
         for environment in self._environments:
             if environment in existing:
                 existing.remove(environment)
             else:
-                self._prestart(message, environment)
+                self._prestart(message.job, environment)
         self._watch_spares()
 
     def _watch_spares(self) -> None:
@@ -219,7 +237,7 @@ class Agent:
                 self._stream.send(ALIVE)
                 if self._leaving and not announced:
                     announced = True
-                    self._stream.send(Message("leaving"))
+                    self._stream.send(messages.Leaving())
             except OSError:
                 if self._remote:
                     self.leave_driver()
@@ -247,67 +265,65 @@ class Agent:
         if not self._ended.wait(ORPHAN_PATIENCE_SECONDS):
             self.abandon()
 
-    def _start(self, message: Message) -> None:
-        if message["log_folder"] is None:
+    def _start(self, message: messages.Start) -> None:
+        if message.log_folder is None:
             self._ships_logs = True
         else:
-            self._logs = Path(message["log_folder"])
-        if message["sample_interval_seconds"] is not None and self._sampler is None:
+            self._logs = Path(os.fsdecode(message.log_folder))
+        if message.sample_interval_seconds is not None and self._sampler is None:
             from ...monitor.collector import NodeSampler
 
             self._sampler = NodeSampler(
                 self._node,
-                isolated=message["isolated"],
-                interval_seconds=message["sample_interval_seconds"],
+                isolated=bool(message.isolated),
+                interval_seconds=message.sample_interval_seconds,
                 emit=self._on_sample,
-                cores_available=message["cores_available"],
-                gpu_of_task={task: gpu["gpu"] for task, gpu in message["gpu_of_task"].items() if gpu["gpu"] is not None},
+                cores_available=message.cores_available,
+                gpu_of_task={task: gpu.gpu for task, gpu in message.gpu_of_task.items() if gpu.gpu is not None},
             )
             self._sampler.start()
-        for task in message["tasks"]:
-            self._probe.addresses = task["cluster"]["addresses"]
-        start_deadline = time.monotonic() + message["start_seconds"]
-        self._environments = [self._start_task(fields, message, start_deadline) for fields in message["tasks"]]
+        for task in message.tasks[:1]:
+            self._probe.addresses = json.loads(task.cluster)["addresses"]
+        start_deadline = time.monotonic() + message.start_seconds
+        self._environments = [self._start_task(task, message, start_deadline) for task in message.tasks]
         if self._keeps_spares:
             self._watch_spares()
         else:
             self._supervisor.kill_unclaimed()
 
-    def _start_task(self, fields: Mapping[str, Any], message: Message, start_deadline: float) -> Mapping[str, str]:
-        gpus: Mapping[str, Mapping[str, Any]] = message["gpu_of_task"]
-        name: str = fields["task"]
+    def _start_task(self, task: messages.PlacedTask, message: messages.StartRequest, start_deadline: float) -> Mapping[str, str]:
+        gpu, name = message.gpu_of_task.get(task.task), task.task
         log = self._log(name)
-        environment = task_environment(os.environ, self._scratch, gpus[name]["visible_as"] if name in gpus else None)
+        environment = task_environment(os.environ, self._scratch, None if gpu is None else gpu.visible_as)
         early_log = self._supervisor.claim(name, log, environment)
-        moving = {} if early_log is None else {"log": str(log), "early_log": str(early_log)}
+        opening = messages.Open(message.job, start_deadline, task, message.normalisation, message.placeholder)
+        if early_log is not None:
+            opening.log, opening.early_log = os.fsencode(log), os.fsencode(early_log)
         if early_log is None:
             self._supervisor.start(name, log, environment)
         elif (pid := self._supervisor.pid_of(name)) is not None:
             self._watch(name, pid)
-        profile: dict[str, str] = {}
-        if message["job"].get("profile"):
+        if json.loads(message.job).get("profile"):
             folder = self._scratch / "profile" / name
             folder.mkdir(parents=True, exist_ok=True)
-            profile = {"profile_folder": str(folder)}
-        common = {"job": message["job"], "start_deadline": start_deadline}
-        common |= {field: message.get(field) for field in ("normalisation", "placeholder")}
-        self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
+            opening.profile_folder = os.fsencode(folder)
+        self._supervisor.send(name, opening)
         return environment
 
-    def _start_again(self, message: Message) -> None:
+    def _start_again(self, message: messages.StartAgain) -> None:
         self._join_inspections()
-        for fields in message["tasks"]:
-            self._supervisor.end_task(fields["task"])
-            self._start_task(fields, message, time.monotonic() + message["start_seconds"])
+        for task in message.tasks:
+            self._supervisor.end_task(task.task)
+            self._start_task(task, message, time.monotonic() + message.start_seconds)
 
     def _log(self, task: str) -> Path:
         return self._logs / f"{task}.log"
 
     def _from_task(self, task: str, message: Message) -> None:
-        self._send(Message(message.kind, {**message.fields, "from": task}, message.arrays))
+        self._send(message.sent_by(task))
 
     def _on_sample(self, record: SystemRecord) -> None:
-        self._send(Message("sample", {"record": asdict(record)}))
+        self._send(messages.Sample(record))
 
     def _on_death(self, death: Death, usage: resource.struct_rusage | None) -> None:
         with self._watching:
@@ -317,7 +333,8 @@ class Agent:
                 if usage is not None:
                     self._sampler.final_cpu(death.task, usage)
                 self._sampler.unwatch(death.task)
-        self._send(Message("death", {**asdict(death), "tail": tail(self._log(death.task))}))
+        death.tail = tail(self._log(death.task))
+        self._send(death)
 
     def _stop_sampler(self) -> None:
         if self._sampler is not None:
@@ -328,21 +345,21 @@ class Agent:
         if not self._ships_logs:
             return
         for log in sorted(self._logs.glob("*.log")):
-            self._ship(log, "log", {"task": log.stem}, "text")
+            self._ship(log, partial(messages.Log, log.stem), "text")
 
     def _ship_traces(self) -> None:
         folder = self._scratch / "profile"
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            self._ship(path, "trace", {"path": path.relative_to(folder).as_posix()}, "data")
+            self._ship(path, partial(messages.Trace, path.relative_to(folder).as_posix()), "data")
 
-    def _ship(self, path: Path, kind: str, fields: Mapping[str, str], array: str) -> None:
+    def _ship(self, path: Path, kind: Callable[..., WireMessage], array: str) -> None:
         with path.open("rb") as file:
             pieces = iter(partial(file.read, FILE_PIECE_BYTES), b"")
             for data in chain([next(pieces, b"")], pieces):  # an empty file is one empty piece
-                self._send(Message(kind, fields, {array: RawArray("|u1", [len(data)], data)}))
+                self._send(kind(arrays={array: RawArray("|u1", [len(data)], data)}))
         path.unlink()
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message | WireMessage) -> None:
         """Send to the driver; if it is gone, only the end of the stream ends the agent."""
         try:
             self._stream.send(message)
@@ -350,19 +367,19 @@ class Agent:
             return
 
 
-_HANDLERS: Mapping[str, Callable[[Agent, Message], None]] = {
-    "prepare": Agent._prepare,
-    "reserve": Agent._reserve,
-    "start": Agent._start,
-    "start_again": Agent._start_again,
-    "kill": lambda agent, message: agent._supervisor.kill_task(message["task"]),
-    "sample_now": Agent._sample_now,
-    "spares": Agent._keep_spares,
-    "stop": Agent._stop,
-    "inspect": Agent._inspect,
-    "open_probe": Agent._open_probe,
-    "probe_peers": Agent._probe_peers,
-    "find_stacks": Agent._find_stacks,
+_HANDLERS: Mapping[type[WireMessage], Callable[[Agent, Any], None]] = {
+    messages.Prepare: Agent._prepare,
+    messages.Reserve: Agent._reserve,
+    messages.Start: Agent._start,
+    messages.StartAgain: Agent._start_again,
+    messages.Kill: lambda agent, message: agent._supervisor.kill_task(message.task),
+    messages.SampleNow: Agent._sample_now,
+    messages.Spares: Agent._keep_spares,
+    messages.Stop: Agent._stop,
+    messages.Inspect: Agent._inspect,
+    messages.OpenProbe: Agent._open_probe,
+    messages.ProbePeers: Agent._probe_peers,
+    messages.FindStacks: Agent._find_stacks,
 }  # how each kind of request of the driver is executed
 
 

@@ -19,7 +19,8 @@ from time import monotonic
 from typing import Any
 
 from ...core.errors import RunFailedError
-from ...engine.protocol.messages import MOST_PEERS_PROBED, Message
+from ...engine.protocol.messages import MOST_PEERS_PROBED, WireMessage
+from ...engine.protocol.node_messages import OpenProbe, PeersProbed, ProbePeers, ProbePort
 
 PROBE_SECONDS = 2.5  # time limit of a probe; if all answer, it takes a few milliseconds
 MOST_DATAGRAM_BYTES, MOST_DATAGRAMS = 64, 1000  # limits of reading between two sends, as anybody can send more
@@ -179,7 +180,7 @@ ANSWER_SECONDS = PROBE_SECONDS + 1.0
 class LinkInquiry:
     """Has nodes listen, then try each other; `ask` gets node, message and the answer's kind."""
 
-    def __init__(self, ask: Callable[[int, Message, str], None]) -> None:
+    def __init__(self, ask: Callable[[int, WireMessage, str], None]) -> None:
         self._ask = ask
         self._number = secrets.randbelow(2**31)  # tells the answers of other attempts apart
         self._awaited: set[int] = set()
@@ -202,19 +203,19 @@ class LinkInquiry:
         self._awaited, self._deadline = set(nodes), monotonic() + LISTEN_SECONDS
         self._ports, self._tried, self._found = {}, {}, {}
         for node in nodes:
-            self._ask(node, Message("open_probe", {"number": self._number}), "probe_port")
+            self._ask(node, OpenProbe(self._number), "probe_port")
 
-    def hear(self, node: int, answer: Message) -> None:
-        """Take a node's answer, already validated by `node_messages`; ignore it if too late."""
-        if answer["number"] != self._number or node not in self._awaited:
+    def hear(self, node: int, answer: ProbePort | PeersProbed) -> None:
+        """Take a node's answer; ignore it if too late."""
+        if answer.number != self._number or node not in self._awaited:
             return
-        if answer.kind == "probe_port" and not self._tried:
+        if isinstance(answer, ProbePort) and not self._tried:
             self._awaited.discard(node)
-            if answer["port"] is not None:
-                self._ports[node] = answer["port"]
-        elif answer.kind == "peers_probed" and self._tried:
+            if answer.port is not None:
+                self._ports[node] = answer.port
+        elif isinstance(answer, PeersProbed) and self._tried:
             self._awaited.discard(node)
-            self._found[node] = Found(self._tried[node], answer["reached"], answer["heard"])
+            self._found[node] = Found(self._tried[node], answer.reached, answer.heard)
         self._advance()
 
     def fetch(self) -> dict[int, Found] | None:
@@ -238,5 +239,4 @@ class LinkInquiry:
             ring = nodes[place + 1 :] + nodes[:place]
             others = ring if len(ring) <= MOST_PEERS_PROBED else ring[: MOST_PEERS_PROBED // 2] + ring[-MOST_PEERS_PROBED // 2 :]
             self._tried[node] = others
-            ports = {str(other): self._ports[other] for other in others}
-            self._ask(node, Message("probe_peers", {"number": self._number, "ports": ports, "token": token}), "peers_probed")
+            self._ask(node, ProbePeers(self._number, {other: self._ports[other] for other in others}, token), "peers_probed")

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.errors import RunFailedError
 from ...core.process import pid_namespace, start_of
-from ...engine.protocol.messages import Message
+from ...engine.protocol.node_messages import Prepare
 
 _NAME = re.compile(r"crosstrain-(\d+)-(\d+)-(\d+)-\w+")
 
@@ -126,12 +126,12 @@ def task_environment(own: Mapping[str, str], scratch: Path | None, visible_as: s
     return {**kept, **changed}
 
 
-def expected_gpus(prepare: Message, visible: Sequence[Mapping[str, Any]] | None) -> list[str | None]:
+def expected_gpus(prepare: Prepare, device: str, visible: Sequence[Mapping[str, Any]] | None) -> list[str | None]:
     """Guess the GPUs of a node's workers; a spare with a wrong guess is not claimed."""
-    workers, before, on_machine = prepare["tasks"], prepare["workers_before"], prepare["workers_on_machine"]
+    workers, before = prepare.tasks, prepare.workers_before
     if not visible:
         return [None] * workers
-    if prepare["job"]["device"] == "cpu" or len(visible) < on_machine:
+    if device == "cpu" or len(visible) < prepare.workers_on_machine:
         return [NO_GPU] * workers
     return [str(gpu["visible_as"]) for gpu in visible[before : before + workers]]
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ...core.console import one_line, shown
 from ...core.liveness import DUMP_SIGNAL, WorkingThread, answers_signal, working_thread
-from ...engine.protocol.messages import MOST_STACK_CHARACTERS, Message
+from ...engine.protocol.messages import MOST_STACK_CHARACTERS, WireMessage
+from ...engine.protocol.node_messages import FindStacks, Stacks
 
 STACKS = "logs/stacks.txt"  # the file of a run directory with the stacks of every stall
 MOST_BYTES = 16 * 2**20  # size limit of that file: a stall of a hundred tasks takes a megabyte, and a run may stall many times
@@ -97,7 +98,7 @@ def append_stacks(run: Path, occasion: str, stacks: Mapping[str, TaskStack]) -> 
 class Inquiries:
     """Numbered requests for stacks, sent by `ask`; `on_answer` gets answers not awaited."""
 
-    def __init__(self, ask: Callable[[int, Message], None]) -> None:
+    def __init__(self, ask: Callable[[int, WireMessage], None]) -> None:
         self.on_answer: Callable[[Mapping[str, TaskStack]], None] | None = None
         self.found: dict[str, TaskStack] = {}
         self._ask = ask
@@ -109,12 +110,12 @@ class Inquiries:
         self._asked += 1
         if awaited:
             self._awaited[self._asked] = node
-        self._ask(node, Message("find_stacks", {"number": self._asked, "tasks": list(tasks)}))
+        self._ask(node, FindStacks(self._asked, tasks))
 
-    def hear(self, answer: Message) -> None:
-        """Take a node's answer, already validated by `node_messages`."""
-        stacks = {task: TaskStack(stack["text"], stack["problem"]) for task, stack in answer["stacks"].items()}
-        if self._awaited.pop(answer["number"], None) is not None:
+    def hear(self, answer: Stacks) -> None:
+        """Take a node's answer."""
+        stacks = {task: TaskStack(stack.text, stack.problem) for task, stack in answer.stacks.items()}
+        if self._awaited.pop(answer.number, None) is not None:
             self.found |= stacks
         elif self.on_answer is not None:
             self.on_answer(stacks)

@@ -24,30 +24,13 @@ from pathlib import Path
 
 from ...core.liveness import kernel_oom_kills
 from ...core.process import kill_group, process_state, python
-from ...engine.protocol.messages import Message, ReusableBuffer, Stream, error_message
+from ...engine.protocol.messages import Message, ReusableBuffer, Stream, WireMessage
+from ...engine.protocol.node_messages import Death, Error, Prepare
 from .fork_server_client import ForkServerConnection
 from .scratch import task_environment
 from .stacks import InspectedTask
 
 LOG_TAIL_LINES = 25
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """The end of a task; `order` counts the node's deaths.
-
-    A failed start has no pid, code or signal. CPU seconds are from wait4(2), with the task's children; None if the fork server has ended,
-    too. `oom_kills` counts the machine's processes killed for memory during the task; None if unknown, or if the task exited by itself.
-    """
-
-    task: str
-    pid: int | None
-    code: int | None
-    signal: str | None
-    order: int
-    cpu_seconds: float | None
-    max_rss_bytes: int | None
-    oom_kills: int | None = None
 
 
 def _death(child: _Child, order: int, status: int, usage: resource.struct_rusage | None) -> Death:
@@ -63,6 +46,7 @@ def _death(child: _Child, order: int, status: int, usage: resource.struct_rusage
         order=order,
         cpu_seconds=None if usage is None else usage.ru_utime + usage.ru_stime,
         max_rss_bytes=None if usage is None else usage.ru_maxrss * 1024,
+        tail=[],
         oom_kills=oom_kills,
     )
 
@@ -147,7 +131,7 @@ class Supervisor:
         except OSError as error:
             self._report_unstarted(name, error)
 
-    def prestart(self, folder: Path, environment: Mapping[str, str], prepare: Message) -> None:
+    def prestart(self, folder: Path, environment: Mapping[str, str], prepare: Prepare) -> None:
         """Start a spare with `prepare`, which writes to `folder` until claimed. Main thread only."""
         self._spares += 1
         early = folder / f"spare-{self._spares}.early"
@@ -247,11 +231,11 @@ class Supervisor:
         child.ended.put(error)
 
     def _report_unstarted(self, name: str, error: OSError) -> None:
-        self._on_message(name, error_message(error, peer_lost=False))
+        self._on_message(name, Message.of(Error.of(error, peer_lost=False)))
         with self._changed:
             self._deaths += 1
             order = self._deaths
-        self._on_death(Death(name, None, None, None, order, None, None), None)
+        self._on_death(Death(name, None, None, None, order, None, None, []), None)
 
     def _fork(self, child: _Child) -> bool:
         folder = child.environment.get("TMPDIR")
@@ -278,7 +262,7 @@ class Supervisor:
         child.pid = child.process.pid
         self._changed.notify_all()
 
-    def send(self, task: str, message: Message) -> None:
+    def send(self, task: str, message: Message | WireMessage) -> None:
         """Send a message to a task; dropped if the task is gone, as its death is reported."""
         with self._changed:
             child = self._named(task)

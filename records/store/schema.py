@@ -5,13 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypedDict
+from types import UnionType
+from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from ...metrics import LOSS
 
 SCHEMA = 1
+
+
+def line_fields(record: type, number: Any, **others: Any) -> dict[str, Any]:
+    """Return the types of a record's fields by name, to derive stricter or shorter types: `number` for float, and `others` by field."""
+    hints = get_type_hints(record, include_extras=True)
+    return {name: others.get(name, _with_number(hint, number)) for name, hint in hints.items()}
+
+
+def _with_number(hint: Any, number: Any) -> Any:
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(_with_number(part, number) for part in get_args(hint))]  # noqa: UP007 — of a tuple of types
+    return number if hint is float else hint
+
+
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]  # number of a node or worker; only readers check bounds
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # a float64 counts exactly up to here
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]  # thirty thousand years; never NaN, as it is an axis

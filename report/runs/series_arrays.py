@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from itertools import compress
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...core.bounded_json import MOST_LINE_BYTES, UnreadableError, open_regular
 from ...records.store.jsonl import DamagedRunError
 from ...records.store.run_directory import RunReader
-from ...records.store.schema import Count, Index, Seconds
+from ...records.store.schema import GpuSample, StepRecord, SystemRecord, line_fields
 from ...records.time_shares import SegmentTracker, resumed_seconds
 
 _PIECE_BYTES = 4 << 20
@@ -108,43 +108,25 @@ _NonFinite = Literal["NaN", "Infinity", "-Infinity"]
 _Number = float | _NonFinite
 
 
-class _StepLine(msgspec.Struct, gc=False):
-    schema: Literal[1]
-    step: Count
-    count: Count
-    epoch: Count
-    time_seconds: Seconds
-    seconds: Seconds
-    examples: Count
-    losses: list[_Number]
-    worker: Index | None = None
-    profiled_seconds: Seconds | None = None
+def _line(record: type, names: str, optional: str = "", **others: Any) -> Any:
+    """Return the type of a record's lines with these fields alone; `optional` ones may be missing."""
+    types = {"schema": Literal[1], **line_fields(record, _Number, **others)}
+    required: list[Any] = [(name, types[name]) for name in ("schema", *names.split())]
+    defaults = {field.name: field.default for field in fields(record)}
+    missing = [(name, types[name], None if defaults[name] is MISSING else defaults[name]) for name in optional.split()]
+    return msgspec.defstruct(record.__name__, required + missing, gc=False)
 
 
-class _RatedStepLine(_StepLine, gc=False, kw_only=True):
-    learning_rates: list[_Number]
-
-
-class _Gpu(msgspec.Struct, gc=False):
-    utilization: float | None = None
-    tasks: list[str] = []
-
-
-class _SystemLine(msgspec.Struct, gc=False):
-    schema: Literal[1]
-    node: Index
-    time_seconds: Seconds
-    interval_seconds: Seconds
-    cpu_cores_used: _Number | None = None
-    cores_available: _Number | None = None
-    memory_rss_bytes: Count | None = None
-    network_source: str | None = None
-    network_sent_bytes: Count | None = None
-    network_received_bytes: Count | None = None
-    gpus: list[_Gpu] | None = None
-    part_began_seconds: Seconds | None = None
-    samples: int = 1
-    merged: dict[str, tuple[int, float]] | None = None
+_GROUP = "step count epoch time_seconds seconds examples losses"
+_PRESENT_IN_SOME = "worker profiled_seconds"
+_StepLine = _line(StepRecord, _GROUP, _PRESENT_IN_SOME, losses=list[_Number])
+_RatedStepLine = _line(StepRecord, f"{_GROUP} learning_rates", _PRESENT_IN_SOME, losses=list[_Number], learning_rates=list[_Number])
+_SystemLine = _line(
+    SystemRecord,
+    "node time_seconds interval_seconds",
+    "cpu_cores_used cores_available memory_rss_bytes network_source network_sent_bytes network_received_bytes gpus part_began_seconds"
+    " samples merged",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +190,7 @@ _TYPECODES = {
 }  # columns of ``steps.jsonl``
 
 
-def _add(columns: dict[str, array[Any]], lines: Sequence[_StepLine]) -> None:
+def _add(columns: dict[str, array[Any]], lines: Sequence[Any]) -> None:
     for name in ("step", "count", "epoch", "examples", "time_seconds", "seconds"):
         columns[name].extend(map(attrgetter(name), lines))
     columns["worker"].extend([-1 if line.worker is None else line.worker for line in lines])
@@ -236,10 +218,10 @@ def read_steps(run: Path, learning_rates: bool = False) -> StepSeries:
     return _series(columns, learning_rates)
 
 
-def _sizes_agree(line: _StepLine) -> None:
+def _sizes_agree(line: Any) -> None:
     if line.count < 1 or len(line.losses) != line.count:
         raise ValueError(f"{line.count} updates with {len(line.losses)} losses")
-    if isinstance(line, _RatedStepLine) and len(line.learning_rates) not in (1, line.count):
+    if hasattr(line, "learning_rates") and len(line.learning_rates) not in (1, line.count):
         raise ValueError(f"{line.count} updates with {len(line.learning_rates)} learning rates")
 
 
@@ -282,7 +264,7 @@ def read_system(run: Path) -> list[NodeSeries]:
 
 def read_samples(path: Path, resumed: Sequence[float]) -> list[NodeSeries]:
     """Return the samples of a ``system.jsonl``; `resumed` is from `resumed_seconds`."""
-    by_node: dict[int, list[_SystemLine]] = {}
+    by_node: dict[int, list[Any]] = {}
     segments = SegmentTracker(resumed)
     for lines in read_pieces(path, _SystemLine, "SystemRecord"):
         for line in lines:
@@ -292,7 +274,7 @@ def read_samples(path: Path, resumed: Sequence[float]) -> list[NodeSeries]:
     return [node for node in found if len(node.time_seconds)]
 
 
-def _node(node: int, lines: Sequence[_SystemLine]) -> NodeSeries:
+def _node(node: int, lines: Sequence[Any]) -> NodeSeries:
     time_seconds = _column([line.time_seconds for line in lines])
     intervals = _column([line.interval_seconds for line in lines])
     began = _column([line.part_began_seconds for line in lines])
@@ -314,12 +296,13 @@ def _node(node: int, lines: Sequence[_SystemLine]) -> NodeSeries:
     )
 
 
-def _gpu_utilization(gpus: Sequence[_Gpu]) -> float | None:
-    return _mean([gpu.utilization for gpu in ([gpu for gpu in gpus if gpu.tasks] or gpus)])
+def _gpu_utilization(gpus: Sequence[GpuSample]) -> float | None:
+    return _mean([gpu.get("utilization") for gpu in ([gpu for gpu in gpus if gpu.get("tasks")] or gpus)])
 
 
-def _highest_memory(line: _SystemLine) -> float | None:
-    return line.memory_rss_bytes if line.merged is None else line.merged.get("memory_rss_bytes", (0, None))[1]
+def _highest_memory(line: Any) -> float | None:
+    peak: float | None = line.memory_rss_bytes if line.merged is None else line.merged.get("memory_rss_bytes", (0, None))[1]
+    return peak
 
 
 def _column(values: Sequence[float | str | None]) -> Floats:

@@ -7,8 +7,8 @@ from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.engine.loop import Outputs, Subject, TrainingLoop
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message, steps_to_message
-from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.state_transfer import PeerMemory, StateBegin, StateEnd
+from crosstrain.engine.protocol.task_messages import Done, Evaluated, Steps
 from crosstrain.models.objectives import CLASSIFICATION
 
 BATCH = 8
@@ -17,10 +17,6 @@ BATCH = 8
 def data_info(test_examples):
     """64 examples to train on, which are eight batches, and so many to evaluate."""
     return DataInfo.of_images("toy", {"train": 64, "test": test_examples}, ImageFeatures((1, 2, 2), 3, (0.0,), (1.0,)))
-
-
-def tag(command):
-    return {"sequence": command["sequence"], "command": command.kind}
 
 
 class LeadingTask:
@@ -34,16 +30,16 @@ class LeadingTask:
         return 1
 
     def send(self, command):
-        self.answers += [*self.work(command), Message("done", {**tag(command), "seconds": 0.1, "drain_seconds": 0.0}), *self.state(command)]
+        self.answers += [*self.work(command), Done(command.sequence, command.kind, 0.1, 0.0), *self.state(command)]
 
     def work(self, command):
         if command.kind == "train":
-            plan = plan_from_message(command)
+            plan = command.plan()
             self.updates += plan.count
-            yield steps_to_message(self.trained(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)))
+            yield Steps.of(self.trained(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)))
         elif command.kind == "evaluate":
             sums = self.sums()
-            yield eval_to_message(EvalResult("test", sums, 0.1, self.updates), command["sequence"])
+            yield Evaluated.of(EvalResult("test", sums, 0.1, self.updates), command.sequence)
 
     def trained(self, result):
         return result
@@ -54,8 +50,8 @@ class LeadingTask:
     def state(self, command):
         """It follows behind the command's end: whoever has copied it trains on."""
         if command.kind == "state":
-            yield Message("state_begin", {"sequence": command["sequence"]})
-            yield Message("state_end", {"sequence": command["sequence"]})
+            yield StateBegin(command.sequence, [], 0, {}, PeerMemory.own(), [])
+            yield StateEnd(command.sequence)
 
     def receive(self, timeout_seconds):
         return (0, self.answers.pop(0)) if self.answers else None

@@ -13,7 +13,7 @@ from crosstrain.core.job import Job
 from crosstrain.data.batching import BucketedTokens, Buckets, FixedCount, batch_rule, bucket_edges, longer_than, padded_positions
 from crosstrain.data.sampler import Sampler, padding_share, permutation
 from crosstrain.engine.epochs import START, DataCursor, EpochIndex
-from crosstrain.engine.protocol.codec import plan_from_message, plan_to_message
+from crosstrain.engine.protocol.task_messages import Train
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 MODES = st.sampled_from(["sync", "async"])
@@ -39,7 +39,7 @@ def consumed(sampler, calendar, first, count):
         place = calendar.place(step)
         size = min(place.left, first + count - step)
         plan = Plan(step, size, place.epoch, place.first_in_epoch, np.full(size, 0.1), place.skip, place.arranged)
-        plan = plan_from_message(plan_to_message(plan))
+        plan = Train.of(plan).plan()
         if sampler.rule.mode == "sync":
             parts = [
                 sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, rank, plan.skip, plan.arranged)

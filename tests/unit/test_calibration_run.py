@@ -2,11 +2,12 @@
 
 import pytest
 
+from crosstrain.backends.base import CalibrationResult
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.engine.calibration import CalibrationRun, calibrate, component_seconds, spread
-from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.task_messages import Calibrated, Done
 from crosstrain.models.logreg import build
 
 INFO = DataInfo.of_images("toy", {"train": 10, "test": 5}, ImageFeatures((1, 2, 2), 3, (0.0,), (1.0,)))
@@ -24,17 +25,16 @@ class Workers:
     def __len__(self):
         return len(self.seconds)
 
-    def send(self, message):
-        order = message.fields
-        extra = self.cold if [before["part"] for before in self.orders].count(order["part"]) == 1 else 0.0
+    def send(self, order):
+        extra = self.cold if [before.order.component for before in self.orders].count(order.order.component) == 1 else 0.0
         self.orders.append(order)
         for worker, usual in enumerate(self.seconds if not self.silent else ()):
-            seconds = usual * self.disturbed.get(order["sequence"], 1.0)
-            count = max(order["count"], -(-order["seconds"] // seconds) if order["seconds"] else 0)
-            refused = self.refused[worker] if order["part"] == "direct" and self.refused else None
+            seconds = usual * self.disturbed.get(order.sequence, 1.0)
+            count = max(order.order.count, -(-order.order.seconds // seconds) if order.order.seconds else 0)
+            refused = self.refused[worker] if order.order.component == "direct" and self.refused else None
             figures = {"count": int(count), "seconds": count * seconds + extra, "native": {"own": 1.0 + worker}, "refused": refused}
-            self.answers.append((worker, Message("calibrated", {"worker": worker, **figures})))
-            self.answers.append((worker, Message("done", {"sequence": order["sequence"]})))
+            self.answers.append((worker, Calibrated(CalibrationResult(worker, **figures))))
+            self.answers.append((worker, Done(order.sequence, "calibrate", 0.1, 0.0)))
 
     def receive(self, timeout_seconds):
         return self.answers.pop(0) if self.answers else None
@@ -44,16 +44,16 @@ def test_workers_that_meet_repeat_equally_often_and_the_first_repetition_counts_
     workers = Workers(0.001, 0.002, cold=0.4)
     figures = CalibrationRun(workers, 0.2, 5.0, 2).measure("communicate", lockstep=True)
     assert {worker: each.seconds for worker, each in figures.items()} == pytest.approx({0: 0.001, 1: 0.002})
-    assert all(order["seconds"] == 0.0 for order in workers.orders)
-    assert [order["count"] for order in workers.orders[:2]] == [0, 1]
+    assert all(order.order.seconds == 0.0 for order in workers.orders)
+    assert [order.order.count for order in workers.orders[:2]] == [0, 1]
     # The guess from the cold repetition was too low, and was corrected: half of 0.2 s, as the slower worker takes it, twice.
-    assert [order["count"] for order in workers.orders[-2:]] == [50, 50]
+    assert [order.order.count for order in workers.orders[-2:]] == [50, 50]
 
 
 def test_others_repeat_for_the_same_time():
     workers = Workers(1 / 1024, 1 / 256)
     figures = CalibrationRun(workers, 0.25, 5.0, 2).measure("compute", lockstep=False)
-    assert [order["seconds"] for order in workers.orders] == [0.0, 0.0, 0.125, 0.125]
+    assert [order.order.seconds for order in workers.orders] == [0.0, 0.0, 0.125, 0.125]
     assert [each.tries for each in figures.values()] == [[1 / 1024] * 2, [1 / 256] * 2]
 
 
@@ -61,7 +61,7 @@ def test_at_least_three_repetitions_but_not_of_long_ones():
     for seconds, counts in ((0.3, [0, 1, 1, 2]), (0.6, [0, 1, 1])):
         workers = Workers(seconds)
         CalibrationRun(workers, 0.2, 5.0, 2).measure("compute", lockstep=False)
-        assert [order["count"] for order in workers.orders] == counts
+        assert [order.order.count for order in workers.orders] == counts
 
 
 def test_tries_that_lie_apart_are_made_again_and_the_middle_counts():
@@ -107,7 +107,7 @@ def test_a_calibration_has_the_components_that_there_are(fields, components):
     workers = Workers(*[0.01] * job.workers)
     node_of_worker = {worker: job.workers - worker for worker in range(job.workers)}
     found = calibrate(job, build(INFO), workers, 1.0, node_of_worker)
-    assert {order["part"] for order in workers.orders} == components
+    assert {order.order.component for order in workers.orders} == components
     assert found["payload_bytes"] == 4 * 15
     assert (found["batch_size"], found["half_batch_size"]) == (job.per_worker_batch, job.per_worker_batch // 2)
     assert [(each["worker"], each["node"]) for each in found["workers"]] == [*node_of_worker.items()]
@@ -123,7 +123,7 @@ def test_half_a_batch_is_compiled_only_where_that_is_quick(seconds, tried):
     """No order makes a worker compile for longer than a start may have shown: nothing else could bound it."""
     workers = Workers(0.01)
     found = calibrate(Job(backend="torch"), build(INFO), workers, 1.0, {0: 0}, compiling_seconds=seconds)
-    assert ("half" in {order["part"] for order in workers.orders}) == tried
+    assert ("half" in {order.order.component for order in workers.orders}) == tried
     assert (found["workers"][0]["half_compute_seconds"] is not None) == tried == (found["half_untried"] is None)
     assert tried or f"the {seconds:.0f} s of the run's own, and it is done where that is 10 s at most" in found["half_untried"]
 
@@ -146,11 +146,11 @@ def test_the_direct_exchange_is_tried_last_or_not_with_the_reason(fields, exchan
     job = Job(backend="torch", nodes=3, batch_size=1, **fields)
     workers = Workers(*[seconds] * job.workers, refused=refused)
     found = calibrate(job, build(INFO), workers, 1.0, dict.fromkeys(range(job.workers), 0), exchanges=exchanges)
-    asked = [order["part"] for order in workers.orders]
+    asked = [order.order.component for order in workers.orders]
     assert found["direct_untried"] == told
     if told is None:
         assert set(asked[asked.index("direct") :]) == DIRECT
-        assert all(order["seconds"] == 0.0 for order in workers.orders if order["part"] in DIRECT)
+        assert all(order.order.seconds == 0.0 for order in workers.orders if order.order.component in DIRECT)
     else:
         assert asked.count("direct") == bool(refused)
     for each in found["workers"]:
@@ -164,4 +164,4 @@ def test_runs_without_a_native_exchange_between_workers_try_nothing():
         workers = Workers(*[0.01] * job.workers)
         found = calibrate(job, build(INFO), workers, 1.0, {0: 0, 1: 1}, exchanges={"native", "direct"})
         assert found["direct_untried"] is None
-        assert not DIRECT & {order["part"] for order in workers.orders}
+        assert not DIRECT & {order.order.component for order in workers.orders}

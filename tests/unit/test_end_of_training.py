@@ -2,11 +2,11 @@
 
 import pytest
 from made_up_training import LeadingTask, Records, Saver, to_the_end, training_loop
+from msgspec import structs
 from test_translation_orders import OBJECTIVE, answer
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.messages import Message
 
 SENTENCES = 700
 STEPS = 24
@@ -44,7 +44,7 @@ class Run:
         self.loop = training_loop(job, self.tasks, self.records, self.saver, OBJECTIVE, SENTENCES)
 
     def before(self, command):
-        if command.kind == "decode" and command["beam"] == 4:
+        if command.kind == "decode" and command.decoding.beam == 4:
             self.saved_before_orders.append(self.saver.written)
             self.at_order(self.loop, self.orders)
             self.orders += 1
@@ -88,7 +88,7 @@ class TwoTasks(Task):
                     self.answers.append((leader, answer(command, leader, 2)))
                 elif message.kind == "done":
                     seconds = 0.1 * (self.slower if leader and command.kind == "decode" else 1.0)
-                    self.answers.append((leader, Message("done", {**message.fields, "seconds": seconds})))
+                    self.answers.append((leader, structs.replace(message, seconds=seconds)))
                 elif leader == 0:
                     self.answers.append((0, message))
 

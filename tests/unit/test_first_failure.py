@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.node_messages import Death, Error
 from crosstrain.engine.worker_watch import caused_by_peer_loss
 from crosstrain.launch.driver.first_failure import Failures, Termination, first_cause, is_victim
 
@@ -15,9 +15,8 @@ GRPC = ':UNKNOWN:Error received from peer  {grpc_message:"recvmsg:Connection res
 
 
 def death(order=1, signal=None, tail=(), **more):
-    return Message(
-        "death", {"task": "worker-0", "order": order, "code": None if signal else 1, "signal": signal, "tail": list(tail), **more}
-    )
+    fields = {"task": "worker-0", "pid": 7, "cpu_seconds": 0.5, "max_rss_bytes": 1, "code": None if signal else 1, **more}
+    return Death(order=order, signal=signal, tail=list(tail), **fields)
 
 
 def chained(error, cause):
@@ -57,7 +56,7 @@ def test_what_an_error_tells(error, lost):
     ],
 )
 def test_who_is_a_victim(signal, tail, error, victim):
-    assert is_victim(death(signal=signal, tail=tail), None if error is None else Message("error", error)) is victim
+    assert is_victim(death(signal=signal, tail=tail), None if error is None else Error("E", "m", None, None, **error)) is victim
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def history(seed, offsets):
         arrival = 0.0
         for order, moment in enumerate(moments, 1):
             arrival = max(arrival, moment + draw.uniform(0, 0.5))  # a channel keeps the order
-            terminations.append((Termination(node, death(order, monotonic_seconds=moment + offset), draw.random() < 0.6), moment))
+            terminations.append((Termination(node, death(order, cpu_seconds=moment + offset), draw.random() < 0.6), moment))
             arrivals.append(arrival)
         if draw.random() < 0.2:
             terminations.append((Termination(node, None), 2.0))

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import wait_until
-from test_node_messages import NODE_OF, SOUND, cluster, send
+from test_node_messages import NODE_OF, SOUND, cluster, read, send
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.listener import Exchange
 from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.protocol.node_messages import Leaving
 from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
 from crosstrain.launch.driver.node_channels import MOST_WAITING_BYTES, Members
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
@@ -107,7 +108,7 @@ def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval,
     for _ in range(asked):
         requests.of_node(1, "sampled")
     regular = min(2000, int(seconds / interval))
-    assert all(requests.wrong_with(1, SOUND["sample"]) is None for _ in range(regular + asked))
+    assert all(requests.wrong_with(1, read(SOUND["sample"])) is None for _ in range(regular + asked))
 
 
 def test_a_node_says_once_that_it_is_going_to_be_ended():
@@ -127,8 +128,8 @@ def test_a_node_says_once_that_it_is_going_to_be_ended():
 def test_an_agent_in_the_place_of_another_may_say_so_too():
     requests = OutstandingRequests([0, 1], may_leave=True)
     for _ in range(2):
-        assert requests.wrong_with(1, Message("leaving")) is None
-        assert requests.wrong_with(1, Message("leaving")) is not None
+        assert requests.wrong_with(1, Leaving()) is None
+        assert requests.wrong_with(1, Leaving()) is not None
         requests.of_new_agent(1)
 
 
@@ -136,8 +137,8 @@ def test_tasks_that_are_started_anew_may_say_as_much_again():
     requests = OutstandingRequests([1])
     for _ in range(3):
         requests.started(NODE_OF, ["worker-1"])
-        assert requests.wrong_with(1, SOUND["death"]) is None
-        assert "more messages 'death' of worker-1" in requests.wrong_with(1, SOUND["death"])
+        assert requests.wrong_with(1, read(SOUND["death"])) is None
+        assert "more messages 'death' of worker-1" in requests.wrong_with(1, read(SOUND["death"]))
 
 
 @pytest.mark.parametrize("size", [0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 2 * FILE_PIECE_BYTES + 5])
@@ -150,7 +151,7 @@ def test_a_log_of_any_size_travels_in_pieces_once(tmp_path, monkeypatch, size):
     agent._ship_logs()
     assert b"".join(message.array("text").tobytes() for message in sent) == text
     assert sent
-    assert all(message["task"] == "worker-1" and message.array("text").size <= FILE_PIECE_BYTES for message in sent)
+    assert all(message.task == "worker-1" and message.array("text").size <= FILE_PIECE_BYTES for message in sent)
     agent._ship_logs()
     assert len(sent) == max(1, -(-size // FILE_PIECE_BYTES))
 

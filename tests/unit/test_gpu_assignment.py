@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from crosstrain.backends.base import parameter_server_placement, ranks_placement
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.node_messages import Prepare
 from crosstrain.launch.driver.cluster_setup import HIDDEN, GpuAssignment, assign_gpus, check_devices
 from crosstrain.launch.node.scratch import expected_gpus, task_environment
 from crosstrain.launch.preflight.findings import NodeGpus, asked_device, described_gpus, gpu_findings, plan_gpus
@@ -181,8 +181,7 @@ def test_workers_that_start_early_see_what_they_are_given_later(visible, workers
         return
     guessed = []
     for node, count in enumerate(workers):
-        fields = {"tasks": count, "workers_before": sum(workers[:node]), "workers_on_machine": sum(workers), "job": {"device": device}}
-        guessed += expected_gpus(Message("prepare", fields), one["visible_gpus"])
+        guessed += expected_gpus(Prepare("{}", count, sum(workers[:node]), sum(workers)), device, one["visible_gpus"])
     assert guessed == [found.get(f"worker-{rank}") for rank in range(sum(workers))]
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_training import LeadingTask, training_loop
+from made_up_training import LeadingTask, to_the_end, training_loop
+from msgspec import structs
 
 from crosstrain.core.errors import RunFailedError
-from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.node_messages import Phase
 
 
 class RefusedError(RunFailedError):
@@ -38,7 +39,8 @@ class Task(LeadingTask):
 
 def train(task, mode="sync", stall_timeout=5.0):
     shape = {"mode": mode, "nodes": 2 if mode == "async" else 1}
-    return training_loop({"epochs": 3, "stall_timeout": stall_timeout, "eval_every": "1epochs", "save_final": False, **shape}, task).run()
+    job = {"epochs": 3, "stall_timeout": stall_timeout, "eval_every": "1epochs", "save_final": False, **shape}
+    return to_the_end(training_loop(job, task))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -48,7 +50,7 @@ def test_sound_answers_train(mode):
 
 def changed(kind, **fields):
     def change(answers):
-        return [Message(each.kind, {**each.fields, **fields}, each.arrays) if each.kind == kind else each for each in answers]
+        return [structs.replace(each, **fields) if each.kind == kind else each for each in answers]
 
     return change
 
@@ -67,7 +69,7 @@ def changed(kind, **fields):
         (changed("evaluated", sums={"loss_sum": 1.0, "examples": 5.0}), "sync", "sums examples, loss_sum, instead of"),
         (lambda answers: [*answers[:-1], *answers], "sync", "which are not outstanding"),
         (lambda answers: answers[-1:], "sync", "updates that come before it were not reported"),
-        (lambda answers: [Message("nothing"), *answers], "sync", "which the training loop does not know"),
+        (lambda answers: [Phase("nothing"), *answers], "sync", "which the training loop does not know"),
     ],
 )
 def test_what_cannot_be_is_refused_and_the_task_blamed(change, mode, told):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.engine.protocol.messages import MOST_PEERS_PROBED, Message
+from crosstrain.engine.protocol.messages import MOST_PEERS_PROBED
+from crosstrain.engine.protocol.node_messages import PeersProbed, ProbePort
 from crosstrain.launch.node import links as probe
 from crosstrain.launch.node.links import Found, LinkInquiry, PeerProbe, cut_off
 
@@ -148,16 +149,18 @@ def test_every_node_is_asked_about_as_many_as_it_may_try_and_both_nodes_of_a_pai
     opened, tried = list(asked), {}
     asked.clear()
     for node, message, kind in draw.sample(opened, nodes):
-        inquiry.hear(node, Message(kind, {"number": message["number"], "port": 21000 + node}))
+        assert kind == "probe_port"
+        inquiry.hear(node, ProbePort(message.number, 21000 + node))
     assert len(asked) == nodes
     for node, message, _ in asked:
-        tried[node] = {int(other) for other in message["ports"]}
+        tried[node] = set(message.ports)
         assert len(tried[node]) == min(nodes - 1, MOST_PEERS_PROBED)
         assert node not in tried[node]
     assert all(node in tried[other] for node in tried for other in tried[node])
     assert inquiry.fetch() is None
     for node, message, kind in draw.sample(list(asked), nodes):
-        inquiry.hear(node, Message(kind, {"number": message["number"], "reached": sorted(tried[node]), "heard": []}))
+        assert kind == "peers_probed"
+        inquiry.hear(node, PeersProbed(message.number, sorted(tried[node]), []))
     found = inquiry.fetch()
     assert cut_off(found, name) is None
     assert not inquiry.under_way

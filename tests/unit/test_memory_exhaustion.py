@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crosstrain.core.liveness import REMEDY, kernel_oom_kills, told_of, worker_in
-from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.node_messages import Death, Error
 from crosstrain.launch.driver.first_failure import Failures
 
 TORCH = (
@@ -56,10 +56,9 @@ def test_the_kernels_count_is_there_on_linux():
 def described(task, error=None, **death):
     failures = Failures(())
     if error is not None:
-        known = {"from": task, "type": "SomeError", "message": "Graph execution error:", "errno": None, "exit_code": None}
-        failures.record(0, Message("error", {**known, "peer_lost": False, **error}))
-    fields = {"task": task, "code": 1, "signal": None, "order": 1, "tail": [], **death}
-    return str(failures.death_of(0, "node 0", Message("death", fields)))
+        failures.record(0, Error("SomeError", "Graph execution error:", None, None, peer_lost=False, task=task, **error))
+    fields = {"pid": 7, "code": 1, "signal": None, "order": 1, "cpu_seconds": 0.5, "max_rss_bytes": 1, "tail": [], **death}
+    return str(failures.death_of(0, "node 0", Death(task, **fields)))
 
 
 def test_a_death_of_it_says_what_helps():

@@ -14,14 +14,20 @@ from hypothesis.extra import numpy as hnp
 
 from crosstrain.backends.base import EvalResult, Plan, State, StepResult
 from crosstrain.core.listener import Exchange
-from crosstrain.engine.protocol import codec
-from crosstrain.engine.protocol.messages import Message, ProtocolError, RawArray, ReusableBuffer, Stream
+from crosstrain.engine.protocol.messages import Message, MessageParser, ProtocolError, RawArray, ReusableBuffer, Stream
+from crosstrain.engine.protocol.state_transfer import StateReceiver, load_messages
+from crosstrain.engine.protocol.task_messages import Evaluated, Steps, TaskReport, ToTask, Train
 from crosstrain.engine.protocol.transport import HandshakeError, accept, connect
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20), lambda inner: st.lists(inner, max_size=3)
 )
 ARRAYS = hnp.arrays(st.sampled_from(["<f4", "<f8", "<i8", "<i4", "|u1"]), hnp.array_shapes(min_dims=0, min_side=0, max_side=5))
+
+
+def typed(message):
+    """A typed message as it arrives."""
+    return MessageParser(ToTask, TaskReport).parse(through_pipe(message))
 
 
 def through_pipe(message):
@@ -70,7 +76,7 @@ def test_messages_passed_on_through_one_room_are_unchanged():
         room = ReusableBuffer()
         for _ in sent:
             message = streams[1].receive(room)
-            streams[2].send(Message(message.kind, {"from": "worker-0"}, message.arrays))
+            streams[2].send(message.sent_by("worker-0"))
 
     threads = [threading.Thread(target=work) for work in (send, pass_on)]
     for thread in threads:
@@ -120,11 +126,11 @@ def test_objects_do_not_travel():
 
 def test_plans_results_and_states_survive():
     plan = Plan(10, 3, 2, 4, np.array([0.1, 0.1, 0.1]))
-    again = codec.plan_from_message(through_pipe(codec.plan_to_message(plan)))
+    again = typed(Train.of(plan)).plan()
     assert (again.first_step, again.count, again.epoch, again.first_in_epoch) == (10, 3, 2, 4)
     np.testing.assert_array_equal(again.learning_rates, plan.learning_rates)
     result = StepResult(4, np.array([0.5, 0.25], np.float32), 20, 0.125, None, 0.5, 2, np.array([0, 3]))
-    back = codec.steps_from_message(through_pipe(codec.steps_to_message(result)))
+    back = typed(Steps.of(result)).result()
     assert (back.first_step, back.examples, back.seconds, back.data_wait_seconds, back.network_wait_seconds, back.worker) == (
         4,
         20,
@@ -135,9 +141,13 @@ def test_plans_results_and_states_survive():
     )
     np.testing.assert_array_equal(back.staleness, [0, 3])
     evaluation = EvalResult("test", {"loss_sum": 12.5, "correct": 300.0, "examples": 360.0}, 0.5, 99)
-    assert codec.eval_from_message(through_pipe(codec.eval_to_message(evaluation, 3))) == evaluation
+    assert typed(Evaluated.of(evaluation, 3)).result() == evaluation
     state = State({"a/b": np.ones((2, 3), np.float32)}, {"momentum": {"a/b": np.zeros((2, 3), np.float32)}}, 7)
-    restored = codec.state_from_message(through_pipe(codec.state_to_message(state)))
+    begin, *chunks = map(typed, load_messages(state))
+    receiver = StateReceiver(begin)
+    for chunk in chunks:
+        receiver.add(chunk)
+    restored = receiver.state()
     assert restored.updates == 7
     np.testing.assert_array_equal(restored.parameters["a/b"], state.parameters["a/b"])
     np.testing.assert_array_equal(restored.slots["momentum"]["a/b"], state.slots["momentum"]["a/b"])

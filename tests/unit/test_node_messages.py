@@ -8,6 +8,7 @@ import queue
 import re
 import socket
 import threading
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -18,19 +19,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crosstrain.backends.base import CalibrationResult, EvalResult, State, StepResult
+from crosstrain.backends.base import CalibrationResult, EvalResult, Plan, State, StepResult
 from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError
-from crosstrain.engine.protocol import codec
+from crosstrain.engine.protocol.answer_checks import read_node_message
 from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, MOST_STACK_CHARACTERS, PROTOCOL, Message, ProtocolError, RawArray, Stream
-from crosstrain.engine.protocol.node_messages import wrong_with
-from crosstrain.engine.protocol.state_transfer import PeerMemory, StateSender
+from crosstrain.engine.protocol.node_messages import Death
+from crosstrain.engine.protocol.state_transfer import StateSender
+from crosstrain.engine.protocol.task_messages import Calibrated, Evaluate, Evaluated, SendState, Steps, Train
 from crosstrain.engine.task import _report_error
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
-from crosstrain.launch.node.supervisor import Death, tail
+from crosstrain.launch.node.supervisor import tail
 from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
 
@@ -55,7 +57,7 @@ def host():
     return json.loads(json.dumps({**describe_host({}), "gpus": listed, "visible_gpus": [{"visible_as": "0", "uuid": "GPU-a", "gpu": 0}]}))
 
 
-SUMS = {"loss_sum": float("nan"), "correct": 1.0, "examples": 4.0}
+SUMS = {"loss_sum": "nan", "correct": 1.0, "examples": 4.0}
 
 SOUND = {
     message.kind: message
@@ -64,7 +66,7 @@ SOUND = {
             "hello",
             {
                 "protocol": PROTOCOL, "node": 1, "pid": 7, "identity": {"boot": "b", "network": "n"},
-                "host": host(), "scratch": "/tmp/x", "address": None,
+                "host": host(), "scratch": b64encode(b"/tmp/x").decode(), "address": None,
             },
         ),
         Message("ports", {"ports": [4000]}),
@@ -104,12 +106,12 @@ SOUND = {
         ),
         Message("predicted", {**OWN, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
         Message("decoded", {**OWN, "start": 0, "sums": {"exact": 1.0}, "without_numbers": 0, "seconds": 0.1, "complete": True}),
-        Message("calibrated", {**OWN, "worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}, "refused": None}),
+        Message("calibrated", {**OWN, "result": {"worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}, "refused": None}}),
         Message(
             "state_begin",
             {
                 **OWN, "sequence": 1, "entries": [["parameters/w", "<f4", [2]]], "updates": 1, "scalars": {"s": 1.0},
-                "memory": PeerMemory(1, 2, "00").to_json(), "addresses": [64],
+                "memory": {"pid": 1, "mark_address": 2, "mark": "00"}, "addresses": [64],
             },
         ),
         Message("state_part", {**OWN, "sequence": 1}, {"data": RawArray("|u1", [2], b"ab")}),
@@ -136,6 +138,20 @@ def travelled(message):
         received = Stream(reader, writer).receive()
         sender.join()
         return received
+
+
+def read(message, node=1):
+    """The message as the driver has it."""
+    return read_node_message(node, message, NODE_OF)
+
+
+def wrong_with(node, message, node_of):
+    """What the driver finds wrong with a message, or None."""
+    try:
+        read_node_message(node, message, node_of)
+    except ProtocolError as error:
+        return str(error)
+    return None
 
 
 @contextmanager
@@ -229,6 +245,10 @@ BROKEN = [
     Message("nobody sends this", {}),
     Message("leaving"),
     Message("hello", {**SOUND["hello"].fields, "\udc80": 0}),
+    Message("hello", {**SOUND["hello"].fields, "scratch": "\udc80"}),
+    Message("evaluated", {**SOUND["evaluated"].fields, "sums": {"loss_sum": float("nan")}}),
+    Message("done", {**SOUND["done"].fields, "sequence": "1"}),
+    Message("done", {**SOUND["done"].fields, "seconds": "0.1"}),
     Message("evaluated", {**SOUND["evaluated"].fields, "sums": {"loss_sum": "\udc80"}}),
     *(SOUND[kind] for kind in ("done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end")),
     *(SOUND[kind] for kind in ("ports", "probe_port", "peers_probed", "states", "stacks", "sampled", "stopped")),  # that nobody asked for
@@ -271,13 +291,15 @@ def test_a_node_that_sends_what_nobody_sends_is_cut_off_and_blamed(failures, num
     assert failure.task == "agent-1"
 
 
-TRAIN = Message("train", {"sequence": 1})
-EVALUATE = Message("evaluate", {"sequence": 2, "split": "test"})
-STATE = Message("state", {"sequence": 3})
+TRAIN = Train.of(Plan(0, 2, 0, 0, np.ones(2)))
+EVALUATE = Evaluate("test")
+STATE = SendState()
+for number, command in enumerate((TRAIN, EVALUATE, STATE), 1):
+    command.sequence = number
 
 
 def done(command, **more):
-    return Message("done", {**SOUND["done"].fields, "sequence": command["sequence"], "command": command.kind, **more})
+    return Message("done", {**SOUND["done"].fields, "sequence": command.sequence, "command": command.kind, **more})
 
 
 STATE_ANSWERS = [
@@ -307,7 +329,8 @@ def test_answers_in_an_order_that_cannot_be_are_wrong(order):
     asked.started(NODE_OF, ["worker-1", "worker-0"])
     for command in (TRAIN, EVALUATE, STATE):
         asked.of_leader("worker-1", command)
-    assert all(asked.wrong_with(1, IN_ORDER[place]) is None for place in order) == possible
+
+    assert all(asked.wrong_with(1, read(IN_ORDER[place])) is None for place in order) == possible
 
 
 def test_what_is_forbidden_is_a_breach_also_while_the_run_ends():
@@ -345,19 +368,19 @@ def test_what_tasks_and_agents_really_send_is_let_through():
     """Made by the functions that they make it by."""
     state = State({"w": np.ones((2, 3), np.float32)}, {"momentum": {"w": np.zeros((2, 3), np.float32)}}, 4, {}, {"loss_scale": 8.0})
     sent = [
-        codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
-        codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None, 1, np.zeros(2, np.int64))),
-        codec.eval_to_message(EvalResult("test", {"loss_sum": float("inf"), "correct": 2.0, "examples": 5.0}, 0.1, 7), 2),
-        codec.calibrated_to_message(CalibrationResult(1, 2, 0.3, {"busy": 0.5})),
+        Steps.of(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
+        Steps.of(StepResult(3, np.ones(2, np.float32), 8, np.float64(0.5), 0.1, None, 1, np.zeros(2, np.int64))),
+        Evaluated.of(EvalResult("test", {"loss_sum": float("inf"), "correct": 2.0, "examples": 5.0}, 0.1, 7), 2),
+        Calibrated(CalibrationResult(1, 2, 0.3, {"busy": 0.5})),
         *brought(state),
     ]
     for message in sent:
-        received = travelled(Message(message.kind, {**message.fields, "from": "worker-1"}, message.arrays))
+        received = travelled(travelled(message).sent_by("worker-1"))
         assert wrong_with(1, received, NODE_OF) is None
     assert [message.kind for message in sent[4:]] == ["state_begin", "state_part", "state_part", "state_end"]
-    death = {**asdict(Death("worker-1", 7, None, "SIGKILL", 1, 0.5, 4096)), "tail": tail(Path("no such log"))}
-    assert wrong_with(1, travelled(Message("death", death)), NODE_OF) is None
-    hello = Message("hello", {**SOUND["hello"].fields, "scratch": os.fsdecode(b"/tmp/\xff")})
+    death = Death("worker-1", 7, None, "SIGKILL", 1, 0.5, 4096, tail(Path("no such log")))
+    assert wrong_with(1, travelled(death), NODE_OF) is None
+    hello = Message("hello", {**SOUND["hello"].fields, "scratch": b64encode(b"/tmp/\xff").decode()})
     assert wrong_with(1, travelled(hello), NODE_OF) is None
 
 
@@ -368,7 +391,7 @@ def test_an_error_about_a_file_whose_name_is_no_unicode_is_told():
         send = staticmethod(sent.append)
 
     _report_error(Channel, FileNotFoundError(2, "no such file", os.fsdecode(b"/data/\xff")))
-    received = travelled(Message("error", {**sent[0].fields, "from": "worker-1"}))
+    received = travelled(travelled(sent[0]).sent_by("worker-1"))
     assert wrong_with(1, received, NODE_OF) is None
     assert "no such file" in received["message"]
 
@@ -394,10 +417,16 @@ def test_whatever_a_users_code_raises_is_told(error, number):
         send = staticmethod(sent.append)
 
     _report_error(Channel, error)
-    received = travelled(Message("error", {**sent[0].fields, "from": "worker-1"}))
+    received = travelled(travelled(sent[0]).sent_by("worker-1"))
     assert wrong_with(1, received, NODE_OF) is None
     assert received["errno"] == number
     assert any(text in received["message"] for text in ("could not load", "no such file"))
+
+
+def test_an_agent_names_the_task_whatever_the_task_says_itself():
+    said = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
+    assert read(travelled(said.sent_by("worker-1"))).task == "worker-1"
+    assert said.sent_by("worker-1")["from"] == "worker-1"
 
 
 def brought(state):
@@ -408,7 +437,7 @@ def brought(state):
         send = staticmethod(sent.put)
 
     sender = StateSender(Channel)
-    sender.answer("state_send")
+    sender.answer("send")
     sender.send(state, 3)
     sender.wait()
     return [sent.get() for _ in range(sent.qsize())]

@@ -11,8 +11,8 @@ from crosstrain.core.cluster import split_evenly
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.units import Target
-from crosstrain.engine.protocol.codec import decoded_message
 from crosstrain.engine.protocol.messages import ImpossibleAnswerError
+from crosstrain.engine.protocol.task_messages import Decoded
 from crosstrain.engine.translation import EvaluationInProgress
 from crosstrain.metrics import Metric
 from crosstrain.metrics.base import SENTENCES
@@ -81,9 +81,9 @@ def evaluated(goal, count, leaders, change=None):
     assert evaluation.on_evaluated(EvalResult("test", sums, 1.0, 5), 5) is None
     for order in orders:
         for leader in range(leaders):
-            first, last = (order["start"] + place for place in split_evenly(order["stop"] - order["start"], leaders)[leader])
+            first, last = (order.start + place for place in split_evenly(order.stop - order.start, leaders)[leader])
             found = checked_sums(goal.translation, hypotheses[first:last], references[first:last])
-            whole = evaluation.on_decoded(leader, decoded_message(order, {**found, **(change or {})}, 0, 0.5))
+            whole = evaluation.on_decoded(leader, Decoded(order.start, {**found, **(change or {})}, 0, 0.5, complete=True))
     return goal.figures(whole.result.sums)
 
 

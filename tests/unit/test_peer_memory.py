@@ -14,11 +14,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets
 
 HOLDER = """
 import json, sys
+import msgspec
 import numpy as np
 from crosstrain.engine.protocol.state_transfer import PeerMemory
 
 held = np.random.default_rng(3).integers(0, 256, 3_000_001, np.uint8)
-print(json.dumps([PeerMemory.own().to_json(), held.ctypes.data, len(held)]), flush=True)
+print(json.dumps([msgspec.to_builtins(PeerMemory.own()), held.ctypes.data, len(held)]), flush=True)
 sys.stdin.read()
 """
 
@@ -28,7 +29,7 @@ def holder():
     """A child that holds random bytes: its memory, the address of the bytes, and how many."""
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         fields, address, size = json.loads(child.stdout.readline())
-        yield child, PeerMemory.from_json(fields), address, size
+        yield child, PeerMemory(**fields), address, size
         child.stdin.close()
 
 

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
-from test_node_messages import NODE_OF, OWN, SOUND, host, sample
+from test_node_messages import NODE_OF, OWN, SOUND, host, read, sample, wrong_with
 
 from crosstrain.backends.base import Plan, StepResult
 from crosstrain.engine.loop_interfaces import OutstandingPlans
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.codec import step_record
 from crosstrain.engine.protocol.messages import MAX_HEADER_BYTES, MOST_ERROR_CHARACTERS, ImpossibleAnswerError, Message
-from crosstrain.engine.protocol.node_messages import wrong_with
+from crosstrain.engine.protocol.task_messages import step_record
 from crosstrain.launch.driver.first_failure import Failures
 from crosstrain.launch.driver.outcome import Outcome
 from crosstrain.launch.driver.recorder import Recording
@@ -103,7 +102,7 @@ def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
         own = sent("sample", {"record": {**record, "problems": problems}})
         assert own is not None
         assert wrong_with(1, own, NODE_OF) is None
-        recording.sample({**own["record"], "node": 1})
+        recording.sample(read(own).as_record(1))
     recording.write_waiting_samples()
     recording.close()
     assert sum(line.samples for line in RunReader(recording.path).system()) == count
@@ -170,8 +169,8 @@ def test_the_longest_error_that_a_task_may_tell_stands_in_a_status_that_can_be_r
     assert "a message 'error' that is none" in wrong_with(1, longer, NODE_OF)
     failures = Failures([])
     for message in said:
-        failures.record(1, message)
-    cause = Outcome.of(failures.death_of(1, "node 1", SOUND["death"])).cause
+        failures.record(1, read(message))
+    cause = Outcome.of(failures.death_of(1, "node 1", read(SOUND["death"]))).cause
     recording = Recording(a_job(tmp_path, name="run"), QuietProgress())
     recording.start_clock()
     recording.event("run_failed", cause=cause)

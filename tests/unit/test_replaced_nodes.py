@@ -75,7 +75,7 @@ def test_another_agent_is_the_node_and_what_the_one_before_left_is_not_heard():
         assert nodes.hosts[1]["hostname"] == "host-1"
         cluster.ends[1][0].send(Message("phase", {"name": "new", "from": "worker-1"}))
         heard = [answer for _ in range(20) if (answer := nodes.receive(0.1, {"worker-1": 1})) is not None]
-        assert [(node, message["name"]) for node, message in heard] == [(1, "new")]
+        assert [(node, message.name) for node, message in heard] == [(1, "new")]
 
 
 @pytest.mark.parametrize("coming", [[], [0], [PROTOCOL - 1]], ids=["none", "silent", "of-another-release"])

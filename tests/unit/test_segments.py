@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,8 @@ from run_samples import CLOCK, RESUMED, a_job, resumed_run, resumed_samples, sam
 
 from crosstrain.engine import progress as plain
 from crosstrain.engine.progress import PlainProgress, QuietProgress
+from crosstrain.engine.protocol.messages import Message, MessageParser
+from crosstrain.engine.protocol.node_messages import Sample
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.records.loggers.base import RunLogger, replay
 from crosstrain.records.loggers.mlflow import NodeFigures
@@ -142,19 +143,19 @@ def test_mlflow_leaves_out_a_fall_and_what_was_not_observed():
 # The records -----------------------------------------------------------------------------------------------------------
 
 
-def fields_of(record):
-    """A sample as a node's agent sends it."""
-    sent = {name: getattr(record, name) for name in record.__slots__ if name != "tasks"}
-    return json.loads(json.dumps({**sent, "tasks": []}))
+def travelled(record):
+    """A sample as the driver has it from a node's agent."""
+    message = MessageParser(Sample).parse(Message.of(Sample(record)))
+    return message.as_record(record.node)
 
 
 def test_the_samples_of_a_segment_say_where_it_began_also_those_held_back(tmp_path):
     job = a_job(tmp_path, name="one", tensorboard=False)
     recording = Recording(job, QuietProgress())
     recording.writer.write_status("running")
-    recording.sample(fields_of(sample(0, 0.5)))
+    recording.sample(travelled(sample(0, 0.5)))
     recording.start_clock(RESUMED)
-    recording.sample(fields_of(sample(0, 1.0)))
+    recording.sample(travelled(sample(0, 1.0)))
     recording.close()
     found = list(RunReader(tmp_path / "one").system())
     assert [record.part_began_seconds for record in found] == [RESUMED] * 2
@@ -167,13 +168,13 @@ def test_what_nodes_send_once_the_run_clock_has_stopped_is_not_shown_as_training
     job, said = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
     recording = Recording(job, PlainProgress(said))
     recording.writer.write_status("running")
-    recording.sample(fields_of(sample(0, 0.0, network_sent_bytes=10**9)))
+    recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**9)))
     recording.start_clock()
     recording.progress.start(job, (), None)
     for _ in range(2):
-        recording.sample(fields_of(sample(0, 0.0, network_sent_bytes=10**9)))
+        recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**9)))
     recording.stop_clock()
-    recording.sample(fields_of(sample(0, 0.0, network_sent_bytes=10**12)))
+    recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**12)))
     recording.close()
     assert [record.network_sent_bytes for record in RunReader(tmp_path / "one").system()] == [*[10**9] * 3, 10**12]
     nodes = [line for line in said.getvalue().splitlines() if line.startswith("node")]

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from test_scoring_files import LINES, PIECES, Source, made
 from test_translation_orders import OBJECTIVE
 
 from crosstrain.backends.decoding_functions import Translating
 from crosstrain.data.text import END
-from crosstrain.engine.protocol.codec import still_decoding_message
-from crosstrain.engine.protocol.messages import ImpossibleAnswerError, Message
+from crosstrain.engine.protocol import task_messages as messages
+from crosstrain.engine.protocol.messages import ImpossibleAnswerError
 from crosstrain.engine.task import CommandLoop
 from crosstrain.engine.translation import Decoded, TranslationOrders
 from crosstrain.launch.driver.outstanding_requests import MOST_SIGNS, OutstandingRequests
@@ -44,8 +45,8 @@ def translating(tmp_path_factory):
 def ordered():
     """Orders for all lines, and what the first leading task is asked."""
     orders = TranslationOrders(OBJECTIVE.translation, "test", Decoded(len(LINES), GREEDY), 1)
-    (message,) = orders.messages
-    command = Message(message.kind, {**message.fields, "sequence": 1})
+    (command,) = orders.messages
+    command.sequence = 1
     asked = OutstandingRequests([0])
     asked.started(["worker-0"], ["worker-0"])
     asked.of_leader("worker-0", command)
@@ -53,20 +54,20 @@ def ordered():
 
 
 def said(message):
-    return Message(message.kind, {**message.fields, "from": "worker-0"})
+    return structs.replace(message, task="worker-0")
 
 
 def test_a_task_says_that_it_is_at_it_between_two_steps(translating, monkeypatch):
     monkeypatch.setattr("crosstrain.engine.task.INTERVAL_SECONDS", STEP_SECONDS / 2)
     orders, command, asked = ordered()
-    sent, commands = [], iter([command, Message("close")])
+    sent, commands = [], iter([command, messages.Close()])
     session = SimpleNamespace(translating=lambda: translating, drain=list, close=lambda: None)
     stream, states = SimpleNamespace(send=sent.append), SimpleNamespace(wait=lambda: None)
     CommandLoop(session, stream, SimpleNamespace(next=lambda: next(commands)), states, reports=True).run()
     assert [asked.wrong_with(0, said(message)) for message in sent] == [None] * len(sent)
     *signs, answer, done = sent
     assert STEPS - 1 <= len(signs) <= STEPS + 1  # more where the machine paused before the first
-    assert (answer["complete"], done.kind) == (True, "done")
+    assert (answer.complete, done.kind) == (True, "done")
     for message in signs:
         orders.add(0, message)
         assert (orders.complete, orders.seconds) == (False, 0.0)
@@ -83,17 +84,16 @@ def test_every_step_is_an_occasion_to_say_it(translating):
 
 def test_signs_of_life_are_of_what_is_asked_and_have_an_end():
     orders, command, asked = ordered()
-    other = Message("decode", {**command.fields, "start": 7})
-    assert "nobody asked for" in asked.wrong_with(0, said(still_decoding_message(other)))
+    other = messages.Decoded.heartbeat(7)
+    assert "nobody asked for" in asked.wrong_with(0, said(other))
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
-        orders.add(0, still_decoding_message(other))
-    sign = said(still_decoding_message(command))
+        orders.add(0, other)
+    sign = said(messages.Decoded.heartbeat(command.start))
     assert {asked.wrong_with(0, sign) for _ in range(MOST_SIGNS)} == {None}
     assert "more often than there can be" in asked.wrong_with(0, sign)
 
 
 def test_a_sign_of_life_is_no_answer():
     _, command, asked = ordered()
-    assert asked.wrong_with(0, said(still_decoding_message(command))) is None
-    done = {"from": "worker-0", "sequence": 1, "command": "decode", "seconds": 0.1, "drain_seconds": 0.0}
-    assert "without its answer" in asked.wrong_with(0, Message("done", done))
+    assert asked.wrong_with(0, said(messages.Decoded.heartbeat(command.start))) is None
+    assert "without its answer" in asked.wrong_with(0, said(messages.Done(1, "decode", 0.1, 0.0)))

@@ -10,8 +10,7 @@ from test_floods import streams
 from crosstrain.engine.epochs import START
 from crosstrain.engine.loop_interfaces import PendingCheckpoint
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.messages import Message
-from crosstrain.engine.protocol.state_transfer import PeerMemory
+from crosstrain.engine.protocol.state_transfer import PeerMemory, StateBegin
 from crosstrain.launch.driver.attempt import Attempt
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
 from crosstrain.launch.driver.position import Origin
@@ -21,29 +20,23 @@ from crosstrain.launch.launchers.base import NodeChannel
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process read another's memory")
-@pytest.mark.parametrize(("on_this_machine", "answer"), [(True, "state_taken"), (False, "state_send")])
+@pytest.mark.parametrize(("on_this_machine", "answer"), [(True, "taken"), (False, "send")])
 def test_memory_is_read_for_nodes_of_this_machine_alone(tmp_path, on_this_machine, answer):
     """The node names memory of this very process, under its right mark: it can be read, and whether it is, the launcher's word decides."""
     job = a_job(tmp_path, name="run")
     training, recording = TrainingJob.of(job), Recording(job, QuietProgress())
     recording.start_clock()
     held = [np.full(parameter.shape, 7, np.float32) for parameter in training.model.parameters]
-    begin = {
-        "sequence": 1,
-        "entries": [[f"parameters/{parameter.name}", "<f4", list(parameter.shape)] for parameter in training.model.parameters],
-        "updates": 0,
-        "scalars": {},
-        "memory": PeerMemory.own().to_json(),
-        "addresses": [array.ctypes.data for array in held],
-    }
+    entries = [(f"parameters/{parameter.name}", "<f4", list(parameter.shape)) for parameter in training.model.parameters]
+    begin = StateBegin(1, entries, 0, {}, PeerMemory.own(), [array.ctypes.data for array in held])
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, on_this_machine)
         nodes = Nodes([channel], ReportHandlers(recording.sample, recording.log))
         attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, lambda *told: None, False)
         try:
-            attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), Message("state_begin", begin))
+            attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), begin)
             told = theirs.receive()
-            assert (told.kind, told["to"]) == (answer, "worker-0")
+            assert (told.kind, told["answer"], told["to"]) == ("state_answer", answer, "worker-0")
         finally:
             attempt.saver.abandon()
     recording.close()

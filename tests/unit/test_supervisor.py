@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 from processes import wait_until
 
 from crosstrain.core.job import Job
+from crosstrain.engine.protocol.answer_checks import read_node_message
 from crosstrain.engine.protocol.messages import Message
-from crosstrain.engine.protocol.node_messages import wrong_with
+from crosstrain.engine.protocol.node_messages import Prepare
 from crosstrain.engine.protocol.transport import start_over_stdio
 from crosstrain.launch.driver.first_failure import Failures
 from crosstrain.launch.launchers.base import agent_command
@@ -39,8 +41,7 @@ class Node:
         self.reported.set()
 
     def prestart(self, backend="toy"):
-        job = Job(backend=backend).model_dump(mode="json")
-        self.supervisor.prestart(self.folder, self.environment, Message("prepare", {"job": job}))
+        self.supervisor.prestart(self.folder, self.environment, Prepare(Job(backend=backend).model_dump_json()))
 
     def children(self):
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
@@ -87,7 +88,7 @@ def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, e
 def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the_log(node, tmp_path):
     node.prestart()
     early = tmp_path / "spare-1.early"
-    wait_until(lambda: "crosstrain.engine.protocol.codec" in early.read_text(), 30, "the start of the spare")
+    wait_until(lambda: "crosstrain.engine.protocol.task_messages" in early.read_text(), 30, "the start of the spare")
     log = tmp_path / "logs/worker-0.log"
     assert node.supervisor.claim("worker-0", log, node.environment)
     pid = node.supervisor.pid_of("worker-0")
@@ -95,7 +96,7 @@ def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the
     os.kill(pid, signal.SIGKILL)
     assert node.reported.wait(10)
     assert [(death.task, death.pid, death.signal, death.order) for death in node.deaths] == [("worker-0", pid, "SIGKILL", 1)]
-    assert "crosstrain.engine.protocol.codec" in log.read_text()
+    assert "crosstrain.engine.protocol.task_messages" in log.read_text()
     assert not early.exists()
 
 
@@ -176,7 +177,7 @@ AT_THE_LIMIT = """
 import os, resource, sys, tempfile
 from pathlib import Path
 from crosstrain.core.liveness import kernel_oom_kills
-from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.node_messages import Prepare
 from crosstrain.launch.node.supervisor import Supervisor
 
 def told(task, message):
@@ -192,7 +193,7 @@ if os.getuid() == 0:
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 folder = Path(tempfile.mkdtemp(dir="/tmp"))
 before = len(os.listdir("/proc/self/fd"))
-supervisor.prestart(folder, os.environ, Message("prepare", {}))
+supervisor.prestart(folder, os.environ, Prepare("{}"))
 supervisor.start("worker-0", folder / "worker-0.log", os.environ)
 supervisor.kill()
 supervisor.stop(0.0)
@@ -227,7 +228,7 @@ def agent(tmp_path):
     stream.close()
 
 
-JOB = Job(backend="toy").model_dump(mode="json")
+JOB = Job(backend="toy").model_dump_json()
 
 
 def heard(stream, *kinds):
@@ -240,9 +241,10 @@ def heard(stream, *kinds):
 def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, tmp_path):
     process, stream, folder = agent
     (tmp_path / "logs/worker-0.log").mkdir(parents=True)
-    task = {"task": "worker-0", "cluster": {"addresses": ["127.0.0.1"]}, "threads": 1, "local_index": 0}
+    task = {"task": "worker-0", "cluster": '{"addresses": ["127.0.0.1"]}', "threads": 1, "local_index": 0}
     request = {
-        "job": JOB, "log_folder": str(tmp_path / "logs"), "sample_interval_seconds": None, "isolated": False, "cores_available": None,
+        "job": JOB, "log_folder": b64encode(bytes(tmp_path / "logs")).decode(),
+        "sample_interval_seconds": None, "isolated": False, "cores_available": None,
         "gpu_of_task": {}, "start_seconds": 10.0, "tasks": [task],
     }  # fmt: skip
     stream.send(Message("start", request))
@@ -250,8 +252,8 @@ def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, 
     assert (error["from"], error["type"]) == ("worker-0", "IsADirectoryError")
     assert (death.kind, death["task"], death["pid"]) == ("death", "worker-0", None)
     failures = Failures([])
+    error, death = (read_node_message(0, message, {"worker-0": 0}) for message in (error, death))
     for message in (error, death):
-        assert wrong_with(0, message, {"worker-0": 0}) is None
         failures.record(0, message)
     assert str(failures.death_of(0, "node 0", death)).startswith(
         "task worker-0 on node 0 could not be started (IsADirectoryError: [Errno 21]"

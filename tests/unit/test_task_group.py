@@ -9,9 +9,12 @@ from contextlib import ExitStack, suppress
 import numpy as np
 import pytest
 
+from crosstrain.backends.base import Plan
 from crosstrain.core.cluster import Cluster, Role, TaskSpec
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.engine.protocol.node_messages import Start
+from crosstrain.engine.protocol.task_messages import Drain, Train
 from crosstrain.launch.driver import task_group
 from crosstrain.launch.driver.cluster_setup import make_tasks
 from crosstrain.launch.driver.first_failure import SilentTaskError
@@ -176,10 +179,10 @@ def test_a_task_that_its_backend_survives_may_die_once_it_is_ready(cluster):
     control.await_ready(10.0)
     agents[1].death("worker-1", signal="SIGKILL", code=None)
     agents[0].send("done", sequence=1, command="drain", seconds=0.1, drain_seconds=0.0, **{"from": "worker-0"})
-    control.send(Message("drain", {"sequence": 1}))
+    control.send(Drain(sequence=1))
     answers = [control.receive(0.5) for _ in range(4)]
     assert [answer[1].kind for answer in answers if answer is not None] == ["done"]
-    assert [death["task"] for death in control.deaths] == ["worker-1"]
+    assert [death.task for death in control.deaths] == ["worker-1"]
 
 
 @pytest.mark.parametrize(("survives", "starts"), [([], True), (["ps"], True), (["worker"], False)])
@@ -262,7 +265,7 @@ def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(cluster):
     group = on_node_0(control)
     agents[0].answer("sampled")
     group.sample_now(5.0)
-    group.start_tasks([], lambda node: {"sample_interval_seconds": None})
+    group.start_tasks([], lambda node: Start("{}", None, None, None, None, {}, 0.0))
     assert agents[0].stream.receive().kind == "start"
     agents[0].answer("stopped")
     assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
@@ -292,7 +295,7 @@ def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
 def test_a_node_that_does_not_read_holds_nobody_up(cluster):
     """A frozen agent leaves its channel full; the driver has to go on, to find out."""
     control, (agent,) = cluster(1)
-    plan = Message("train", {"sequence": 1}, {"learning_rates": np.zeros(2**17)})
+    plan = Train.of(Plan(0, 2**17, 0, 0, np.arange(2.0**17)))
     assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
     assert control.receive(0.1) is None
     for _ in range(20):
@@ -314,7 +317,7 @@ def rejoining(cluster):
     control, agents = cluster(3, rejoins=["worker"])
     placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(3)]
     tasks = make_tasks(Cluster(tuple(placed), ("",) * 3, dict.fromkeys((task.name for task in placed), 1), "5e"), [1, 1, 1])
-    control.start_tasks(tasks, lambda node: {"sample_interval_seconds": None, "start_seconds": 0.0})
+    control.start_tasks(tasks, lambda node: Start("{}", None, None, None, None, {}, 0.0))
     ready(agents)
     control.await_ready(10.0)
     for agent in agents:
@@ -345,7 +348,7 @@ def back(control):
 
 def test_a_task_that_rejoins_is_started_anew_and_what_the_others_say_meanwhile_is_heard(cluster):
     control, agents = rejoining(cluster)
-    control.send(Message("drain", {"sequence": 1}))
+    control.send(Drain(sequence=1))
     agents[1].death("worker-1", error="connection reset by peer")  # a victim: other ends are awaited for a second
     agents[0].send("done", sequence=1, command="drain", seconds=0.1, drain_seconds=0.0, **{"from": "worker-0"})
     assert lost(control) == "worker-1"
@@ -358,7 +361,7 @@ def test_a_task_that_rejoins_is_started_anew_and_what_the_others_say_meanwhile_i
     assert back(control) == ["worker-1"]
     agents[1].death("worker-1", signal="SIGKILL", code=None)  # once more: its death may be told once of each start
     assert lost(control) == "worker-1"
-    assert [death["task"] for death in control.deaths] == ["worker-1"] * 2
+    assert [death.task for death in control.deaths] == ["worker-1"] * 2
 
 
 def test_a_task_that_is_found_stalled_is_replaced_and_its_end_is_no_failure(cluster):

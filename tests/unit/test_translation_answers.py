@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from crosstrain.data.text import END
-from crosstrain.engine.protocol.codec import decoding_of, sources_of, translated_message
-from crosstrain.engine.protocol.messages import Message, ProtocolError, encoded, header_of
+from crosstrain.engine.protocol.messages import ProtocolError, encoded, header_of
+from crosstrain.engine.protocol.task_messages import Translated
 from crosstrain.launch.standalone_evaluation import MOST_ANSWER_BYTES, translated
 from crosstrain.models.decoding import Decoding, Hypothesis
-
-ORDER = Message("translate", {"sequence": 1})
 
 
 class Task:
@@ -21,11 +19,11 @@ class Task:
         self.sizes_bytes = []
 
     def ask(self, order):
-        decoding, every = decoding_of(order), []
-        for source in sources_of(order):
-            longest = Hypothesis((7,) * (len(source) + decoding.extra_length), -float(source[0]), -2.0, ended=False)
-            every.append([longest] * order["n_best"])
-        answer = translated_message(ORDER, every)
+        every = []
+        for source in order.sources():
+            longest = Hypothesis((7,) * (len(source) + order.decoding.extra_length), -float(source[0]), -2.0, ended=False)
+            every.append([longest] * order.n_best)
+        answer = Translated.of(every, 1)
         self.sizes_bytes.append(header_of(encoded(answer)[0]).array_bytes)  # raises where it could not travel
         return answer
 
@@ -45,7 +43,7 @@ def test_the_answers_are_parts_that_can_travel(lengths):
 def test_all_in_one_answer_could_not_travel():
     every = [[Hypothesis((7,) * 80, -1.0, -2.0, ended=False)] * 64] * 1024
     with pytest.raises(ProtocolError, match="more bytes"):
-        header_of(encoded(translated_message(ORDER, every))[0])
+        header_of(encoded(Translated.of(every, 1))[0])
 
 
 def test_few_translations_are_one_answer():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from crosstrain.backends.base import EvalResult
 from crosstrain.core.cluster import split_evenly
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.engine.protocol.codec import decoded_message, decoding_of, hypotheses_of, sources_of, translate_message, translated_message
-from crosstrain.engine.protocol.messages import ImpossibleAnswerError, Message
+from crosstrain.engine.protocol import task_messages as messages
+from crosstrain.engine.protocol.messages import ImpossibleAnswerError
 from crosstrain.engine.translation import (
     AllTranslated,
     Decoded,
@@ -38,10 +39,11 @@ FOUND = [line.replace("cat", "dog") if number % 3 else line for number, line in 
 
 def answer(message, leader, leaders):
     """What a leading task answers, whose share is that of `Translating`."""
-    start, stop = message["start"], message["stop"]
+    start, stop = message.start, message.stop
     first, last = split_evenly(stop - start, leaders)[leader]
     sums = sentence_sums(FOUND[start + first : start + last], LINES[start + first : start + last], "13a")
-    return decoded_message(message, dict(zip(SUMS, sums.tolist(), strict=True)), last - first if leader == 0 else 0, 0.5)
+    without_numbers = last - first if leader == 0 else 0
+    return messages.Decoded(start, dict(zip(SUMS, sums.tolist(), strict=True)), without_numbers, 0.5, complete=True)
 
 
 @pytest.mark.parametrize("leaders", [1, 2, 3])
@@ -56,13 +58,13 @@ def test_each_sentence_counts_once_on_any_number_of_tasks(leaders, decoded):
     expected = sentence_sums(FOUND[: decoded.sentences], LINES[: decoded.sentences], "13a")
     assert orders.sums == dict(zip(SUMS, expected.tolist(), strict=True))
     assert orders.seconds == 0.5 * len(orders.messages)
-    shares = [split_evenly(message["stop"] - message["start"], leaders)[0] for message in orders.messages]
+    shares = [split_evenly(message.stop - message.start, leaders)[0] for message in orders.messages]
     assert orders.without_numbers == sum(last - first for first, last in shares)
     assert orders.signature.endswith(f"|{decoded.decoding.signature}|sentences:{decoded.sentences}")
 
 
 def wrong(message, **changes):
-    return Message("decoded", {**message.fields, "sums": {**message["sums"], **changes}})
+    return structs.replace(message, sums={**message.sums, **changes})
 
 
 @pytest.mark.parametrize(
@@ -86,14 +88,14 @@ def test_more_sentences_without_numbers_than_there_are_is_refused():
     orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 1)
     found = answer(orders.messages[0], 0, 1)
     with pytest.raises(ImpossibleAnswerError, match="3 sentences, 4 of them without numbers"):
-        orders.add(0, Message("decoded", {**found.fields, "without_numbers": 4}))
+        orders.add(0, structs.replace(found, without_numbers=4))
 
 
 def test_answers_that_nobody_asked_for_are_refused():
     orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 2)
     message = orders.messages[0]
     orders.add(0, answer(message, 0, 2))
-    for leader, again in ((0, answer(message, 0, 2)), (1, Message("decoded", {**answer(message, 1, 2).fields, "start": 7}))):
+    for leader, again in ((0, answer(message, 0, 2)), (1, structs.replace(answer(message, 1, 2), start=7))):
         with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
             orders.add(leader, again)
 
@@ -108,7 +110,7 @@ RESULT = EvalResult("test", {"loss_sum": 7.0, "correct": 3.0, "target_tokens": 9
 def test_an_evaluation_is_whole_when_its_translations_are():
     evaluation = progress(eval_sentences=40)
     first, *orders = evaluation.begin("test")
-    assert (first.kind, [(order["start"], order["stop"], order["beam"]) for order in orders]) == ("evaluate", [(0, 40, 1)])
+    assert (first.kind, [(order.start, order.stop, order.decoding.beam) for order in orders]) == ("evaluate", [(0, 40, 1)])
     assert evaluation.on_evaluated(RESULT, 5) is None
     assert evaluation.translating
     whole = evaluation.on_decoded(0, answer(orders[0], 0, 1))
@@ -120,7 +122,7 @@ def test_an_evaluation_is_whole_when_its_translations_are():
 def test_the_end_translates_everything_with_the_jobs_beam():
     evaluation = progress(beam=2)
     orders = evaluation.begin_last("test")
-    assert {order["beam"] for order in orders} == {2}
+    assert {order.decoding.beam for order in orders} == {2}
     found = [evaluation.on_decoded(0, answer(order, 0, 1)) for order in orders]
     assert isinstance(found[-1], AllTranslated)
     assert not any(found[:-1])
@@ -134,7 +136,7 @@ def test_without_translations_an_evaluation_has_one_part():
     assert evaluation.on_evaluated(result, 5) == WholeEvaluation(result, 5)
     assert evaluation.begin_last("test") == []
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
-        evaluation.on_decoded(0, Message("decoded", {"start": 0, "sums": {}, "without_numbers": 0, "seconds": 0.0}))
+        evaluation.on_decoded(0, messages.Decoded(0, {}, 0, 0.0, complete=True))
 
 
 def test_what_a_job_decodes_and_its_signatures():
@@ -155,18 +157,18 @@ def test_a_setting_that_does_nothing_is_refused(setting):
 
 def test_sentences_and_hypotheses_travel():
     sources = [[4, 5, 2], [2], [6, 2]]
-    message = translate_message(sources, BEAM, 2)
-    assert [source.tolist() for source in sources_of(message)] == sources
-    assert (decoding_of(message), message["n_best"]) == (BEAM, 2)
+    message = messages.Translate.of(sources, BEAM, 2)
+    assert [source.tolist() for source in message.sources()] == sources
+    assert (message.decoding, message.n_best) == (BEAM, 2)
     hypotheses = [
         [Hypothesis((4, 5), -1.5, -2.0, ended=True), Hypothesis((), -3.0, -3.0, ended=True)],
         [Hypothesis((9,) * 7, -9.0, -12.0, ended=False)],
         [],
     ]
-    sent = translated_message(Message("translate", {"sequence": 3}), hypotheses)
-    assert hypotheses_of(sent, 3) == hypotheses
+    sent = messages.Translated.of(hypotheses, 3)
+    assert sent.hypotheses(3) == hypotheses
     with pytest.raises(ValueError, match="of 3 sentences that do not fit the 2"):
-        hypotheses_of(sent, 2)
+        sent.hypotheses(2)
     for name, value in (
         ("lengths", np.array([1, 1, 1, 1])),
         ("counts", np.array([4, 0, 0])),
@@ -174,4 +176,4 @@ def test_sentences_and_hypotheses_travel():
         ("ended", np.array([1])),
     ):
         with pytest.raises(ValueError, match="do not fit"):
-            hypotheses_of(Message("translated", sent.fields, {**sent.arrays, name: value}), 3)
+            structs.replace(sent, arrays={**sent.arrays, name: value}).hypotheses(3)

@@ -126,8 +126,8 @@ def problems(walk, max_files, root=REPOSITORY):
 def broken_link(modules, item, after):
     here, there = (modules[each.file].words(each.function) for each in (item, after))
     if item.message is not None:
-        named = {item.message, item.message.removesuffix(".jsonl")}
-        whole = bool(named & here.texts and named & there.texts)
+        named = {item.message, item.message.removesuffix(".jsonl")}  # a message's name is that of its type
+        whole = bool(named & (here.texts | here.names) and named & (there.texts | there.names))
     elif item.relation == "returned":
         whole = called(item.function) in there.names
     elif item.relation == "callback":
