@@ -24,6 +24,8 @@ OTHER_TEXTS = {
     "conformance/launcher_suite.py": "what a process of its own printed",
     "core/bounded_json.py": "the reader",
     "engine/protocol/messages.py": "messages of tasks",
+    "engine/task.py": "job and cluster in a message of the driver",
+    "launch/node/agent.py": "job and cluster in a message of the driver",
     "engine/protocol/transport.py": "messages of agents",
     "launch/node/dialled.py": "what its starter tells it",
     "launch/node/fork_server_client.py": "messages of and to the fork server",
