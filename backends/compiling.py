@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 DECISION_SECONDS = 5.0  # limit for compiling
 TIMED_SECONDS = 0.3  # per kind of step; at least one step
 GAIN = 0.95  # a smaller gain may be chance
-MOST_REASON_CHARACTERS = 300
+MAX_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def timed(
         compiling.result()
         return Timing(plain_seconds, compiled())
     except Exception as error:  # noqa: BLE001 — whatever a compiler raises is the reason: the run only asked whether compiling pays
-        return Timing(plain_seconds, None, f"{type(error).__name__}: {error}"[:MOST_REASON_CHARACTERS])
+        return Timing(plain_seconds, None, f"{type(error).__name__}: {error}"[:MAX_REASON_CHARACTERS])
 
 
 def compiled_sizes(size: int, *parts: int) -> frozenset[int]:

@@ -265,8 +265,8 @@ class FlatValues:
                 np.copyto(view, values[name])
 
 
-FIRST_SCALE = MOST_SCALE = 2.0**14
-LEAST_SCALE = 1.0
+FIRST_SCALE = MAX_SCALE = 2.0**14
+MIN_SCALE = 1.0
 CLEAN_STEPS = 2000  # updates without an overflow until the scale doubles
 
 
@@ -280,15 +280,15 @@ def next_scale(
     """Return scale and updates in a row without overflow after an update; `where` and `smaller` are the framework's, for its scalars."""
     unbroken = where(finite, clean + 1, clean * 0)
     grows = unbroken >= CLEAN_STEPS
-    kept = where(grows, smaller(scale * 2.0, MOST_SCALE), scale)
+    kept = where(grows, smaller(scale * 2.0, MAX_SCALE), scale)
     return where(finite, kept, scale * 0.5), where(grows, clean * 0, unbroken)
 
 
 def refuse_exhausted(scale: float) -> None:
     """Raise RunFailedError for a scale below the minimum."""
-    if scale < LEAST_SCALE:
+    if scale < MIN_SCALE:
         raise RunFailedError(
-            f"precision fp16: gradients are not finite even at the loss scale {LEAST_SCALE:g}, so that no update could be made any more; "
+            f"precision fp16: gradients are not finite even at the loss scale {MIN_SCALE:g}, so that no update could be made any more; "
             "train with --precision bf16 or fp32, with a smaller --lr or a longer warm-up"
         )
 
@@ -324,4 +324,4 @@ class ChiefLossScale(LossScale):
                 return
             self.clean_steps += updates
             if self.clean_steps >= CLEAN_STEPS:
-                self.scale, self.clean_steps = min(self.scale * 2.0, MOST_SCALE), 0
+                self.scale, self.clean_steps = min(self.scale * 2.0, MAX_SCALE), 0

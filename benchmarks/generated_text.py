@@ -21,7 +21,7 @@ PAIRS = {"": 20_000, ".test": 8}
 WORDS = 12_000
 """Of each language. The frequent ones become one piece of the vocabulary, the others two or three."""
 
-MEDIAN_WORDS, SPREAD, MOST_WORDS = 17.0, 0.6, 70
+MEDIAN_WORDS, SPREAD, MAX_WORDS = 17.0, 0.6, 70
 """Of a source sentence; SPREAD is the standard deviation of the logarithms. In pieces that is a mean of about 25 and at most about 100."""
 
 TARGET_SPREAD = 0.15
@@ -66,8 +66,8 @@ def _sentences(count: int, split: int) -> tuple[list[NDArray[np.int64]], list[ND
     """Return the words of sources and targets, by rank. A target has its source's words, a few left out or said twice."""
     random = np.random.Generator(np.random.Philox([SEED, 2, split]))
     shares = 1.0 / np.arange(1, WORDS + 1)
-    lengths = np.clip(np.round(MEDIAN_WORDS * np.exp(SPREAD * random.standard_normal(count))), 1, MOST_WORDS).astype(int)
+    lengths = np.clip(np.round(MEDIAN_WORDS * np.exp(SPREAD * random.standard_normal(count))), 1, MAX_WORDS).astype(int)
     sources = [random.choice(WORDS, length, p=shares / shares.sum()) for length in lengths]
     ratios = np.exp(TARGET_SPREAD * random.standard_normal(count))
-    sizes = np.clip(np.round(lengths * ratios), 1, MOST_WORDS).astype(int)
+    sizes = np.clip(np.round(lengths * ratios), 1, MAX_WORDS).astype(int)
     return sources, [source[np.arange(size) * length // size] for source, size, length in zip(sources, sizes, lengths, strict=True)]

@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ..core.bounded_json import MOST_BYTES, JsonObject, first_problem, open_regular, parse_json, read_json
+from ..core.bounded_json import MAX_BYTES, JsonObject, first_problem, open_regular, parse_json, read_json
 from ..core.console import UnsafeNameError, is_plain_name
 from ..data.store.manifest import json_digest
 
@@ -139,7 +139,7 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def _mapped(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
-    if length > min(MOST_BYTES, len(whole) - _LENGTH.size):
+    if length > min(MAX_BYTES, len(whole) - _LENGTH.size):
         raise ValueError(f"its header claims {length:,} bytes")
     described = parse_json(whole[_LENGTH.size : _LENGTH.size + length].tobytes(), unique_keys=True)
     values = whole[_LENGTH.size + length :]

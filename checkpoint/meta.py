@@ -26,7 +26,7 @@ from ..core.console import spelled_value
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.settings.job_fields import allowed
-from ..data.base import MOST_CLASSES, DataInfo, ImageFeatures, TextFeatures
+from ..data.base import MAX_CLASSES, DataInfo, ImageFeatures, TextFeatures
 from ..data.columns import ColumnSpec
 from ..data.preprocessing import wrong_statistics
 from ..data.sources.translation.tokenizer import Vocabulary
@@ -35,7 +35,7 @@ from ..records.store.vocabulary import VOCABULARY, read_vocabulary
 
 SCHEMA = 1
 META = "checkpoint.json"
-MOST_PIXELS = 2**28
+MAX_PIXELS = 2**28
 
 
 Extent = Annotated[int, Field(ge=1, lt=2**31)]
@@ -99,15 +99,15 @@ class _Data(JsonObject):
 
 class _ImageData(_Data):
     input_shape: Annotated[list[Extent], Field(min_length=3, max_length=3)]
-    classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
+    classes: Annotated[int, Field(ge=1, le=MAX_CLASSES)]
     mean: list[Number]
     std: list[Number]
     class_names: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _sized(self) -> Self:
-        if math.prod(self.input_shape) > MOST_PIXELS:
-            raise ValueError(f"input_shape: an example of more than {MOST_PIXELS:,} numbers")
+        if math.prod(self.input_shape) > MAX_PIXELS:
+            raise ValueError(f"input_shape: an example of more than {MAX_PIXELS:,} numbers")
         if problem := wrong_statistics(self.mean, self.std, self.input_shape[0]):
             raise ValueError(problem)
         if self.class_names and len(self.class_names) != self.classes:
@@ -128,7 +128,7 @@ class _Column(JsonObject):
 
 class _ColumnData(_Data):
     columns: Annotated[list[_Column], Field(min_length=1, max_length=100)]
-    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MOST_CLASSES)]]
+    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MAX_CLASSES)]]
     languages: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=10)] = Field(default_factory=list)
     bleu_tokenizer: Annotated[str, Field(max_length=40)] = "13a"
     pieces_sha256: Annotated[str, Field(max_length=64)] | None = None

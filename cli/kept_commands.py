@@ -27,7 +27,7 @@ PLUGINS: Mapping[str, Literal["backend", "model", "dataset", "launcher"]] = {  #
     "data": "dataset",
     "launcher": "launcher",
 }
-MOST_NAMES = 1000  # of suggested runs and files
+MAX_NAMES = 1000  # of suggested runs and files
 _PLAIN = re.compile(r"[\w.,=+@%-]+", re.ASCII)  # names that need no quoting in a shell
 
 
@@ -144,11 +144,11 @@ def _offered(
 ) -> list[CompletionItem]:
     found = [value for value in values if value.startswith(incomplete)]
     if beside == "run":
-        found += islice(_runs(context, incomplete), MOST_NAMES)
+        found += islice(_runs(context, incomplete), MAX_NAMES)
     if beside == "checkpoint":
         return [CompletionItem(name) for name in _checkpoints(context, incomplete)]
     if beside is not None and found:
-        found += sorted(islice(_entries(incomplete, folders_only=beside == "run"), MOST_NAMES))
+        found += sorted(islice(_entries(incomplete, folders_only=beside == "run"), MAX_NAMES))
     if beside is not None and not found:
         return [CompletionItem(incomplete, type="file")]  # the shell completes paths itself
     return [CompletionItem(value) for value in dict.fromkeys(found)]

@@ -18,7 +18,7 @@ from ..core.settings.personal import ALTERNATIVES, PERSONAL_OPTIONS, GivenOption
 from ..core.topics import Topic
 from ..core.units import decimal_number
 from ..launch.launchers.host_list import Host, parse_hosts, read_hostfile
-from ..models.decoding import LARGEST_BEAM
+from ..models.decoding import MAX_BEAM
 from .group import SOURCES, topic_option
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -103,7 +103,7 @@ def decoding_options(function: Function) -> Function:
     beam = "Hypotheses that a translation follows at once; 1 is greedy [default: the run's]."
     penalty = "Log-probabilities are divided by ((5 + length) / 6) to this power [default: the run's]."
     function = click.option("--length-penalty", type=NumberRange(0, 10), help=penalty)(function)
-    return click.option("--beam", type=IntegerRange(1, LARGEST_BEAM), help=beam)(function)
+    return click.option("--beam", type=IntegerRange(1, MAX_BEAM), help=beam)(function)
 
 
 def model_option(function: Function) -> Function:

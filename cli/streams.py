@@ -102,7 +102,7 @@ def _over(raw: _Output, like: TextIO | None = None) -> io.TextIOWrapper:
 
 
 _BEFORE_VALUE = re.compile(r".*\S {2,}(?=\S)")  # text before a line's last column: none in prose, a key before its value
-_MOST = 0.6  # share of the width from which a last column is not wrapped
+_MAX_NUMBER = 0.6  # share of the width from which a last column is not wrapped
 _SENTENCE = 3  # words from which such a line is wrapped as a whole; shorter is a table's row
 
 
@@ -122,9 +122,9 @@ def _wrapped(line: str, width: int) -> str:
     body = line.rstrip("\n")
     before = _BEFORE_VALUE.match(body)
     start = before.end() if before is not None else 0
-    if len(body) <= width or (start > _MOST * width and len(body[start:].split()) < _SENTENCE):
+    if len(body) <= width or (start > _MAX_NUMBER * width and len(body[start:].split()) < _SENTENCE):
         return line
-    start = 0 if start > _MOST * width else start
+    start = 0 if start > _MAX_NUMBER * width else start
     indent = " " * (start or len(body) - len(body.lstrip()) + 2)
     lines = textwrap.wrap(body, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines) + line[len(body) :]

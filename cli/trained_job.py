@@ -204,8 +204,8 @@ def checkpoint_options(function: Callable[..., None]) -> Callable[..., None]:
     return selecting
 
 
-LONGEST_LINE_BYTES = 1 << 16  # a sentence has some hundreds; longer lines are skipped unread
-MOST_LINES, MOST_BYTES = 1024, 1 << 22  # of one group of lines
+MAX_LINE_BYTES = 1 << 16  # a sentence has some hundreds; longer lines are skipped unread
+MAX_LINES, MAX_BYTES = 1024, 1 << 22  # of one group of lines
 CHUNK_BYTES = 1 << 16
 TICK_SECONDS = 0.2  # how often a wait for input checks for a stop
 
@@ -222,11 +222,11 @@ class _Lines:
     def add(self, chunk: bytes) -> None:
         *ended, rest = (self._rest + chunk).split(b"\n")
         for line in ended:
-            kept = None if self._passing or len(line) > LONGEST_LINE_BYTES else line.removesuffix(b"\r")
+            kept = None if self._passing or len(line) > MAX_LINE_BYTES else line.removesuffix(b"\r")
             self.whole.append(kept)
             self._bytes += len(kept or b"")
             self._passing = False
-        self._passing = self._passing or len(rest) > LONGEST_LINE_BYTES
+        self._passing = self._passing or len(rest) > MAX_LINE_BYTES
         self._rest = b"" if self._passing else rest
 
     def end(self) -> None:
@@ -235,10 +235,10 @@ class _Lines:
 
     @property
     def enough(self) -> bool:
-        return len(self.whole) >= MOST_LINES or self._bytes >= MOST_BYTES
+        return len(self.whole) >= MAX_LINES or self._bytes >= MAX_BYTES
 
     def take(self) -> list[bytes | None]:
-        taken, self.whole = self.whole[:MOST_LINES], self.whole[MOST_LINES:]
+        taken, self.whole = self.whole[:MAX_LINES], self.whole[MAX_LINES:]
         self._bytes -= sum(len(line or b"") for line in taken)
         return taken
 

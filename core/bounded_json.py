@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .errors import UsageError
 
-MOST_BYTES = 16 << 20  # of a document; a sweep of thousands of points has some megabytes
-MOST_VALUES = 500_000  # of a document, by commas and brackets: an empty list of two bytes takes 64 in memory
-MOST_LINE_BYTES = 4 << 20  # of a line; a group of a hundred thousand updates has a third of it
-MOST_LEVELS = 32  # of nesting; our documents have seven, Python's recursion limit is a thousand
-_TOO_DEEP = f"is nested more than {MOST_LEVELS} levels deep"
+MAX_BYTES = 16 << 20  # of a document; a sweep of thousands of points has some megabytes
+MAX_VALUES = 500_000  # of a document, by commas and brackets: an empty list of two bytes takes 64 in memory
+MAX_LINE_BYTES = 4 << 20  # of a line; a group of a hundred thousand updates has a third of it
+MAX_LEVELS = 32  # of nesting; our documents have seven, Python's recursion limit is a thousand
+_TOO_DEEP = f"is nested more than {MAX_LEVELS} levels deep"
 _PATH_CHARACTERS = 80
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -73,7 +73,7 @@ def _expect_regular(status: os.stat_result) -> None:
         raise UnreadableError(f"is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no file')}, not a file")
 
 
-def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
     """Return the JSON value of a file. Raises what `open_regular` and `parse_json` raise."""
     with open_regular(path) as file:
         size = min(os.fstat(file.fileno()).st_size, most_bytes)  # memory for the most would take longer than most documents
@@ -87,10 +87,10 @@ def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file. Raises as `open_regular`, and UnreadableError for a long line."""
     with open_regular(path) as file:
-        lines = iter(lambda: _read(file.readline, MOST_LINE_BYTES + 1), b"")
+        lines = iter(lambda: _read(file.readline, MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
-            if len(line) > MOST_LINE_BYTES:
-                raise UnreadableError(f"line {number}: is longer than {MOST_LINE_BYTES >> 20} MiB, the most that is read of a line")
+            if len(line) > MAX_LINE_BYTES:
+                raise UnreadableError(f"line {number}: is longer than {MAX_LINE_BYTES >> 20} MiB, the most that is read of a line")
             yield line
 
 
@@ -106,7 +106,7 @@ def _read(read: Any, size: int) -> bytes:
 
 def is_readable_line(line: bytes) -> bool:
     """Return whether a line of JSON is within this module's bounds; fast for usual lengths."""
-    return len(line) <= MOST_LINE_BYTES and (len(line) <= MOST_VALUES or _values(line) <= MOST_VALUES)
+    return len(line) <= MAX_LINE_BYTES and (len(line) <= MAX_VALUES or _values(line) <= MAX_VALUES)
 
 
 def _values(data: bytes) -> int:
@@ -118,8 +118,8 @@ def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
 
     Raises NotJsonError, or UnreadableError beyond the bounds and, with `unique_keys`, for a repeated key.
     """
-    if _values(data) > MOST_VALUES:
-        raise UnreadableError(f"holds more than {MOST_VALUES:,} values, the most that is read of such a file")
+    if _values(data) > MAX_VALUES:
+        raise UnreadableError(f"holds more than {MAX_VALUES:,} values, the most that is read of such a file")
     try:
         decoder = _strict_decoder if unique_keys else _checking_decoder if _LONG_INTEGER.search(data) else _decoder
         value = decoder.decode(data.decode())
@@ -161,7 +161,7 @@ def _check(root: dict[str, Any] | list[Any]) -> None:
     waiting: list[tuple[tuple[Any, ...], dict[str, Any] | list[Any]]] = [((), root)]
     while waiting:
         place, holder = waiting.pop()
-        if len(place) >= MOST_LEVELS:
+        if len(place) >= MAX_LEVELS:
             raise UnreadableError(f"{_path(place)}: {_TOO_DEEP}")
         if isinstance(holder, list) and _all_sound(holder):
             continue
@@ -205,8 +205,8 @@ def first_problem(error: ValidationError) -> str:
     return f"{place}: {words}" if place else words
 
 
-MOST_DOTS = 10_000  # per line: the time for a dotted key grows with the square of its parts
-MOST_BITS = 64  # of a whole number; a hexadecimal one can have a million
+MAX_DOTS = 10_000  # per line: the time for a dotted key grows with the square of its parts
+MAX_BITS = 64  # of a whole number; a hexadecimal one can have a million
 
 
 def hand_written(data: bytes) -> str:
@@ -217,8 +217,8 @@ def hand_written(data: bytes) -> str:
 def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
     """Return a TOML file's content. Raises UsageError with `key` and `place`."""
     wrong = place if key == place else f"{key}: {place}"
-    if any(line.count(b".") > MOST_DOTS for line in data.splitlines()):
-        raise UsageError(f"{wrong} has a line with more than {MOST_DOTS:,} dots, the most that is read of one.")
+    if any(line.count(b".") > MAX_DOTS for line in data.splitlines()):
+        raise UsageError(f"{wrong} has a line with more than {MAX_DOTS:,} dots, the most that is read of one.")
     try:
         found = tomllib.loads(hand_written(data))
         _check_toml(found)
@@ -235,8 +235,8 @@ def _check_toml(found: Any) -> None:
     while waiting:
         value, level = waiting.pop()
         if isinstance(value, dict | list):
-            if level > MOST_LEVELS:
+            if level > MAX_LEVELS:
                 raise ValueError(f"it {_TOO_DEEP}")
             waiting += ((item, level + 1) for item in (value.values() if isinstance(value, dict) else value))
-        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
-            raise ValueError(f"a whole number has more than {MOST_BITS} bits")
+        elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise ValueError(f"a whole number has more than {MAX_BITS} bits")

@@ -139,10 +139,10 @@ def read_procs_per_node(value: int | str | Sequence[int]) -> ProcsPerNode:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-MOST_RANKS = 64  # each rank has two connections to each other one, and sends small vectors to all
-MOST_FURTHER_BYTES = 32 << 10  # additional bytes that save a message when a rank sends vectors whole
+MAX_RANKS = 64  # each rank has two connections to each other one, and sends small vectors to all
+MAX_FURTHER_BYTES = 32 << 10  # additional bytes that save a message when a rank sends vectors whole
 
 
 def sent_whole(size_bytes: float, ranks: int) -> bool:
     """Return whether ranks send whole vectors of this size instead of reduce-scatter/all-gather."""
-    return (ranks - 1) * (ranks - 2) * size_bytes <= ranks * MOST_FURTHER_BYTES
+    return (ranks - 1) * (ranks - 2) * size_bytes <= ranks * MAX_FURTHER_BYTES

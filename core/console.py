@@ -101,8 +101,8 @@ def _is_number(text: str) -> bool:
 
 
 # Names that are not UTF-8 reach Python as surrogates, which JSON readers reject, so they are escaped.
-LONGEST_NAME_BYTES = 255  # the limit of Linux file systems
-LONGEST_PATH_CHARACTERS = 1024  # of a path within a run; systems allow some thousand bytes for a whole path
+MAX_NAME_BYTES = 255  # the limit of Linux file systems
+MAX_PATH_CHARACTERS = 1024  # of a path within a run; systems allow some thousand bytes for a whole path
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -142,13 +142,13 @@ def is_plain_name(name: object) -> bool:
     if not isinstance(name, str) or name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
         return False
     try:
-        return len(name.encode()) <= LONGEST_NAME_BYTES
+        return len(name.encode()) <= MAX_NAME_BYTES
     except UnicodeEncodeError:  # half of a character
         return False
 
 
 def inside(folder: Path, path: object) -> Path:
     """Return the path of plain names below `folder`; creates nothing. Raises UnsafeNameError."""
-    if not isinstance(path, str) or len(path) > LONGEST_PATH_CHARACTERS or not all(map(is_plain_name, path.split("/"))):
+    if not isinstance(path, str) or len(path) > MAX_PATH_CHARACTERS or not all(map(is_plain_name, path.split("/"))):
         raise UnsafeNameError(path)
     return folder / path

@@ -45,20 +45,20 @@ from .setting import (
     trajectory,
 )
 from .topics import Topic
-from .units import MOST_AMOUNT, Cadence, Target, decimal_number, parse_bandwidth
+from .units import MAX_AMOUNT, Cadence, Target, decimal_number, parse_bandwidth
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_EPOCHS = 10
 RESTARTS_CADENCE = "10s"  # default of a run with restarts: at least this far apart (`engine.checkpoint_policy`)
-MOST_RESTARTS = 100_000  # of a run; no run that trains in between reaches it
-MOST_NODES = 4096  # of a run; also of tasks of a kind and of threads of a task
-LONGEST_RUN_NAME_BYTES = 200  # file systems allow 255, and --repeats adds a number
+MAX_RESTARTS = 100_000  # of a run; no run that trains in between reaches it
+MAX_NODES = 4096  # of a run; also of tasks of a kind and of threads of a task
+MAX_RUN_NAME_BYTES = 200  # file systems allow 255, and --repeats adds a number
 
 # An upper bound on every number keeps typing errors out of arrays, thread pools and timers.
-MOST = MOST_AMOUNT
-MOST_ACCUMULATED = 65_536
-MOST_EXAMPLES = 2**53  # of an update: what a float64 counts exactly
-LARGEST = 1e30  # a float32 holds it, and some factors besides
+MAX_NUMBER = MAX_AMOUNT
+MAX_ACCUMULATED = 65_536
+MAX_EXAMPLES = 2**53  # of an update: what a float64 counts exactly
+MAX_SIZE = 1e30  # a float32 holds it, and some factors besides
 
 
 def _typed_number(value: object) -> object:
@@ -115,11 +115,11 @@ SGD, ADAM = Requirement("optimizer", ("sgd",)), Requirement("optimizer", ("adam"
 SCALED_LR = Requirement("scale_lr", ("linear", "sqrt"))
 RESTARTED = Requirement("max_restarts", above_zero=True, shown="3")
 PAUSES = frozenset({TIME, TARGET})
-Positive = Annotated[int, Field(ge=1, le=MOST), TYPED]
-UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES), TYPED]
+Positive = Annotated[int, Field(ge=1, le=MAX_NUMBER), TYPED]
+UpToMostNodes = Annotated[int, Field(ge=1, le=MAX_NODES), TYPED]
 Fraction = Annotated[float, Field(ge=0, lt=1), TYPED]
-Finite = Annotated[float, Field(ge=0, le=LARGEST), TYPED]
-AboveZero = Annotated[float, Field(gt=0, le=LARGEST), TYPED]
+Finite = Annotated[float, Field(ge=0, le=MAX_SIZE), TYPED]
+AboveZero = Annotated[float, Field(gt=0, le=MAX_SIZE), TYPED]
 Patience = Annotated[float, Field(gt=0, le=365 * 86_400), TYPED]
 
 
@@ -185,7 +185,7 @@ class Job(BaseModel):
     global_batch_size: Positive | None = _optimiser(
         None, "Examples per update of all workers, instead of --batch-size; need not divide evenly."
     )
-    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED), TYPED] = _optimiser(
+    accumulate: Annotated[int, Field(ge=1, le=MAX_ACCUMULATED), TYPED] = _optimiser(
         1,
         "Gradient accumulation: micro-batches per worker and update. The update of a large batch with the memory of a small one.",
         compare=ComparisonRule("micro-batches", WORK, "a worker computes its batch in another number of parts"),
@@ -239,7 +239,7 @@ class Job(BaseModel):
         compare=trajectory("schedule"),
         mllog="opt_learning_rate_decay_schedule",
     )
-    schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST), TYPED] = _optimiser(
+    schedule_step_epochs: Annotated[float, Field(gt=0, le=MAX_NUMBER), TYPED] = _optimiser(
         1.0,
         "Schedule step: epochs between two decays.",
         requires=_schedule_with("schedule_step_epochs"),
@@ -258,7 +258,7 @@ class Job(BaseModel):
         requires=_schedule_with("schedule_coefficient"),
         compare=trajectory("factor of the schedule"),
     )
-    warmup_steps: Annotated[int, Field(ge=0, le=MOST), TYPED] = _optimiser(
+    warmup_steps: Annotated[int, Field(ge=0, le=MAX_NUMBER), TYPED] = _optimiser(
         0,
         "Linear warm-up from 0 over this many updates, before any schedule; part of noam's formula.",
         compare=trajectory("warm-up"),
@@ -348,12 +348,12 @@ class Job(BaseModel):
         requires=Requirement("keep_best"),
         compare=no_effect("best checkpoints kept"),
     )
-    patience: Annotated[int, Field(ge=0, le=MOST), TYPED] = _evaluation(
+    patience: Annotated[int, Field(ge=0, le=MAX_NUMBER), TYPED] = _evaluation(
         0,
         "Early stopping: evaluations without improvement of the --keep-best metric, or of the first metric. 0 disables it.",
         requires=Requirement("eval_every", unlike="end", shown="1epoch"),
     )
-    profile: Annotated[int, Field(ge=0, le=MOST), TYPED] = _records(
+    profile: Annotated[int, Field(ge=0, le=MAX_NUMBER), TYPED] = _records(
         0,
         "Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer. Excluded from all speeds.",
         compare=ComparisonRule("profiled steps", NOTHING, "speeds exclude them, and the run is marked"),
@@ -400,7 +400,7 @@ class Job(BaseModel):
         compare=stops_run("time limit of a silent node"),
         role="operation",
     )
-    max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS), TYPED] = _checkpoints(
+    max_restarts: Annotated[int, Field(ge=0, le=MAX_RESTARTS), TYPED] = _checkpoints(
         0,
         "Maximum automatic restarts from the newest checkpoint after a task or node failure, or a stall; "
         "0: the first failure ends the run.",
@@ -490,8 +490,8 @@ class Job(BaseModel):
         if value is None:
             return value
         size = len(value.encode(errors="replace"))
-        if size > LONGEST_RUN_NAME_BYTES:
-            raise ValueError(f"a folder name of at most {LONGEST_RUN_NAME_BYTES} bytes (this one has {size})")
+        if size > MAX_RUN_NAME_BYTES:
+            raise ValueError(f"a folder name of at most {MAX_RUN_NAME_BYTES} bytes (this one has {size})")
         if not is_plain_name(value) or not value.strip() or value.startswith((".", "-")):
             raise ValueError("a folder name of visible characters, without slashes, that does not start with a dot or a dash")
         return value
@@ -653,7 +653,7 @@ def _nodes(job: Job) -> Iterator[str]:
 def _micro_batches(job: Job) -> Iterator[str]:
     if job.per_worker_batch < job.accumulate:
         yield f"accumulate: a worker's {job.per_worker_batch} examples of an update cannot be computed in {job.accumulate} micro-batches"
-    if job.global_batch > MOST_EXAMPLES:
+    if job.global_batch > MAX_EXAMPLES:
         yield f"accumulate: an update of {job.global_batch:.3g} examples is more than any data has; give less of each"
     if job.mode == "async" and job.global_batch_size is not None and job.global_batch_size < job.workers:
         yield f"global_batch_size: must be at least the number of workers ({job.workers}) in mode async"

@@ -1,6 +1,6 @@
 """A listener that authenticates peers, bounded in time and memory for unauthenticated ones.
 
-At most `MOST_UNPROVEN` connections are open, each in a thread for `PROOF_SECONDS`; a new one replaces the oldest, so that a flood costs a
+At most `MAX_UNPROVEN` connections are open, each in a thread for `PROOF_SECONDS`; a new one replaces the oldest, so that a flood costs a
 valid peer a retry, never the start.
 """
 
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 PROOF_SECONDS = 5.0  # a proof takes two round trips; allows for a lost packet and a busy machine
-MOST_UNPROVEN = 256  # sockets and threads: a quarter of the usual limit of 1,024 open files
+MAX_UNPROVEN = 256  # sockets and threads: a quarter of the usual limit of 1,024 open files
 REPORT_SECONDS = 1.0  # a flood must not fill a log
 RETRY_SECONDS = 0.1  # the pause when the system cannot open a connection
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets, without unsent bytes or TIME_WAIT
@@ -123,8 +123,8 @@ class AuthenticatingListener(Generic[Proven]):
             self._meet(connection, str(address[0]))
 
     def _meet(self, connection: socket.socket, host: str) -> None:
-        if len(self._strangers) >= MOST_UNPROVEN:
-            self._shut_the_oldest(f"{MOST_UNPROVEN} others came after it before it had proved itself")
+        if len(self._strangers) >= MAX_UNPROVEN:
+            self._shut_the_oldest(f"{MAX_UNPROVEN} others came after it before it had proved itself")
         stranger = _Stranger(connection, host, time.monotonic() + PROOF_SECONDS)
         with self._lock:
             self._strangers[stranger] = None

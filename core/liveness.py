@@ -20,7 +20,7 @@ from .process import catches_signal
 
 __path__: list[str] = []  # former submodules are found by `core/plugins.py`
 TICK_SECONDS = 0.25  # how often listeners check for arrivals
-MOST_TICK_SECONDS = 2 * TICK_SECONDS  # longest counted tick, so that a paused process does not report silence
+MAX_TICK_SECONDS = 2 * TICK_SECONDS  # longest counted tick, so that a paused process does not report silence
 
 
 class SilenceCounter:
@@ -33,7 +33,7 @@ class SilenceCounter:
 
     def tick(self, now: float, arrivals: Mapping[int, Hashable]) -> list[int]:
         """Return the silent peers; `arrivals` has per peer a value that changes with each arrival."""
-        passed = min(now - self._ticked_at, MOST_TICK_SECONDS)
+        passed = min(now - self._ticked_at, MAX_TICK_SECONDS)
         self._ticked_at = now
         before = self._seen
         self._seen = {

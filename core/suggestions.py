@@ -75,7 +75,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {  # in PyTorch, TensorFlow, their 
     "repeats": ("num runs", "trials", "num seeds", "seeds"),
 }
 MAX_GIVEN_CHARACTERS = 100  # a longer text is no name with a typing error, and comparing it takes long
-SHORTEST_PART = 3  # characters of a name that may match a part of another
+MIN_PART = 3  # characters of a name that may match a part of another
 
 
 def _plain(name: str) -> str:
@@ -120,11 +120,11 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
 
 def _begins(one: str, other: str) -> bool:
     shorter, longer = sorted((one, other), key=len)
-    return len(shorter) >= SHORTEST_PART and longer.startswith(shorter)
+    return len(shorter) >= MIN_PART and longer.startswith(shorter)
 
 
 def _words(name: str) -> set[str]:
-    return {word for word in re.split(r"[-_+ ]+", name.lower()) if len(word) >= SHORTEST_PART} or {name}
+    return {word for word in re.split(r"[-_+ ]+", name.lower()) if len(word) >= MIN_PART} or {name}
 
 
 def _forgiven(one: str, other: str) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-MOST_AMOUNT = 1_000_000_000  # of updates, examples, seconds …: a product of two fits 64 bits
+MAX_AMOUNT = 1_000_000_000  # of updates, examples, seconds …: a product of two fits 64 bits
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 _BANDWIDTH_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_MOST_BITS_PER_SECOND = 1e15  # a thousand times the fastest link
+_MAX_BITS_PER_SECOND = 1e15  # a thousand times the fastest link
 
 
 def decimal_number(text: str) -> float:
@@ -28,8 +28,8 @@ def parse_bandwidth(text: str) -> float:
     if not match or float(match[1]) <= 0:
         raise ValueError("a positive number with kbit, mbit or gbit, such as 100mbit")
     bits_per_second = float(match[1]) * _BANDWIDTH_UNITS[f"{match[2] or ''}bit"]
-    if bits_per_second > _MOST_BITS_PER_SECOND:
-        raise ValueError(f"at most {_MOST_BITS_PER_SECOND / 1e9:.0f}gbit")
+    if bits_per_second > _MAX_BITS_PER_SECOND:
+        raise ValueError(f"at most {_MAX_BITS_PER_SECOND / 1e9:.0f}gbit")
     return bits_per_second
 
 
@@ -62,8 +62,8 @@ class Cadence:
         unit: Literal["epochs", "steps", "seconds"]
         unit = "epochs" if match[2].startswith("epoch") else "steps" if match[2].startswith("step") else "seconds"
         amount = float(match[1])
-        if amount > MOST_AMOUNT:
-            raise ValueError(f"{allowed}; of at most {MOST_AMOUNT} {unit}")
+        if amount > MAX_AMOUNT:
+            raise ValueError(f"{allowed}; of at most {MAX_AMOUNT} {unit}")
         if unit != "seconds" and amount != int(amount):
             raise ValueError(f"a whole number of {unit}, or {allowed}")
         return cls(amount, unit)

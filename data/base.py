@@ -16,8 +16,8 @@ from .columns import Column, ColumnSpec
 IMAGE, LABEL = "image", "label"  # columns of labelled images
 Split = Literal["train", "test"]
 Block = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images [k, c, h, w] and labels [k]
-MOST_ATTACHMENT_BYTES = 64 << 20  # attachments are read as a whole
-MOST_CLASSES = 1 << 24  # each class is a row of a model's last array
+MAX_ATTACHMENT_BYTES = 64 << 20  # attachments are read as a whole
+MAX_CLASSES = 1 << 24  # each class is a row of a model's last array
 
 
 @dataclass(frozen=True, slots=True)

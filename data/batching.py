@@ -110,7 +110,7 @@ def batch_rule(job: Job) -> BatchRule:
 # An example is in the first bucket whose edge is at least the length of its longest column; a batch has as many examples as fit at that
 # edge. So there are about nine shapes of batches, their tokens vary little, and all epochs have the same number of steps.
 
-MOST_BUCKETS = 9
+MAX_BUCKETS = 9
 
 
 def example_lengths(data: Dataset, split: Split = "train") -> dict[str, NDArray[np.int64]] | None:
@@ -126,7 +126,7 @@ def longer_than(lengths: Mapping[str, NDArray[np.int64]], tokens: int) -> tuple[
     return int(np.count_nonzero(longest > tokens)), int(longest.max(initial=0))
 
 
-def bucket_edges(lengths: NDArray[np.int64], most: int = MOST_BUCKETS) -> NDArray[np.int64]:
+def bucket_edges(lengths: NDArray[np.int64], most: int = MAX_BUCKETS) -> NDArray[np.int64]:
     """Return at most `most` ascending edges that minimise Σ (edge − length). Exact, by dynamic programming."""
     values, counts = np.unique(lengths, return_counts=True)
     size = len(values)

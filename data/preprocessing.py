@@ -96,7 +96,7 @@ def digit_arrays(images: Mapping[Split, NDArray[np.uint8]], labels: Mapping[Spli
 # Shapes: n training examples, k examples of a batch, c channels, h height, w width.
 
 Changes = NDArray[np.int32]  # [k, 3]: dy, dx (pixels to move down and right), then flip (1: mirror left to right)
-_LARGEST_SHARE = 8  # images move by at most an eighth: 4 pixels of 32, as is usual for CIFAR-10
+_MAX_SHARE = 8  # images move by at most an eighth: 4 pixels of 32, as is usual for CIFAR-10
 _STREAM = 1  # separates these random numbers from the data order's, which share (seed, epoch)
 _BITS = np.uint64(24)  # of each 64-bit number: 24 for dy, 24 for dx, 1 for flip
 
@@ -133,7 +133,7 @@ def augmentation(kind: str, info: DataInfo) -> Augmentation | None:
         )
     _, height, width = info.input_shape
     crop = "crop" in parts
-    return Augmentation(height // _LARGEST_SHARE if crop else 0, width // _LARGEST_SHARE if crop else 0, "flip" in parts)
+    return Augmentation(height // _MAX_SHARE if crop else 0, width // _MAX_SHARE if crop else 0, "flip" in parts)
 
 
 def apply_changes(images_kchw: NDArray[np.uint8], changes: Changes) -> NDArray[np.uint8]:

@@ -9,28 +9,28 @@ from typing import Any
 
 from ..backends.base import DIRECT_COMPONENTS, CalibrationOrder, CalibrationResult, StepComponent
 from ..backends.capabilities import Exchange
-from ..core.cluster import MOST_RANKS
+from ..core.cluster import MAX_RANKS
 from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..models.base import ModelSpec
 from .loop_interfaces import TaskGroup
 from .protocol.task_messages import Calibrate, Calibrated, Done
 
-MOST_COMPONENT_SECONDS, LEAST_COMPONENT_SECONDS = 0.2, 0.06  # per component: hundreds of a small model's steps, unnoticed after a run
+MAX_COMPONENT_SECONDS, MIN_COMPONENT_SECONDS = 0.2, 0.06  # per component: hundreds of a small model's steps, unnoticed after a run
 LIMITED_SECONDS = 0.4  # minimum with a CPU quota: a short try would use up one period (20 ms)
 RUN_FRACTION = 1 / 20  # of the training time per component, within those bounds
 LONG_SECONDS = 0.5  # a longer component is repeated only once more
 FAR_APART = 0.25  # relative distance of two tries above which other programs disturbed them
-MOST_TRIES = 6
-MOST_REPETITIONS = 100_000
-MOST_TRIED_SECONDS = 1.0  # a longer native exchange is bandwidth-bound: the direct one saves only latency
-MOST_COMPILING_SECONDS = 10.0  # compilation of half a batch is uninterruptible and takes as long as the whole batch's
+MAX_TRIES = 6
+MAX_REPETITIONS = 100_000
+MAX_TRIED_SECONDS = 1.0  # a longer native exchange is bandwidth-bound: the direct one saves only latency
+MAX_COMPILING_SECONDS = 10.0  # compilation of half a batch is uninterruptible and takes as long as the whole batch's
 TRIED_STEP_SECONDS = 1.0  # an estimate rests on these steps alone, and 0.1 s may be unusual
 
 
 def component_seconds(train_seconds: float, *, limited: bool) -> float:
     """Return how long to repeat a component, in seconds; nodes with a `limited` CPU need longer."""
-    seconds = min(MOST_COMPONENT_SECONDS, max(LEAST_COMPONENT_SECONDS, RUN_FRACTION * train_seconds))
+    seconds = min(MAX_COMPONENT_SECONDS, max(MIN_COMPONENT_SECONDS, RUN_FRACTION * train_seconds))
     return max(seconds, LIMITED_SECONDS) if limited else seconds
 
 
@@ -80,7 +80,7 @@ class CalibrationRun:
         repeat, wanted = self._for_equal_count if lockstep else self._for_equal_time, seconds or self.seconds
         tries = repeat(component, longest, wanted)
         found = _figures(tries)
-        while len(tries) < MOST_TRIES and any(spread(figures) > FAR_APART for figures in found.values()):
+        while len(tries) < MAX_TRIES and any(spread(figures) > FAR_APART for figures in found.values()):
             tries = [*tries, *repeat(component, _longest(tries[-1]), wanted)]
             found = _figures(tries)
         return found
@@ -99,10 +99,10 @@ class CalibrationRun:
         """Repeat a first try that was too short: the guess may be from a cold repetition."""
         tries: list[Sequence[CalibrationResult]] = []
         while len(tries) < 2:
-            count = max(2, min(MOST_REPETITIONS, round(seconds / 2 / max(guess, 1e-9))))
+            count = max(2, min(MAX_REPETITIONS, round(seconds / 2 / max(guess, 1e-9))))
             found = self._order(CalibrationOrder(component, count))
             guess = _longest(found)
-            if tries or guess * count >= seconds / 8 or count == MOST_REPETITIONS:
+            if tries or guess * count >= seconds / 8 or count == MAX_REPETITIONS:
                 tries.append(found)
         return tries
 
@@ -200,22 +200,22 @@ def calibrate(
 def _reason_not_to_halve(batch_size: int, compiling_seconds: float | None) -> str | None:
     if batch_size < 2:
         return "a batch of one example has no half"
-    if compiling_seconds is not None and compiling_seconds > MOST_COMPILING_SECONDS:
+    if compiling_seconds is not None and compiling_seconds > MAX_COMPILING_SECONDS:
         took = f"compiling steps for another batch may take the {compiling_seconds:.0f} s of the run's own"
-        return f"{took}, and it is done where that is {MOST_COMPILING_SECONDS:g} s at most"
+        return f"{took}, and it is done where that is {MAX_COMPILING_SECONDS:g} s at most"
     return None
 
 
 def _reason_not_to_try(job: Job, exchanges: Collection[Exchange], communicate: ByWorker) -> str | None:
     if "direct" not in exchanges:
         return f"backend {job.backend} does not support it"
-    if job.workers > MOST_RANKS:
-        return f"it is for {MOST_RANKS} workers at most, and here are {job.workers}"
+    if job.workers > MAX_RANKS:
+        return f"it is for {MAX_RANKS} workers at most, and here are {job.workers}"
     if job.device == "gpu":
         return "it is for CPUs"
     longest = max((figures.seconds for figures in communicate.values()), default=0.0)
-    if longest > MOST_TRIED_SECONDS:
-        return f"the exchange takes {longest:.1f} s, and it is tried where that is {MOST_TRIED_SECONDS:g} s at most"
+    if longest > MAX_TRIED_SECONDS:
+        return f"the exchange takes {longest:.1f} s, and it is tried where that is {MAX_TRIED_SECONDS:g} s at most"
     return None
 
 

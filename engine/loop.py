@@ -37,8 +37,8 @@ from .worker_watch import WorkerWatch
 
 PLAN_SECONDS = 0.5  # long enough to hide the round trip, short enough to react to a user
 FIRST_PLAN_STEPS = 4  # doubled with each plan until the speed is known
-MOST_COMMANDS_QUEUED = 64
-MOST_TRANSLATIONS_QUEUED = 2  # one in progress, one waiting: tasks never idle, and an interrupt is quick
+MAX_COMMANDS_QUEUED = 64
+MAX_TRANSLATIONS_QUEUED = 2  # one in progress, one waiting: tasks never idle, and an interrupt is quick
 TASKS = 0  # the only peer whose silence is counted: all leading tasks together
 
 
@@ -193,7 +193,7 @@ class TrainingLoop:
         return self._stop_requested or self._pause_requested
 
     def _queue_commands(self) -> None:
-        while not (self._stopping or self._halting) and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
+        while not (self._stopping or self._halting) and len(self._queued) < MAX_COMMANDS_QUEUED and not self._enough_queued():
             if self._awaiting_decision():
                 return
             if self._evaluation_due():
@@ -371,7 +371,7 @@ class TrainingLoop:
         for message in self._evaluation.begin_last("test"):
             if not self._stop_requested:
                 self._send(message, 0)
-            while len(self._queued) >= MOST_TRANSLATIONS_QUEUED or (self._stop_requested and self._queued):
+            while len(self._queued) >= MAX_TRANSLATIONS_QUEUED or (self._stop_requested and self._queued):
                 yield True
         while self._queued:
             yield True

@@ -143,7 +143,7 @@ class TrainingTotals:
         )
 
 
-MOST_COUNT = 2**53  # updates, as records count them
+MAX_COUNT = 2**53  # updates, as records count them
 
 
 @dataclass
@@ -192,6 +192,6 @@ class OutstandingPlans:
         if result.worker is not None and result.worker >= job.workers:
             raise ImpossibleAnswerError(f"steps of worker {result.worker}, of {job.workers}")
         if result.staleness is not None and (
-            len(result.staleness) != result.count or result.staleness.min() < 0 or result.staleness.max() > MOST_COUNT
+            len(result.staleness) != result.count or result.staleness.min() < 0 or result.staleness.max() > MAX_COUNT
         ):
             raise ImpossibleAnswerError(f"{result.count} steps whose staleness is not a count for each")

@@ -73,7 +73,7 @@ def _due(cadence: Cadence, calendar: EpochIndex, step: int) -> bool:
     return False
 
 
-MOST_PAUSE_SHARE = 0.005  # largest share of training time paused for saving, for automatic intervals
+MAX_PAUSE_SHARE = 0.005  # largest share of training time paused for saving, for automatic intervals
 
 
 class CheckpointPolicy:
@@ -122,7 +122,7 @@ class CheckpointPolicy:
         if self._budget.checkpoints.unit == "seconds":
             interval = self._budget.checkpoints.amount
             if self._automatic:
-                interval = max(interval, self._pause_seconds / MOST_PAUSE_SHARE)
+                interval = max(interval, self._pause_seconds / MAX_PAUSE_SHARE)
             return self._clock() - self._last_seconds >= interval
         return self._budget.checkpoint_due(step)
 

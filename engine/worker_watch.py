@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-LONGEST_TICK_SECONDS = 1.0  # limit per tick: a suspended driver must not blame workers
+MAX_TICK_SECONDS = 1.0  # limit per tick: a suspended driver must not blame workers
 RESULTS_OF_OTHERS = 2  # others' results per worker: tickets rotate, so the silent worker had its turn
 
 
@@ -34,7 +34,7 @@ class WorkerWatch:
     def tick(self) -> None:
         """Read the clock; call about once a second."""
         now = self._clock()
-        self._watched_seconds += min(now - self._looked_at, LONGEST_TICK_SECONDS)
+        self._watched_seconds += min(now - self._looked_at, MAX_TICK_SECONDS)
         self._looked_at = now
 
     def on_updates(self, worker: int) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..core.cluster import MOST_RANKS
+from ..core.cluster import MAX_RANKS
 from ..core.errors import RunFailedError, UsageError
 from ..core.listener import Exchange
 
@@ -108,9 +108,9 @@ def _mac(secret: str, side: bytes, hello: bytes, nonces: bytes) -> bytes:
 
 def refuse_too_many(ranks: int) -> None:
     """Raise UsageError for more ranks than a mesh connects."""
-    if ranks > MOST_RANKS:
+    if ranks > MAX_RANKS:
         raise UsageError(
-            f"exchange: got 'direct', which connects each worker with each other one, {MOST_RANKS} at most, and this job has {ranks}; "
+            f"exchange: got 'direct', which connects each worker with each other one, {MAX_RANKS} at most, and this job has {ranks}; "
             "choose native."
         )
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.cluster import MOST_RANKS, Task
+from ..core.cluster import MAX_RANKS, Task
 from ..core.errors import RunFailedError
 from ..core.listener import AuthenticatingListener, Exchange
 from .all_reduce import BucketSums, RankSum
@@ -68,7 +68,7 @@ def join(task: Task, seconds: float, listening: socket.socket | None = None) -> 
     ranks = range(task.cluster.workers)
     connected: dict[Place, socket.socket] = {}
     arrivals: Arrivals = queue.Queue()
-    listening = listening or socket.create_server((task.address, task.port), backlog=2 * MOST_RANKS)
+    listening = listening or socket.create_server((task.address, task.port), backlog=2 * MAX_RANKS)
     try:
         with AuthenticatingListener(listening, partial(_prove, task), partial(_arrive, arrivals), log.warning):
             for place in ((peer, channel) for peer in range(task.rank) for channel in Channel):
@@ -141,7 +141,7 @@ def _hear_word(exchange: Exchange) -> None:
         raise ConnectionError("it sent what was not agreed")
 
 
-MOST_SUMS = 64  # more lengths than a step's buckets, while plans have losses of any number
+MAX_SUMS = 64  # more lengths than a step's buckets, while plans have losses of any number
 SPREAD_ELEMENTS = 1 << 18  # broadcasts need no memory of a model's size
 
 
@@ -167,7 +167,7 @@ class Mesh:
         key = elements, np.dtype(kind)
         found = self._sums.pop(key, None) or RankSum(self._links, *key)
         self._sums[key] = found  # which makes it the one used last
-        if len(self._sums) > MOST_SUMS:
+        if len(self._sums) > MAX_SUMS:
             del self._sums[next(iter(self._sums))]
         return found
 

@@ -34,7 +34,7 @@ def names_of(task: Task) -> Mapping[int, str]:
 
 INTERVAL_SECONDS = 1.0
 _SIGN = b"."
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 class LifeSigns:
@@ -84,7 +84,7 @@ class LifeSigns:
 
 def _hears(connection: socket.socket) -> bool:
     try:
-        return bool(connection.recv(_MOST_BYTES))
+        return bool(connection.recv(_MAX_BYTES))
     except BlockingIOError:
         return True
     except OSError:

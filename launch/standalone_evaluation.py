@@ -90,7 +90,7 @@ class Evaluator:
             yield start, logits_bk
 
 
-MOST_ANSWER_BYTES = 8 << 20  # maximum bytes of the numbers in one answer, a quarter of a message's limit
+MAX_ANSWER_BYTES = 8 << 20  # maximum bytes of the numbers in one answer, a quarter of a message's limit
 _NUMBER_BYTES = 8
 _FIGURES = 4  # numbers of a hypothesis without its pieces: their count, score, log-probability, and whether it ended
 
@@ -112,7 +112,7 @@ def _parts(sources: Sequence[Sequence[int]], decoding: Decoding, n_best: int) ->
     begin = taken_bytes = 0
     for number, source in enumerate(sources):
         needed_bytes = _NUMBER_BYTES * (1 + n_best * (len(source) + decoding.extra_length + _FIGURES))
-        if number > begin and taken_bytes + needed_bytes > MOST_ANSWER_BYTES:
+        if number > begin and taken_bytes + needed_bytes > MAX_ANSWER_BYTES:
             yield sources[begin:number]
             begin, taken_bytes = number, 0
         taken_bytes += needed_bytes

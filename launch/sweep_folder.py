@@ -17,7 +17,7 @@ from ..core.drafts import lock
 from ..core.errors import UsageError
 from ..core.job import Job, without_password
 from ..core.settings.sources import shipped
-from ..core.settings.sweeps import MOST_POINTS, MOST_REPEATS, NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
+from ..core.settings.sweeps import MAX_POINTS, MAX_REPEATS, NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..records.store.jsonl import DamagedRunError, write_document
 from ..records.store.schema import SCHEMA
 from .driver.resumption import CONFIG
@@ -71,7 +71,7 @@ class Entry:
 class _Grid(JsonObject):
     axes: dict[str, list[Any]]
     cases: list[dict[str, Any]]
-    repeats: Annotated[int, Field(ge=1, le=MOST_REPEATS)] | None
+    repeats: Annotated[int, Field(ge=1, le=MAX_REPEATS)] | None
 
 
 class _Request(JsonObject):
@@ -100,8 +100,8 @@ def read_request(path: Path) -> Request:
     """Return the request of a sweep. Raises UsageError if `path` is no sweep's folder."""
     asked = _document(path)["request"]
     grid = {name: asked["grid"][name] for name in _Grid.model_fields}
-    if (points := Grid(**grid).points) > MOST_POINTS:
-        raise DamagedRunError(f"{path / SWEEP_FILE}: request.grid: has {points:,} points; a sweep has at most {MOST_POINTS:,}.")
+    if (points := Grid(**grid).points) > MAX_POINTS:
+        raise DamagedRunError(f"{path / SWEEP_FILE}: request.grid: has {points:,} points; a sweep has at most {MAX_POINTS:,}.")
     config = asked["config"]
     if config is not None and config not in shipped():
         _expect_file(config, path)

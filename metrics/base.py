@@ -160,7 +160,7 @@ def signature(tokenizer: str) -> str:
 
 
 Better = Literal["higher", "lower"]
-MOST_SUMS, MOST_METRICS = 1000, 64  # per model
+MAX_SUMS, MAX_METRICS = 1000, 64  # per model
 PERCENTAGES = frozenset(("bleu", "chrf"))  # metrics from 0 to 100, shown with two decimals
 SHARES_OF_EXAMPLES = frozenset(("accuracy",))  # a value p has the standard error √(p (1 − p) / n)
 RESERVED_NAMES = frozenset(

@@ -118,7 +118,7 @@ class ForwardContext(Generic[Tensor]):
     - `compute`: the framework's number format for convolutions and matrix products (None: float32). All else stays float32.
     - `dropout(x, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers the
       model's dropout layers from 0. The identity unless `training`. `x` is [batch, features], [batch, positions, features] or
-      [batch, heads, queries, keys]. Rates are at most 1 − 2⁻¹⁵ (`dropout_masks.LARGEST_RATE`).
+      [batch, heads, queries, keys]. Rates are at most 1 − 2⁻¹⁵ (`dropout_masks.MAX_RATE`).
     - `settings`: those of the `ModelSpec`.
     """
 

@@ -190,9 +190,9 @@ def _continuations(beams: _Beams, log_probabilities_nv: LogProbabilities, beam: 
     return _Continuations(row_m[chosen_m], piece_nk.ravel()[chosen_m], total_m[chosen_m]), broken
 
 
-MOST_SENTENCES = 128  # per batch: 64 MiB of log-probabilities for 32,768 pieces and a beam of 4
-MOST_POSITIONS = 1 << 14  # per batch: beam × longest length; `big` caches 49 kB each, 800 MB in all
-MOST_SOURCE_POSITIONS = 48 * MOST_SENTENCES
+MAX_SENTENCES = 128  # per batch: 64 MiB of log-probabilities for 32,768 pieces and a beam of 4
+MAX_POSITIONS = 1 << 14  # per batch: beam × longest length; `big` caches 49 kB each, 800 MB in all
+MAX_SOURCE_POSITIONS = 48 * MAX_SENTENCES
 """A batch's padded sources are encoded in one call without heartbeat: with `big` (0.18 GFLOP a position, 20 GFLOP/s) within a minute."""
 
 
@@ -203,8 +203,8 @@ def batches(lengths: Sequence[int], decoding: Decoding) -> Iterator[NDArray[np.i
     begin = 0
     while begin < len(order_n):
         length = max(1, int(lengths_n[order_n[begin]]))
-        hypotheses = MOST_POSITIONS // (decoding.beam * (length + decoding.extra_length))
-        count = max(1, min(MOST_SENTENCES, hypotheses, MOST_SOURCE_POSITIONS // length))
+        hypotheses = MAX_POSITIONS // (decoding.beam * (length + decoding.extra_length))
+        count = max(1, min(MAX_SENTENCES, hypotheses, MAX_SOURCE_POSITIONS // length))
         yield order_n[begin : begin + count]
         begin += count
 
@@ -219,7 +219,7 @@ def decode(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_be
     return found
 
 
-LARGEST_BEAM = 64  # larger beams take more memory and give worse translations
+MAX_BEAM = 64  # larger beams take more memory and give worse translations
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +235,8 @@ class Decoding:
     extra_length: int = 50
 
     def __post_init__(self) -> None:
-        if not 1 <= self.beam <= LARGEST_BEAM:
-            raise UsageError(f"beam: got {self.beam}; allowed: 1 (greedy) to {LARGEST_BEAM}")
+        if not 1 <= self.beam <= MAX_BEAM:
+            raise UsageError(f"beam: got {self.beam}; allowed: 1 (greedy) to {MAX_BEAM}")
         if not (math.isfinite(self.length_penalty) and 0 <= self.length_penalty <= 10):
             raise UsageError(f"length penalty: got {self.length_penalty:g}; allowed: 0 to 10")
         if not 0 <= self.extra_length <= 10_000:

@@ -18,12 +18,12 @@ LOW_WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 FEATURES_OF_BLOCK = 8  # neighbouring features that share one counter
 BLOCKS_AT_ONCE = 1 << 15  # their words fit a second-level cache
-LARGEST_RATE = 1.0 - 2.0**-15  # higher rates would keep nothing, and their scale overflows fp16
+MAX_RATE = 1.0 - 2.0**-15  # higher rates would keep nothing, and their scale overflows fp16
 
 
 def drawn_rate(rate: float) -> float:
-    """Limit `rate` (below 1) to `LARGEST_RATE`."""
-    return min(rate, LARGEST_RATE)
+    """Limit `rate` (below 1) to `MAX_RATE`."""
+    return min(rate, MAX_RATE)
 
 
 def refused_dropout(name: str) -> Callable[[Any, float, int], Any]:

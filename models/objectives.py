@@ -33,7 +33,7 @@ from ..core.suggestions import nearest
 from ..core.units import Target
 from ..data.columns import LENGTHS, TOKENS
 from ..metrics import LOSS, Better, Metric, MetricInfo
-from ..metrics.base import ACCURACY, MOST_METRICS, MOST_SUMS, SENTENCES
+from ..metrics.base import ACCURACY, MAX_METRICS, MAX_SUMS, SENTENCES
 from .decoding import TranslationQuality, checked_sums
 
 LOSS_SUM = "loss_sum"
@@ -64,8 +64,8 @@ class Objective:
             raise ValueError(f"objective {self.name!r}: its sums lack {', '.join(sorted(missing))}")
         if self.translation is not None and SENTENCES not in self.translation.sums:
             raise ValueError(f"objective {self.name!r}: the sums of its translation lack {SENTENCES}, by which sentences are counted")
-        if len(self.every_sum) > MOST_SUMS or len(self.every_metric) > MOST_METRICS:
-            most = f"at most {MOST_SUMS:,} sums and {MOST_METRICS} metrics"
+        if len(self.every_sum) > MAX_SUMS or len(self.every_metric) > MAX_METRICS:
+            most = f"at most {MAX_SUMS:,} sums and {MAX_METRICS} metrics"
             raise ValueError(f"objective {self.name!r}: {most}; it has {len(self.every_sum):,} and {len(self.every_metric)}")
         names = [metric.name for metric in self.every_metric]
         if len(set(names)) != len(names) or len(set(self.every_sum)) != len(self.every_sum):
@@ -188,7 +188,7 @@ CLASSIFICATION = Objective("classification", CROSS_ENTROPY, (LOSS_SUM, "correct"
 
 
 TRIALS = 20  # attempts per metric: some made-up sums may rightly have no value
-LARGEST = 1000
+MAX_SIZE = 1000
 
 
 def _made_up_sums(objective: Objective) -> Iterator[dict[str, float]]:
@@ -198,7 +198,7 @@ def _made_up_sums(objective: Objective) -> Iterator[dict[str, float]]:
     yield {name: float(len(names) - place) for place, name in enumerate(names)}
     draw = random.Random(0)
     for _ in range(TRIALS - 3):
-        yield {name: float(draw.randint(1, LARGEST)) for name in names}
+        yield {name: float(draw.randint(1, MAX_SIZE)) for name in names}
 
 
 def refuse_uncomputable(objective: Objective) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ..records.store.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS, SystemRecord, TaskSample
+from ..records.store.schema import MAX_PROBLEM_CHARACTERS, MAX_PROBLEMS, SystemRecord, TaskSample
 from .cpu_limits import QuotaCounter, WaitCounter, read_machine_cpu_seconds, read_pressure_seconds
 from .gpu import GpuProbe
 from .host import cores_available as host_cores_available
@@ -39,14 +39,14 @@ class Problems:
 
     def note(self, text: str) -> None:
         """Keep a new text for `take`, truncated, with non-Unicode characters escaped."""
-        text = text.encode(errors="backslashreplace").decode()[:MOST_PROBLEM_CHARACTERS]
+        text = text.encode(errors="backslashreplace").decode()[:MAX_PROBLEM_CHARACTERS]
         if text not in self._told:
             self._told.add(text)
             self._new.append(text)
 
     def take(self) -> tuple[str, ...]:
         """Return the texts since the last call, up to a sample's limit; others follow later."""
-        new, self._new = tuple(self._new[:MOST_PROBLEMS]), self._new[MOST_PROBLEMS:]
+        new, self._new = tuple(self._new[:MAX_PROBLEMS]), self._new[MAX_PROBLEMS:]
         return new
 
 
@@ -221,7 +221,7 @@ class NodeTasks:
 
 _STOP_SECONDS = 5.0
 # shorter slopes are noise: the last sample may follow immediately
-_SHORTEST_SLOPE_SECONDS = 0.1
+_MIN_SLOPE_SECONDS = 0.1
 
 
 class NodeSampler:
@@ -331,7 +331,7 @@ class NodeSampler:
     def _record(self, now: float, began: float) -> SystemRecord:
         interval, cpu, tasks = now - self._last, self._tasks.cpu_seconds(), self._tasks
         before = self._last_cpu_seconds
-        measurable = interval >= min(_SHORTEST_SLOPE_SECONDS, self._interval / 2)
+        measurable = interval >= min(_MIN_SLOPE_SECONDS, self._interval / 2)
         cores_used = (cpu - before) / interval if cpu is not None and before is not None and measurable else None
         interfaces = self._problems.attempt("interface counters", self._interfaces.read) if self._interfaces else None
         source, sent, received = self._traffic(interfaces)

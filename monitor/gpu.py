@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # CUDA reads CUDA_VISIBLE_DEVICES (index, UUID or MIG name) up to the first unknown device, and takes a list with a duplicate as empty.
 _NUMBER = re.compile(r"[ \t]*([+-]?[0-9]+)")
 _GPU, _PARTITION = "GPU-", "MIG-"
-_LONGEST_INDEX = 9  # digits: Python refuses numbers of thousands
+_MAX_INDEX = 9  # digits: Python refuses numbers of thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _by_index(gpus: Sequence[Gpu], entries: Sequence[str]) -> Iterator[VisibleGp
             return
         numbers.append(number)
     for number in numbers:
-        if len(number) > _LONGEST_INDEX or int(number) >= len(gpus):
+        if len(number) > _MAX_INDEX or int(number) >= len(gpus):
             return
         yield VisibleGpu(number, gpus[int(number)].uuid, int(number))
 
@@ -165,7 +165,7 @@ def _first_word(path: Path) -> str:
 # The driver's control device (Linux, WSL 2) or library: without any of them no GPU is observable.
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 _LIBRARY = "libnvidia-ml.so.1"
-_MOST_PARTITIONS = 64  # of a GPU; existing ones have seven at most
+_MAX_PARTITIONS = 64  # of a GPU; existing ones have seven at most
 
 
 class GpuProbe:
@@ -252,7 +252,7 @@ class GpuProbe:
             most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
         except nvml.NVMLError:
             return []
-        for number in range(min(most, _MOST_PARTITIONS)):
+        for number in range(min(most, _MAX_PARTITIONS)):
             try:
                 found.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
             except nvml.NVMLError_NotFound:

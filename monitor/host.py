@@ -43,7 +43,7 @@ def describe_host(framework_packages: Mapping[str, Sequence[str]], gpus: Mapping
     return {
         "hostname": platform.node() or None,
         "cpu_model": _cpu_field("model name", "Model") or platform.processor() or None,
-        "cpu_flags": (_cpu_field("flags", "Features") or "").split()[:MOST_CPU_FLAGS] or None,
+        "cpu_flags": (_cpu_field("flags", "Features") or "").split()[:MAX_CPU_FLAGS] or None,
         "cores_logical": psutil.cpu_count(logical=True),
         "cores_physical": psutil.cpu_count(logical=False),
         "cores_affinity": _affinity(None),
@@ -70,7 +70,7 @@ def _affinity(pid: int | None) -> int | None:
         return None
 
 
-MOST_CPU_FLAGS = 1000
+MAX_CPU_FLAGS = 1000
 
 
 def _cpu_field(*names: str) -> str | None:
@@ -123,8 +123,8 @@ def _first_version(distributions: Sequence[str]) -> str | None:
 
 
 GIT_SECONDS = 3.0  # for a call of git; a slow, large tree's changes remain unknown
-MOST_PACKAGES = 5_000
-LONGEST_CHARACTERS = 200
+MAX_PACKAGES = 5_000
+MAX_CHARACTERS = 200
 _INSTALLED = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.(dist-info|egg-info)")
 # Untrusted settings by which git would start a program, or read elsewhere.
 _RUNS_PROGRAMS = r"^(core\.(fsmonitor|worktree)|filter\..*|include\..*|includeif\..*|extensions\.worktreeconfig)$"
@@ -149,7 +149,7 @@ def installed_packages(folders: Iterable[str]) -> dict[str, str]:
             continue
         for entry in entries:
             match = _INSTALLED.fullmatch(entry)
-            if match is not None and len(entry) <= LONGEST_CHARACTERS and len(found) < MOST_PACKAGES:
+            if match is not None and len(entry) <= MAX_CHARACTERS and len(found) < MAX_PACKAGES:
                 found.setdefault(match["name"].replace("_", "-").lower(), match["version"])
     return dict(sorted(found.items()))
 

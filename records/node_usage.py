@@ -11,7 +11,7 @@ from .store.schema import COUNTERS, GAUGES, GPU_GAUGES, Clock, GpuSample, System
 from .time_shares import with_segments
 
 _Figure = TypeVar("_Figure")
-LEAST_SECONDS = 2.0  # shorter samples are dominated by the end of initialisation, which they miss in part
+MIN_SECONDS = 2.0  # shorter samples are dominated by the end of initialisation, which they miss in part
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class CpuUse:
     available: float | None
     granted: float | None = None
     throttled: float | None = None
-    seconds: float = LEAST_SECONDS
+    seconds: float = MIN_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class _Node:
     def cpu_use(self, segment: float | None) -> CpuUse:
         """Return the CPU use in a segment, empty if samples cover too little time."""
         counters = self._by_segment[segment]
-        if counters["cpu_seconds"].seconds < LEAST_SECONDS:
+        if counters["cpu_seconds"].seconds < MIN_SECONDS:
             return CpuUse(None, None, None, None, None)
         return CpuUse(
             used=counters["cpu_seconds"].per_second,

@@ -24,7 +24,7 @@ from .store.summary_schema import training_rates
 from .time_shares import StepTimes, last_segment, resumed_seconds, time_shares
 
 FINAL_LOSS_UPDATES = 20  # last updates in `final_train_loss`: a single batch's loss is mostly noise
-LEAST_ASYNC_GROUPS = 10  # groups per worker for the speed of a profiled async run, within a tenth
+MIN_ASYNC_GROUPS = 10  # groups per worker for the speed of a profiled async run, within a tenth
 
 
 def quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: float) -> float:
@@ -76,7 +76,7 @@ class _Steps(StepTimes):
     def figures(self, job: Job, clock: Clock) -> dict[str, Any]:
         """Return the figures of the steps alone; short async runs have no speed, as groups begun before a trace would distort it."""
         train_seconds = max(0.0, clock.train_seconds - self.profile_seconds)
-        least = LEAST_ASYNC_GROUPS * job.workers if job.mode == "async" else 1
+        least = MIN_ASYNC_GROUPS * job.workers if job.mode == "async" else 1
         known = train_seconds > 0 and (not self.profiled_steps or len(self._counts) >= least)
         return {
             "train_seconds": train_seconds,

@@ -103,7 +103,7 @@ def duration_text(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-MOST_NODES_SHOWN = 16  # tables and charts summarise more nodes
+MAX_NODES_SHOWN = 16  # tables and charts summarise more nodes
 # The median is that of an actual node.
 STATISTICS: Mapping[str, Callable[[Sequence[float]], float]] = {"lowest": min, "median": statistics.median_low, "highest": max}
 T = TypeVar("T")
@@ -111,7 +111,7 @@ T = TypeVar("T")
 
 def lines_of(nodes: int) -> list[int | str]:
     """Return the lines for so many nodes: their numbers, or the names of `STATISTICS`."""
-    return [*range(nodes)] if nodes <= MOST_NODES_SHOWN else [*STATISTICS]
+    return [*range(nodes)] if nodes <= MAX_NODES_SHOWN else [*STATISTICS]
 
 
 def statistic(name: str, values: Collection[float | None]) -> float | None:
@@ -122,15 +122,15 @@ def statistic(name: str, values: Collection[float | None]) -> float | None:
 
 def ends_of(items: Sequence[T], figure: Callable[[T], float | None]) -> tuple[list[T], bool]:
     """Return items of all nodes, or of many the lowest and highest, in order, and whether any are missing."""
-    if len(items) <= MOST_NODES_SHOWN:
+    if len(items) <= MAX_NODES_SHOWN:
         return [*items], False
     known = sorted((value, number) for number, item in enumerate(items) if (value := figure(item)) is not None)
-    half = MOST_NODES_SHOWN // 2
-    picked = {number for _, number in (*known[:half], *known[-half:])} or {*range(MOST_NODES_SHOWN)}
+    half = MAX_NODES_SHOWN // 2
+    picked = {number for _, number in (*known[:half], *known[-half:])} or {*range(MAX_NODES_SHOWN)}
     return [items[number] for number in sorted(picked)], True
 
 
-LEAST_TRAINED = 0.05  # fraction of sampled time needed for a training rate, given the accuracy of pauses
+MIN_TRAINED = 0.05  # fraction of sampled time needed for a training rate, given the accuracy of pauses
 
 
 @dataclass(slots=True)
@@ -239,7 +239,7 @@ def _figures(before: SystemRecord | None, record: SystemRecord, pauses: Sequence
         for start, end in sorted(pauses):  # may overlap
             trained -= max(0.0, min(end, last) - max(start, until))
             until = max(until, end)
-    sent, received = (None if rate is None or trained < LEAST_TRAINED * seconds else rate * seconds / trained for rate in rates)
+    sent, received = (None if rate is None or trained < MIN_TRAINED * seconds else rate * seconds / trained for rate in rates)
     return {
         "node": record.node,
         "cores": record.cpu_cores_used,

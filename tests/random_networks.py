@@ -14,7 +14,7 @@ import numpy as np
 from crosstrain.models.base import ModelSpec
 from crosstrain.models.layers import LayerSpecs, convolved
 
-MOST_LAYERS = 8
+MAX_LAYERS = 8
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Drawn:
 def draw(seed: int, input_shape: tuple[int, ...], classes: int) -> Drawn:
     """Draw one to eight layers before the logits: first on images, and from some layer on (or not at all) on features."""
     random = np.random.default_rng([17, seed])
-    drawn, count = Drawn(), int(random.integers(1, MOST_LAYERS + 1))
+    drawn, count = Drawn(), int(random.integers(1, MAX_LAYERS + 1))
     on_images = int(random.integers(0, count + 1))
     channels, height, width = input_shape
     for number in range(on_images):

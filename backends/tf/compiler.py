@@ -131,7 +131,7 @@ def compiled(model: TfModel, sizes: Iterable[int]) -> TfModel:
     return replace(model, computing=CompiledGradients(model, sizes))
 
 
-MOST_INDICES = 1 << 22  # of all batches of a call: 16 MiB
+MAX_INDICES = 1 << 22  # of all batches of a call: 16 MiB
 Traced = Callable[..., tf.Tensor]
 Step = Callable[..., tf.Tensor]  # (indices int32 [size], scalars) -> Σ losses, in ops
 
@@ -147,7 +147,7 @@ class CompiledLoop:
         """Return a loop of steps with so many scalars each; None if `compiled`, which compiles by XLA, cannot."""
         if not size:
             return None
-        capacity = max(1, min(most_steps, MOST_INDICES // size))
+        capacity = max(1, min(most_steps, MAX_INDICES // size))
         indices, rows, count = tf.TensorSpec([capacity, size], tf.int32), tf.TensorSpec([capacity, scalars]), tf.TensorSpec([], tf.int32)
         function = compiled(partial(_steps, step, capacity), indices, tf.TensorSpec([capacity]), rows, count)
         return None if function is None else cls(function, size, capacity)

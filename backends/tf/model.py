@@ -104,8 +104,8 @@ def _half_words(key: tf.Tensor, shape: tf.Tensor, rate: float) -> tf.Tensor:
     return tf.reshape(halves >= tf.constant(round(rate * 2**16), tf.uint16), shape)
 
 
-LEAST_MICRO_BATCH = 8  # examples
-MOST_IN_MICRO_BATCHES = 1 << 20  # parameters; each parallel micro-batch has its own gradients
+MIN_MICRO_BATCH = 8  # examples
+MAX_IN_MICRO_BATCHES = 1 << 20  # parameters; each parallel micro-batch has its own gradients
 Losses = Callable[[tf.Tensor, ColumnTensors, Context], tf.Tensor]  # (forward's result, target, context) -> losses [batch]
 Computing = Callable[[HeldParameters, ColumnTensors, ColumnTensors, tf.Tensor, Context], tuple[tf.Tensor, list[tf.Tensor]]]
 """(parameters, inputs, target, weight, context) -> Σ losses, the gradients of `weight` times that."""
@@ -239,9 +239,9 @@ def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> in
         and device.startswith("CPU")
         and not spec.buffers
         and not spec.dropout
-        and spec.size <= MOST_IN_MICRO_BATCHES
+        and spec.size <= MAX_IN_MICRO_BATCHES
     )
-    return threads if suitable and job.micro_batch >= LEAST_MICRO_BATCH * threads else 1
+    return threads if suitable and job.micro_batch >= MIN_MICRO_BATCH * threads else 1
 
 
 def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> TfModel:

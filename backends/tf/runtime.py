@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 KERAS_CHOICE = "TF_USE_LEGACY_KERAS"
 SERVER_INTER_OP_THREADS = 2  # one may wait for a message
 CALLED_IN_PLACE = frozenset(("While", "StatelessWhile"))  # run on the sequential executor's own thread (WhileOp::DoComputeSync)
-MOST_SIDE_BY_SIDE = 1 << 25  # parameters; parallel float32 ops of larger models take up to 0.4 GB more (AlexNet)
+MAX_SIDE_BY_SIDE = 1 << 25  # parameters; parallel float32 ops of larger models take up to 0.4 GB more (AlexNet)
 
 
 def import_tensorflow(*, deterministic: bool) -> None:
@@ -78,7 +78,7 @@ def _op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int
         return 1, micro_batches
     if job.mode == "async" or job.wrapped:
         return task.threads, max(SERVER_INTER_OP_THREADS, task.threads)
-    one_by_one = job.precision == "fp32" and spec.size > MOST_SIDE_BY_SIDE
+    one_by_one = job.precision == "fp32" and spec.size > MAX_SIDE_BY_SIDE
     return task.threads, 1 if one_by_one else task.threads
 
 

@@ -22,7 +22,7 @@ from .bounds import Line, sizes
 from .group import ADDERS, run_ranks
 from .table import Series, markdown, write_page
 
-LEAST_BYTES, MOST_BYTES, FACTOR = 1 << 10, 256 << 20, 4
+MIN_BYTES, MAX_BYTES, FACTOR = 1 << 10, 256 << 20, 4
 SOCKETS = "sockets"
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     facts = machine.describe(given.network, None)
     print(machine.sentence(facts), flush=True)
-    wanted = sizes(LEAST_BYTES, given.most, FACTOR)
+    wanted = sizes(MIN_BYTES, given.most, FACTOR)
     settings = {"bandwidth": given.bandwidth, "sizes": wanted, "ranks": given.ranks, "tries": given.tries}
     found: dict[str, list[Any]] = {name: [] for name in (SOCKETS, *given.only)}
     try:
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=tuple(ADDERS), default=list(ADDERS), help="these exchanges (default: all)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="interleaved repeats (default 5)")
     parser.add_argument("--tries", type=int, default=3, metavar="N", help="tries of each size in a repeat, whose median counts (default 3)")
-    parser.add_argument("--most", type=int, default=MOST_BYTES, metavar="BYTES", help="the largest vector (default 256 MiB)")
+    parser.add_argument("--most", type=int, default=MAX_BYTES, metavar="BYTES", help="the largest vector (default 256 MiB)")
     parser.add_argument("--ranks", type=int, default=3, metavar="N", help="nodes with a rank each (default 3)")
     parser.add_argument("--bandwidth", type=parse_bandwidth, metavar="RATE", help="speed of each node's link, such as 1gbit")
     parser.add_argument("--network", choices=("isolated", "host"), default="isolated", help="virtual nodes, or loopback")

@@ -1,7 +1,7 @@
 """Other constants for the direct exchange: ``python -m benchmarks.exchange.constants NAME [--values …] [--sizes …] [--bandwidth RATE] …``.
 
-NAME is PIECE_BYTES, MOST_FURTHER_BYTES or BUCKET_BYTES (exchange/mesh). All values take turns within the same processes; the table has the
-medians, and marks the fastest of each line. For MOST_FURTHER_BYTES compare 0 (always in shares) with a large value (always whole): the
+NAME is PIECE_BYTES, MAX_FURTHER_BYTES or BUCKET_BYTES (exchange/mesh). All values take turns within the same processes; the table has the
+medians, and marks the fastest of each line. For MAX_FURTHER_BYTES compare 0 (always in shares) with a large value (always whole): the
 size from which shares are faster is where the constant belongs.
 """
 
@@ -22,12 +22,12 @@ from .table import size_text, time_text
 KIB, MIB = 1 << 10, 1 << 20
 VALUES = {
     "PIECE_BYTES": [64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 4 * MIB],
-    "MOST_FURTHER_BYTES": [0, 1 << 40],
+    "MAX_FURTHER_BYTES": [0, 1 << 40],
     "BUCKET_BYTES": [MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB, 1 << 40],
 }
 SIZES = {
     "PIECE_BYTES": [MIB, 4 * MIB, 16 * MIB, 64 * MIB],
-    "MOST_FURTHER_BYTES": [4 * KIB, 16 * KIB, 32 * KIB, 48 * KIB, 64 * KIB, 96 * KIB, 128 * KIB, 256 * KIB, 512 * KIB],
+    "MAX_FURTHER_BYTES": [4 * KIB, 16 * KIB, 32 * KIB, 48 * KIB, 64 * KIB, 96 * KIB, 128 * KIB, 256 * KIB, 512 * KIB],
     "BUCKET_BYTES": [4],
 }
 

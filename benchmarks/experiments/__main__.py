@@ -24,7 +24,7 @@ from .results import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/experiments.md"
-MOST_PICTURE_BYTES = 200_000
+MAX_PICTURE_BYTES = 200_000
 INTERRUPTED = 130
 
 
@@ -105,7 +105,7 @@ def _draw(name: str, experiment: Experiment, results: Results, folder: Path) -> 
                 old.unlink()
             for path in sorted(drawn.glob(f"{picture}*")):
                 small = path
-                if path.stat().st_size > MOST_PICTURE_BYTES:
+                if path.stat().st_size > MAX_PICTURE_BYTES:
                     _say(f"{name}: {path.stem} has {path.stat().st_size:,} bytes as SVG and becomes a PNG")
                     small = _plot(name, runs, Path(scratch), "png") / f"{path.stem}.png"
                 kept.append(folder / f"{name}-{small.name}")

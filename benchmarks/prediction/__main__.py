@@ -36,7 +36,7 @@ STEPS_OF_A_WORKER = 25
 BANDWIDTHS = ("100mbit", "300mbit", "1gbit")
 TIMEOUT_SECONDS = 300.0
 
-MOST_FOREIGN_CORES = 0.15
+MAX_FOREIGN_CORES = 0.15
 """What others may use of the machine during a run, the system's own work among them."""
 
 TRIES = 4
@@ -140,7 +140,7 @@ def _make(run: Wanted, out: Path) -> None:
             group.wait_for("trainer", TIMEOUT_SECONDS)
             foreign = _used_between(before, _processor_seconds()) / (time.monotonic() - began)
             print(f"{run.name}: others used {foreign:.2f} cores", file=sys.stderr, flush=True)
-            if foreign <= MOST_FOREIGN_CORES:
+            if foreign <= MAX_FOREIGN_CORES:
                 (Path(folder) / run.name).rename(out / run.name)
                 return
     raise MeasurementError(f"{run.name}: others used the machine in each of {TRIES} tries; no figure would be worth anything")

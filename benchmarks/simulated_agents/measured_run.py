@@ -32,8 +32,8 @@ STEP_SECONDS = 0.025
 SAMPLE_SECONDS = 2.0
 POLL_SECONDS = 0.2
 
-MOST_START_SECONDS = 300.0
-MOST_END_SECONDS = 120.0
+MAX_START_SECONDS = 300.0
+MAX_END_SECONDS = 120.0
 
 SETTLED_FRACTION = 0.1
 """Of the training, at its beginning and its end, in which the driver is not measured."""
@@ -98,7 +98,7 @@ def measure(nodes: int, seconds: float, processes: int, out: Path) -> Measured:
         "eval_every": "end",
         "sample_interval": str(SAMPLE_SECONDS),
         "save_final": "false",
-        "start_timeout": str(MOST_START_SECONDS),
+        "start_timeout": str(MAX_START_SECONDS),
     }
     with ExitStack() as ending:
         folder = ending.enter_context(plugin_folder())
@@ -150,7 +150,7 @@ def _started(
 
 def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: float) -> Measured:
     process = psutil.Process(driver.pid)
-    _await(driver, lambda: _event(run, "run_started") is not None, MOST_START_SECONDS, "to begin")
+    _await(driver, lambda: _event(run, "run_started") is not None, MAX_START_SECONDS, "to begin")
     start_seconds, start_cpu_seconds = time.monotonic() - began, _cpu_seconds(process)
     looks: list[tuple[float, float, int, int]] = []
     peak = 0
@@ -163,7 +163,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
 
     _await(driver, look, 24 * 3600.0, "to train")
     trained = time.monotonic()
-    _await(driver, lambda: driver.poll() is not None, MOST_END_SECONDS, "to end")
+    _await(driver, lambda: driver.poll() is not None, MAX_END_SECONDS, "to end")
     end_seconds = time.monotonic() - trained
     spare = int(len(looks) * SETTLED_FRACTION)
     first, last = looks[spare], looks[-1 - spare]

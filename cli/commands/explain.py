@@ -10,7 +10,7 @@ import click
 
 from ...core.console import json_text
 from ...core.errors import UsageError
-from ...core.units import MOST_AMOUNT
+from ...core.units import MAX_AMOUNT
 from ...records.store.jsonl import finite_json
 from ...report.analysis.advice import advise
 from ...report.analysis.duration import Wanted
@@ -27,8 +27,8 @@ from ..streams import echo_wrapped
 @click.command(short_help="Explain a run's bottleneck.")
 @click.argument("run", metavar="RUN|SWEEP")
 @out_option("Folder for run directories.")
-@click.option("--planned-steps", type=IntegerRange(1, MOST_AMOUNT), help="Estimate the duration for this many updates in total.")
-@click.option("--planned-epochs", type=IntegerRange(1, MOST_AMOUNT), help="The same in epochs.")
+@click.option("--planned-steps", type=IntegerRange(1, MAX_AMOUNT), help="Estimate the duration for this many updates in total.")
+@click.option("--planned-epochs", type=IntegerRange(1, MAX_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int | None, as_json: bool) -> None:
     """Explain a run's bottleneck: computation, communication, data loading, stragglers, evaluation or checkpoints, and what would help.

@@ -26,7 +26,7 @@ from .batched_run import CHECKPOINTS, checked
 DECIDED = ("--out", "--bandwidth", "--cores-per-node", "--network", "--python", "--quiet")  # meaningless in pods, or set here
 RESTARTS = 3  # default for runs that can resume
 START_TIMEOUT = "600"  # seconds that pods wait for each other: Kubernetes takes up to six minutes to restart one, and pulls images
-LARGEST_CONFIG_BYTES = 1_000_000  # Kubernetes' limit of a ConfigMap is a MiB
+MAX_CONFIG_BYTES = 1_000_000  # Kubernetes' limit of a ConfigMap is a MiB
 
 
 @click.group("manifest", short_help="Generate Kubernetes manifests.")
@@ -175,8 +175,8 @@ def _own_config(config: str) -> str | None:
     if not path.exists():
         return None
     text = path.read_text(encoding="utf-8")  # it has been read as settings before
-    if len(text.encode()) > LARGEST_CONFIG_BYTES:
-        raise UsageError(f"{shlex.quote(config)} has {len(text.encode()):,} bytes; a ConfigMap holds up to {LARGEST_CONFIG_BYTES:,}")
+    if len(text.encode()) > MAX_CONFIG_BYTES:
+        raise UsageError(f"{shlex.quote(config)} has {len(text.encode()):,} bytes; a ConfigMap holds up to {MAX_CONFIG_BYTES:,}")
     return text
 
 

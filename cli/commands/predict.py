@@ -24,7 +24,7 @@ from ..options import IntegerRange, check_choice, name_settings, out_option
 from ..streams import echo_wrapped
 
 DEFAULT_NODES = (1, 2, 4, 8, 64, 512)
-MOST_NODES = 65536
+MAX_NODES = 65536
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -111,8 +111,8 @@ def _default_nodes(servers: int, observed: Sequence[Observed]) -> tuple[int, ...
 
 def _nodes(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MOST_NODES for part in parts):
-        raise UsageError.of("--nodes", text, f"whole numbers from 1 to {MOST_NODES} with commas between, such as 2,4,8")
+    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
+        raise UsageError.of("--nodes", text, f"whole numbers from 1 to {MAX_NODES} with commas between, such as 2,4,8")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 

@@ -17,7 +17,7 @@ from ...core.job import Job
 from ...core.plugins import model_base
 from ...core.settings.personal import shown_command
 from ...core.settings.sources import Resolved, ResumedRun, resolve
-from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
+from ...core.settings.sweeps import MAX_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.topics import Topic
 from ...launch.driver.notify import Notifier, RunNews
 from ...launch.driver.resumption import TRUST_RUN
@@ -103,7 +103,7 @@ AUTO = Path("auto")  # with --resume: resume the run that the job names, or star
 @topic_option(
     Topic.RECORDS,
     "--repeats",
-    type=IntegerRange(1, MOST_REPEATS),
+    type=IntegerRange(1, MAX_REPEATS),
     metavar="N",
     help="Run N times, with seeds from --seed on, and report mean and standard deviation.",
 )

@@ -21,7 +21,7 @@ from ...core.setting import NOTHING, Requirement
 from ...core.settings.job_fields import flags_of, idle_settings
 from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import resolve, shipped
-from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid, value_text
+from ...core.settings.sweeps import MAX_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid, value_text
 from ...core.topics import Topic
 from ...launch.driver.resumption import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
 from ...launch.launchers.environments import detect, step_tasks
@@ -101,7 +101,7 @@ def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:
     "Separate values that contain commas by semicolons: 'cores_per_node=1,1;1,0.5'.",
 )
 @topic_option(
-    Topic.COMMON, "--repeats", type=IntegerRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on."
+    Topic.COMMON, "--repeats", type=IntegerRange(1, MAX_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on."
 )
 @topic_option(Topic.COMMON, "--name", "sweep_name", metavar="TEXT", help="Name of the sweep's folder; given again, the sweep resumes.")
 @topic_option(

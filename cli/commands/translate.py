@@ -25,7 +25,7 @@ from ...records.store.jsonl import finite_json
 from ...records.store.vocabulary import has_vocabulary
 from ..options import GivenPath, IntegerRange, decoding_options, model_option, trust_option
 from ..trained_job import (
-    LONGEST_LINE_BYTES,
+    MAX_LINE_BYTES,
     TaskSettings,
     arriving_lines,
     checkpoint_options,
@@ -34,7 +34,7 @@ from ..trained_job import (
     trained_weights,
 )
 
-MOST_PIECES = 1024  # per sentence, with END: attention cost grows with the square, and no training set has such sentences
+MAX_PIECES = 1024  # per sentence, with END: attention cost grows with the square, and no training set has such sentences
 NOT_FINITE = "the model's output is not finite"
 
 
@@ -122,7 +122,7 @@ def _numbered(arriving: Iterator[list[bytes | None]], vocabulary: Vocabulary) ->
 
 def _line(number: int, raw: bytes | None, vocabulary: Vocabulary) -> _Line:
     if raw is None:
-        return _Line(number, problem=f"longer than {LONGEST_LINE_BYTES:,} bytes")
+        return _Line(number, problem=f"longer than {MAX_LINE_BYTES:,} bytes")
     try:
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8")  # a file's byte order mark is no text
     except UnicodeDecodeError as error:
@@ -130,8 +130,8 @@ def _line(number: int, raw: bytes | None, vocabulary: Vocabulary) -> _Line:
     if not text.strip():
         return _Line(number, text)
     (pieces,) = vocabulary.encode([text])
-    if len(pieces) > MOST_PIECES:
-        return _Line(number, text, problem=f"{len(pieces):,} pieces long, and {MOST_PIECES:,} are the most")
+    if len(pieces) > MAX_PIECES:
+        return _Line(number, text, problem=f"{len(pieces):,} pieces long, and {MAX_PIECES:,} are the most")
     return _Line(number, text, tuple(pieces))
 
 

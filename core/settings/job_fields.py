@@ -168,14 +168,14 @@ def value_shown(value: Any) -> Any:
 
 
 # A webhook's path is as secret as a password, so only scheme, host and port of ``--notify`` are shown.
-MOST_CHARACTERS = 2000
+MAX_CHARACTERS = 2000
 
 
 def check_url(text: str) -> None:
     """Raise ValueError, without the text, for anything but a usable http or https URL."""
     what = "allowed: an http:// or https:// URL (what was given is not shown, as such an address may hold a password)"
-    if len(text) > MOST_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError(f"is longer than {MOST_CHARACTERS:,} characters, or has some that a URL cannot have; {what}")
+    if len(text) > MAX_CHARACTERS or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError(f"is longer than {MAX_CHARACTERS:,} characters, or has some that a URL cannot have; {what}")
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port

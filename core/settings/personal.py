@@ -20,12 +20,12 @@ from ..topics import Topic
 from .job_fields import check_url, environment_name, flag_name, over, shown_url
 
 # Shared configurations and runs cannot set these options, which select machines, programs and addresses.
-MOST_CHARACTERS = 65_536  # of a value: a list of thousands of hosts
+MAX_CHARACTERS = 65_536  # of a value: a list of thousands of hosts
 
 
 def _any_text(text: str) -> None:
-    if "\0" in text or len(text) > MOST_CHARACTERS:
-        raise ValueError(f"is longer than {MOST_CHARACTERS:,} characters, or has a zero byte")
+    if "\0" in text or len(text) > MAX_CHARACTERS:
+        raise ValueError(f"is longer than {MAX_CHARACTERS:,} characters, or has a zero byte")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def shown_command(command: list[str]) -> list[str]:
 
 
 OWN_FILE = "file "  # prefix of sources
-MOST_BYTES = 1 << 18
+MAX_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +192,13 @@ def _read(path: Path) -> dict[str, str]:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would wait for a writer
             _refuse_of_others(path, os.fstat(file.fileno()))
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise UsageError(f"{path}: your own file of options cannot be read: {error.strerror}.") from None
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{path}: is larger than {MOST_BYTES >> 10} KiB, the most that is read of your own file of options.")
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{path}: is larger than {MAX_BYTES >> 10} KiB, the most that is read of your own file of options.")
     values = parse_toml(data, str(path), str(path))
     for key, value in values.items():
         place = f"{one_line(key)[:100]} (in {path})"

@@ -48,7 +48,7 @@ from .job_fields import (
 )
 from .personal import PERSONAL_OPTIONS, own_file
 
-MOST_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 SWEEP = "sweep"  # a file's table for `trainer sweep`; no setting of a job
 
 
@@ -63,11 +63,11 @@ def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
     place, source = _locate(config)
     try:
         with source.open("rb") as file:  # may be a pipe
-            data = file.read(MOST_CONFIG_BYTES + 1)
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise UsageError(f"--config: {place} cannot be read: {error.strerror}.") from None
-    if len(data) > MOST_CONFIG_BYTES:
-        raise UsageError(f"--config: {place} is larger than {MOST_CONFIG_BYTES >> 20} MiB, the most that is read of one.")
+    if len(data) > MAX_CONFIG_BYTES:
+        raise UsageError(f"--config: {place} is larger than {MAX_CONFIG_BYTES >> 20} MiB, the most that is read of one.")
     return place, parse_toml(data, "--config", place)
 
 

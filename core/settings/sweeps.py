@@ -28,9 +28,9 @@ from .sources import SWEEP, SWEEP_KEYS, is_axis, read_config, refuse_misplaced, 
 SWEEP_FILE = "sweep.json"  # identifies a sweep's folder
 EARLIER = ".earlier"  # attempts that could not resume; hidden, as they are no points
 NOT_SWEPT = ("name", "out")  # a run's location, not its content
-MOST_REPEATS = 10_000  # seeds per job; enough for a mean, and all are planned first
-MOST_POINTS = 100_000  # all are planned in memory before the first runs
-LONGEST_NAME = 180  # of a point's folder; file systems allow 255 bytes
+MAX_REPEATS = 10_000  # seeds per job; enough for a mean, and all are planned first
+MAX_POINTS = 100_000  # all are planned in memory before the first runs
+MAX_NAME = 180  # of a point's folder; file systems allow 255 bytes
 _SHAPE = "TOML such as grid = {batch_size = [5, 10], mode = ['sync', 'async']}, cases = [{nodes = 2, batch_size = 5}], repeats = 3"
 
 
@@ -113,8 +113,8 @@ def read_grid(config: Path | str) -> Grid:
             raise UsageError.of(f"{where}: grid: {name}", found, f"a list of values; {_SHAPE}")
     if not isinstance(cases, list) or not all(isinstance(case, Mapping) and case for case in cases):
         raise UsageError.of(f"{where}: cases", cases, _SHAPE)
-    if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MOST_REPEATS):
-        raise UsageError.of(f"{where}: repeats", repeats, f"a whole number from 1 to {MOST_REPEATS}")
+    if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MAX_REPEATS):
+        raise UsageError.of(f"{where}: repeats", repeats, f"a whole number from 1 to {MAX_REPEATS}")
     for name in (*axes, *(name for case in cases for name in case)):
         _known(where, name)
     return Grid(axes, tuple(cases), repeats).checked()
@@ -143,8 +143,8 @@ def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], confi
 
     Each seed covers all points before the next one, so that changes of the machine affect all points alike.
     """
-    if grid.points > MOST_POINTS:
-        raise UsageError(f"sweep: the grid has {grid.points:,} points; a sweep has at most {MOST_POINTS:,}.")
+    if grid.points > MAX_POINTS:
+        raise UsageError(f"sweep: the grid has {grid.points:,} points; a sweep has at most {MAX_POINTS:,}.")
     combinations = list(grid.combinations())
     if combinations == [{}] and grid.repeats is None:
         raise UsageError(
@@ -190,8 +190,8 @@ def _names(found: Sequence[Mapping[str, Any]]) -> list[str]:
     names: list[str] = []
     for number, settings in enumerate(found, start=1):
         name = re.sub(r"[^\w.=,+@-]", "_", settings_text(settings, ","), flags=re.ASCII)
-        if len(name) > LONGEST_NAME or name in names:
-            name = f"{name[:LONGEST_NAME]}-{number}"
+        if len(name) > MAX_NAME or name in names:
+            name = f"{name[:MAX_NAME]}-{number}"
         names.append(name)
     return names
 

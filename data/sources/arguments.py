@@ -31,12 +31,12 @@ def write_arguments(values: Mapping[str, str], defaults: Mapping[str, str]) -> s
     return ",".join(f"{key}={values[key]}" for key, default in defaults.items() if values[key] != default)
 
 
-LONGEST_NUMBER = 20  # digits; Python rejects thousands of them
+MAX_NUMBER = 20  # digits; Python rejects thousands of them
 
 
 def whole_number(name: str, key: str, text: str, low: int, high: int) -> int:
     """Parse a number. Raises UsageError unless it is in low … high."""
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else low - 1
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_NUMBER else low - 1
     if not low <= number <= high:
         raise UsageError.of(f"data: {key} of {name!r}", text, f"a whole number from {low} to {high}")
     return number

@@ -57,7 +57,7 @@ def glyph_tiles() -> NDArray[np.uint8]:
 # Shapes: n examples of a block, c channels, h = w = size.
 
 BLOCK = 500  # examples: small enough for the processor's cache, large enough for numpy
-_MOST_THREADS = 8  # with more, threads wait for memory and for each other
+_MAX_THREADS = 8  # with more, threads wait for memory and for each other
 _STREAMS: dict[Split, int] = {"train": 0, "test": 1}
 Real = NDArray[np.float32]
 
@@ -120,7 +120,7 @@ def render_split(
         images[part] = block_images[: part.stop - part.start]
         labels[part] = block_labels[: part.stop - part.start]
 
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:  # numpy releases the interpreter's lock
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:  # numpy releases the interpreter's lock
         for done in [threads.submit(render, block) for block in range(-(-count // BLOCK))]:
             done.result()
     return images, labels

@@ -29,8 +29,8 @@ _COLOURS = {"white": "ffffff", "black": "000000"}
 _SPLITS: tuple[Split, ...] = ("train", "test")
 _FOLDERS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
 _BLOCK_BYTES = 1 << 26  # decoded before they are written
-_MOST_SHOWN = 100  # files or classes in an error
-_MOST_LISTED = 10_000  # files in the store's manifest, which must stay readable
+_MAX_SHOWN = 100  # files or classes in an error
+_MAX_LISTED = 10_000  # files in the store's manifest, which must stay readable
 _LAYOUT = "PATH/train/CLASS/picture.jpg and PATH/test/CLASS/picture.jpg (or PATH/val/…)"
 
 
@@ -200,11 +200,11 @@ def _named(path: Path) -> str:
 
 
 def _shown(lines: Sequence[str]) -> str:
-    return "".join(f"\n  {line}" for line in _first(lines, _MOST_SHOWN))
+    return "".join(f"\n  {line}" for line in _first(lines, _MAX_SHOWN))
 
 
 def _joined(names: Sequence[str]) -> str:
-    return ", ".join(map(one_line, _first(names, _MOST_SHOWN)))
+    return ", ".join(map(one_line, _first(names, _MAX_SHOWN)))
 
 
 def _first(lines: Sequence[str], most: int) -> Sequence[str]:
@@ -252,7 +252,7 @@ def _left_out(damaged: Sequence[str], allowed: bool) -> Sequence[str]:
     if damaged and not allowed:
         count = "1 file is no usable picture" if len(damaged) == 1 else f"{len(damaged):,} files are no usable pictures"
         raise UsageError(f"data: {count}; mend or remove, or leave out with {_NAME}:PATH?skip-damaged=yes:{_shown(damaged)}")
-    return _first(damaged, _MOST_LISTED)
+    return _first(damaged, _MAX_LISTED)
 
 
 DATASET = ImageFolder()

@@ -29,7 +29,7 @@ _FILES_HINT = (
 
 _UNSIGNED_BYTE = 0x08
 _GZIP = b"\x1f\x8b"
-_MOST_BYTES = 1 << 30  # unpacked size of a file: twenty times the original
+_MAX_BYTES = 1 << 30  # unpacked size of a file: twenty times the original
 
 
 class MnistSource:
@@ -105,13 +105,13 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
                 raise _wrong(path, f"it ends after {len(head)} bytes, within the header")
             shape = struct.unpack(f">{dimensions}I", head[4:])
             size = math.prod(shape)
-            content = file.read(min(size, _MOST_BYTES) + 1)  # a small gzip file can unpack to terabytes
+            content = file.read(min(size, _MAX_BYTES) + 1)  # a small gzip file can unpack to terabytes
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _wrong(path, f"it is not a whole gzip file ({error})") from error
     except (OSError, UnreadableError) as error:
         raise _wrong(path, f"it {error}" if isinstance(error, UnreadableError) else f"it cannot be read ({error.strerror})") from error
-    if len(content) > _MOST_BYTES:
-        raise _wrong(path, f"it holds more than {_MOST_BYTES >> 20} MiB")
+    if len(content) > _MAX_BYTES:
+        raise _wrong(path, f"it holds more than {_MAX_BYTES >> 20} MiB")
     if len(content) != size:
         follow = "more" if len(content) > size else len(content)
         raise _wrong(path, f"its header promises {' × '.join(map(str, shape))} = {size} bytes, but {follow} follow")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "WEBP", "AVIF", "TIFF", "JPEG2000", "PPM", "QOI", "ICO", "PCX", "SGI", "TGA")
 """Pillow reads these itself. For PostScript it would start a program, under any file name."""
 
-_MOST_FILE_BYTES = 1 << 29  # some formats are read as a whole before their size in pixels is known
+_MAX_FILE_BYTES = 1 << 29  # some formats are read as a whole before their size in pixels is known
 _LARGE_PIXELS = 1 << 24
 _one_large = threading.Lock()  # held for each larger picture, which may need 1 GB
 
@@ -43,8 +43,8 @@ def decode(path: Path, size: int, background: str = "ffffff", transparent: list[
     """
     from PIL import Image, ImageOps, UnidentifiedImageError  # needed once, when the store is made
 
-    if (size_bytes := path.stat().st_size) > _MOST_FILE_BYTES:
-        raise ValueError(f"its {size_bytes:,} bytes are more than {_MOST_FILE_BYTES >> 20} MiB, the most that is read of a picture")
+    if (size_bytes := path.stat().st_size) > _MAX_FILE_BYTES:
+        raise ValueError(f"its {size_bytes:,} bytes are more than {_MAX_FILE_BYTES >> 20} MiB, the most that is read of a picture")
     Image.init()
     try:
         opened = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])

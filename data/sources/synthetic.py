@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import UsageError
-from ..base import MOST_CLASSES, Block, PreparedBlocks, Split
+from ..base import MAX_CLASSES, Block, PreparedBlocks, Split
 from .arguments import read_arguments, whole_number, write_arguments
 
 _NAME = "synthetic-images"
 _DEFAULTS = {"size": "224", "classes": "1000", "train": "512", "test": "128", "channels": "3"}
-_LIMITS = {"size": (1, 4096), "classes": (2, MOST_CLASSES), "train": (1, 2**31 - 1), "test": (1, 2**31 - 1), "channels": (1, 64)}
+_LIMITS = {"size": (1, 4096), "classes": (2, MAX_CLASSES), "train": (1, 2**31 - 1), "test": (1, 2**31 - 1), "channels": (1, 64)}
 _STREAMS: Mapping[Split, int] = {"train": 0, "test": 1}
 _BLOCK_BYTES = 16 << 20  # per block: enough for numpy, little memory
 

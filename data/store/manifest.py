@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ...core.bounded_json import UnreadableError, first_problem, open_regular, read_json
 from ...core.console import is_text, spelled
 from ...core.drafts import replacing
-from ..base import IMAGE, LABEL, MOST_ATTACHMENT_BYTES, MOST_CLASSES, DataInfo, ImageFeatures, Split, TextFeatures
+from ..base import IMAGE, LABEL, MAX_ATTACHMENT_BYTES, MAX_CLASSES, DataInfo, ImageFeatures, Split, TextFeatures
 from ..columns import ColumnSpec
 from ..preprocessing import wrong_statistics
 
@@ -61,7 +61,7 @@ class Manifest(BaseModel):
     version: int
     data_dir: str | None
     input_shape: tuple[Size, Size, Size]
-    classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
+    classes: Annotated[int, Field(ge=1, le=MAX_CLASSES)]
     sizes: dict[Split, Size]
     mean: tuple[Number, ...]
     std: tuple[Number, ...]
@@ -123,7 +123,7 @@ class ColumnManifest(BaseModel):
     version: int
     data_dir: str | None
     columns: Annotated[tuple[ColumnEntry, ...], Field(min_length=1, max_length=100)]
-    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MOST_CLASSES)]]
+    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MAX_CLASSES)]]
     sizes: dict[Split, Size]
     synthetic: bool
     languages: Annotated[tuple[Word, ...], Field(max_length=10)] = ()
@@ -182,7 +182,7 @@ def wrong_attachment(name: str, size: int) -> str | None:
     """Return why a store cannot have an attachment of this name and size, or None."""
     if not _ATTACHMENT_NAME.fullmatch(name) or name.endswith(".npy") or name in (MANIFEST, STAMP):
         return f"{name[:100]!r} is no name for one"
-    return f"{name} has {size} bytes, more than {MOST_ATTACHMENT_BYTES}" if size > MOST_ATTACHMENT_BYTES else None
+    return f"{name} has {size} bytes, more than {MAX_ATTACHMENT_BYTES}" if size > MAX_ATTACHMENT_BYTES else None
 
 
 def file_sha256(path: Path) -> str:

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ...core.bounded_json import MOST_LINE_BYTES, MOST_VALUES
+from ...core.bounded_json import MAX_LINE_BYTES, MAX_VALUES
 from . import task_messages as _task_messages  # noqa: F401 — declares the types that tasks send
-from .messages import MOST_ERROR_CHARACTERS, PROTOCOL, Alive, Message, MessageParser, ProtocolError, WireMessage
+from .messages import MAX_ERROR_CHARACTERS, PROTOCOL, Alive, Message, MessageParser, ProtocolError, WireMessage
 from .node_messages import Death, FromNode, Hello, Host, Identity, Label, Name, OtherRelease, Port, Sample, Stacks, TaskReport
 from .state_transfer import StateBegin, StatePart
 
 # Bytes and values recorded as they are: far below readers' limits, as more is added
-_MOST_WRITTEN = {"sample": (MOST_LINE_BYTES // 2, MOST_VALUES // 4), "hello": (2**20, 50_000)}
+_MAX_WRITTEN = {"sample": (MAX_LINE_BYTES // 2, MAX_VALUES // 4), "hello": (2**20, 50_000)}
 _SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")  # name in samples of a standby process
 _NODE_MESSAGES: MessageParser[WireMessage] = MessageParser(Alive, FromNode)
 
@@ -59,12 +59,12 @@ def _wrong_with_content(node: int, message: WireMessage) -> str | None:
 
 
 def _too_large(message: Message) -> str | None:
-    if message.kind not in _MOST_WRITTEN:
+    if message.kind not in _MAX_WRITTEN:
         return None
     line = message.line
     written = len(line) if line.isascii() else len(json.dumps(line.decode(errors="replace")))  # records are written in ASCII
     values = line.count(b",") + line.count(b"[") + line.count(b"{")
-    most_bytes, most_values = _MOST_WRITTEN[message.kind]
+    most_bytes, most_values = _MAX_WRITTEN[message.kind]
     return f"{written:,} bytes in {values:,} values" if written > most_bytes or values > most_values else None
 
 
@@ -77,8 +77,8 @@ def is_address(text: str) -> bool:
     return True
 
 
-MOST_PEERS = 4096
-MOST_PORTS = 4
+MAX_PEERS = 4096
+MAX_PORTS = 4
 _Digest = Annotated[str, msgspec.Meta(max_length=255)]
 
 
@@ -103,15 +103,15 @@ class _Model(WireMessage, tag="found"):
 
 
 class _Listens(WireMessage, tag="found"):
-    ports: Annotated[list[Port], msgspec.Meta(min_length=1, max_length=MOST_PORTS)]
+    ports: Annotated[list[Port], msgspec.Meta(min_length=1, max_length=MAX_PORTS)]
 
 
 class _Connected(WireMessage, tag="found"):
-    problems: Annotated[list[Name | None], msgspec.Meta(max_length=MOST_PEERS)]
+    problems: Annotated[list[Name | None], msgspec.Meta(max_length=MAX_PEERS)]
 
 
 class _Problem(WireMessage, tag="problem"):
-    text: Annotated[str, msgspec.Meta(max_length=MOST_ERROR_CHARACTERS)]
+    text: Annotated[str, msgspec.Meta(max_length=MAX_ERROR_CHARACTERS)]
 
 
 _FOUND: Mapping[str, type[WireMessage]] = {

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PROTOCOL = 16  # incremented with every change; driver and agents have to agree
-MOST_STACK_CHARACTERS = 32 * 1024  # stacks of one task
-MOST_PEERS_PROBED = 32  # nodes that one node probes for the driver
-MOST_ERROR_CHARACTERS = 4000  # error of a task, or problem of a host
+MAX_STACK_CHARACTERS = 32 * 1024  # stacks of one task
+MAX_PEERS_PROBED = 32  # nodes that one node probes for the driver
+MAX_ERROR_CHARACTERS = 4000  # error of a task, or problem of a host
 MAX_HEADER_BYTES = 2 * 2**20  # ten thousand arrays take half of it; hostile headers take 50 × their bytes in memory
 MAX_ARRAY_BYTES = 32 * 2**20  # all arrays of a message: logits, states and files come in pieces
 MAX_PREFACE_BYTES = 16 * 2**20  # output of a node's shell before the agent's first message
 HEADER_WEIGHT = 50  # bytes of memory per byte of a header, at most (a list of empty lists)
 FILE_PIECE_BYTES = 8 * 2**20  # largest piece of a file sent to the driver
-MOST_PROBE_SECONDS = 32_767  # Linux's maximum of TCP_KEEPIDLE and TCP_KEEPINTVL
-MOST_DIMENSIONS = 64  # as in numpy
+MAX_PROBE_SECONDS = 32_767  # Linux's maximum of TCP_KEEPIDLE and TCP_KEEPINTVL
+MAX_DIMENSIONS = 64  # as in numpy
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -202,7 +202,7 @@ class Header(msgspec.Struct):
 
     kind: str
     to: str | None = None
-    arrays: list[tuple[str, str, Annotated[list[Size], msgspec.Meta(max_length=MOST_DIMENSIONS)], Size]] = []
+    arrays: list[tuple[str, str, Annotated[list[Size], msgspec.Meta(max_length=MAX_DIMENSIONS)], Size]] = []
 
     @property
     def array_bytes(self) -> int:
@@ -434,7 +434,7 @@ class Stream:
 def _limit_silence(connection: socket.socket, seconds: float) -> None:
     """Set probes after each third of the time and the time-out, where the system has them."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    probe = max(1, min(int(seconds / 3), MOST_PROBE_SECONDS))
+    probe = max(1, min(int(seconds / 3), MAX_PROBE_SECONDS))
     wanted = {"TCP_KEEPIDLE": probe, "TCP_KEEPINTVL": probe, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": min(int(seconds * 1000), 2**31 - 1)}
     for name, value in wanted.items():
         option = getattr(socket, name, None)

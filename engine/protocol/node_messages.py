@@ -10,8 +10,8 @@ import msgspec
 from ...core.errors import TrainerError
 from ...core.liveness import told_of
 from ...monitor.gpu import VisibleGpu
-from ...records.store.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS, Count, GpuSample, SystemRecord, TaskSample, line_fields
-from .messages import FILE_PIECE_BYTES, MOST_ERROR_CHARACTERS, MOST_PEERS_PROBED, MOST_STACK_CHARACTERS, WireMessage
+from ...records.store.schema import MAX_PROBLEM_CHARACTERS, MAX_PROBLEMS, Count, GpuSample, SystemRecord, TaskSample, line_fields
+from .messages import FILE_PIECE_BYTES, MAX_ERROR_CHARACTERS, MAX_PEERS_PROBED, MAX_STACK_CHARACTERS, WireMessage
 
 Label = Annotated[str, msgspec.Meta(max_length=255)]  # a host's name; names of interfaces and addresses are shorter
 Flag = Annotated[str, msgspec.Meta(max_length=64)]  # of a processor: the longest have about twenty characters
@@ -23,11 +23,11 @@ Pid = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
 Duration = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-ErrorText = Annotated[str, msgspec.Meta(max_length=MOST_ERROR_CHARACTERS)]
+ErrorText = Annotated[str, msgspec.Meta(max_length=MAX_ERROR_CHARACTERS)]
 Json = str  # a JSON document as text: prepared once for many messages, and agents pass it on
-MOST_INTERFACES = MOST_PACKAGES = 4096
-MOST_GPUS = 1024
-MOST_CPU_FLAGS = 1000
+MAX_INTERFACES = MAX_PACKAGES = 4096
+MAX_GPUS = 1024
+MAX_CPU_FLAGS = 1000
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class Host(_Fields):
 
     hostname: Label | None
     cpu_model: Name | None
-    cpu_flags: Annotated[list[Flag], msgspec.Meta(max_length=MOST_CPU_FLAGS)] | None
+    cpu_flags: Annotated[list[Flag], msgspec.Meta(max_length=MAX_CPU_FLAGS)] | None
     cores_logical: Count | None
     cores_physical: Count | None
     cores_affinity: Count | None
@@ -93,40 +93,40 @@ class Host(_Fields):
     cores_available: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None
     memory_total_bytes: Count
     memory_limit_bytes: Count | None
-    interfaces: Annotated[dict[Label, _Interface], msgspec.Meta(max_length=MOST_INTERFACES)]
+    interfaces: Annotated[dict[Label, _Interface], msgspec.Meta(max_length=MAX_INTERFACES)]
     operating_system: Name
     kernel: Name
     machine: Name
     python: Name
-    packages: Annotated[dict[Name, Name | None], msgspec.Meta(max_length=MOST_PACKAGES)]
-    gpus: Annotated[list[_Gpu], msgspec.Meta(max_length=MOST_GPUS)] | None
+    packages: Annotated[dict[Name, Name | None], msgspec.Meta(max_length=MAX_PACKAGES)]
+    gpus: Annotated[list[_Gpu], msgspec.Meta(max_length=MAX_GPUS)] | None
     gpu_driver: Name | None
     gpu_problem: Name | None
-    visible_gpus: Annotated[list[_VisibleGpu], msgspec.Meta(max_length=MOST_GPUS)] | None
+    visible_gpus: Annotated[list[_VisibleGpu], msgspec.Meta(max_length=MAX_GPUS)] | None
 
 
 # Of a sample, whose fields are those of its record: all of them, and no others
 
-MOST_INTERVAL_SECONDS = 1e7  # between two samples (four months); a record holds sums of thousands
+MAX_INTERVAL_SECONDS = 1e7  # between two samples (four months); a record holds sums of thousands
 Figure = Annotated[float, msgspec.Meta(ge=-(2**53), le=2**53)]  # means stay finite and readable
 
 
 if TYPE_CHECKING:
     _SampledRecord = Any
 else:
-    _gpus = Annotated[list[Name], msgspec.Meta(max_length=MOST_GPUS)]
+    _gpus = Annotated[list[Name], msgspec.Meta(max_length=MAX_GPUS)]
     _SampledGpu = TypedDict("_SampledGpu", line_fields(GpuSample, Figure, name=Label | None, tasks=_gpus), total=False)
     _SampledTask = msgspec.defstruct("TaskSample", line_fields(TaskSample, Figure).items(), forbid_unknown_fields=True)
-    _Problem = Annotated[str, msgspec.Meta(max_length=MOST_PROBLEM_CHARACTERS)]
+    _Problem = Annotated[str, msgspec.Meta(max_length=MAX_PROBLEM_CHARACTERS)]
     _bounded = line_fields(
         SystemRecord,
         Figure,
-        interval_seconds=Annotated[float, msgspec.Meta(ge=0, le=MOST_INTERVAL_SECONDS)],
+        interval_seconds=Annotated[float, msgspec.Meta(ge=0, le=MAX_INTERVAL_SECONDS)],
         network_source=Label | None,
-        interfaces=Annotated[dict[Label, tuple[Count, Count]], msgspec.Meta(max_length=MOST_INTERFACES)] | None,
-        gpus=Annotated[list[_SampledGpu], msgspec.Meta(max_length=MOST_GPUS)] | None,
+        interfaces=Annotated[dict[Label, tuple[Count, Count]], msgspec.Meta(max_length=MAX_INTERFACES)] | None,
+        gpus=Annotated[list[_SampledGpu], msgspec.Meta(max_length=MAX_GPUS)] | None,
         tasks=list[_SampledTask],
-        problems=Annotated[list[_Problem], msgspec.Meta(max_length=MOST_PROBLEMS)],
+        problems=Annotated[list[_Problem], msgspec.Meta(max_length=MAX_PROBLEMS)],
     )
     _SampledRecord = msgspec.defstruct("SystemRecord", _bounded.items(), forbid_unknown_fields=True)
 
@@ -184,7 +184,7 @@ class States(FromNode):
 
 
 class _Stack(_Fields):
-    text: Annotated[str, msgspec.Meta(max_length=MOST_STACK_CHARACTERS)]
+    text: Annotated[str, msgspec.Meta(max_length=MAX_STACK_CHARACTERS)]
     problem: Annotated[str, msgspec.Meta(max_length=1000)] | None
 
 
@@ -202,7 +202,7 @@ class ProbePort(FromNode):
     port: Port | None
 
 
-_Nodes = Annotated[list[Number], msgspec.Meta(max_length=MOST_PEERS_PROBED)]
+_Nodes = Annotated[list[Number], msgspec.Meta(max_length=MAX_PEERS_PROBED)]
 
 
 class PeersProbed(FromNode):
@@ -285,7 +285,7 @@ class Error(TaskReport):
 
 def _sendable(text: str) -> str:
     """Truncate a text, and escape non-Unicode characters, as in file names."""
-    return text.encode(errors="backslashreplace").decode()[:MOST_ERROR_CHARACTERS]
+    return text.encode(errors="backslashreplace").decode()[:MAX_ERROR_CHARACTERS]
 
 
 def _code(number: object) -> int | None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...backends.base import State
 from ...records.store.schema import Count
-from .messages import MOST_DIMENSIONS, RawArray, Stream
+from .messages import MAX_DIMENSIONS, RawArray, Stream
 from .node_messages import Name, Pid, TaskReport, ToTask
 
 MARK_BYTES = 16
@@ -31,7 +31,7 @@ CHUNK_BYTES = 2**20
 WINDOW = 2  # unacknowledged chunks: neither end waits, and memory stays small
 PATIENCE_SECONDS = 1.0  # interval at which a waiting sender checks for abandonment
 Address = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Entry = tuple[Name, Name, Annotated[list[Count], msgspec.Meta(max_length=MOST_DIMENSIONS)]]  # key, numpy's type and shape of an array
+Entry = tuple[Name, Name, Annotated[list[Count], msgspec.Meta(max_length=MAX_DIMENSIONS)]]  # key, numpy's type and shape of an array
 Scalars = Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
 
 

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from ...backends.base import CalibrationOrder, CalibrationResult, EvalResult, Plan, StepResult
 from ...data.base import Split
-from ...metrics.base import MOST_SUMS
+from ...metrics.base import MAX_SUMS
 from ...models.decoding import Decoding, Hypothesis
 from ...records.store.schema import Count, Seconds, StepRecord
 from .node_messages import Duration, Name, Number, TaskReport, Text, ToTask
 
 Elapsed = Seconds  # by TensorFlow's wall clock: negative where it was set back
-Sums = Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_SUMS)]
+Sums = Annotated[dict[Name, float], msgspec.Meta(max_length=MAX_SUMS)]
 NonFinite = Literal["nan", "inf", "-inf"]  # after divergence, which ``--on-nan`` handles; JSON has no such numbers
 
 # From tasks
@@ -109,7 +109,7 @@ class Evaluated(TaskReport):
 
     sequence: Count
     split: Name
-    sums: Annotated[dict[Name, float | NonFinite], msgspec.Meta(max_length=MOST_SUMS)]
+    sums: Annotated[dict[Name, float | NonFinite], msgspec.Meta(max_length=MAX_SUMS)]
     seconds: Duration
     updates_applied: Count
 

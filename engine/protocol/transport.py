@@ -39,7 +39,7 @@ from .messages import (
 CHALLENGE_BYTES = 32
 DIGEST_BYTES = 32
 SECRET_VARIABLE = "TRAINER_SECRET"
-MOST_SECRET_BYTES = 4096
+MAX_SECRET_BYTES = 4096
 AGENT_BEGINS = b"crosstrain-agent-begins"  # precedes an agent's messages, as a shell or daemon may have printed
 
 
@@ -59,7 +59,7 @@ def read_secret(secret_file: Path | None) -> bytes:
         shown = f"--secret-file: {str(secret_file)!r}"
         try:
             with open_regular(secret_file) as file:
-                data = file.read(MOST_SECRET_BYTES + 1)
+                data = file.read(MAX_SECRET_BYTES + 1)
             text = hand_written(data).strip()
         except OSError as error:
             raise UsageError(f"--secret-file: cannot read {str(secret_file)!r}: {error.strerror}") from error
@@ -67,8 +67,8 @@ def read_secret(secret_file: Path | None) -> bytes:
             raise UsageError(f"{shown} is no text, such as `openssl rand -hex 16` makes") from error
         except UnreadableError as error:
             raise UsageError(f"{shown} {error}; {SECRET_VARIABLE} may hold the secret itself") from error
-        if len(data) > MOST_SECRET_BYTES:
-            raise UsageError(f"{shown} has more than {MOST_SECRET_BYTES} bytes; `openssl rand -hex 16` makes 33")
+        if len(data) > MAX_SECRET_BYTES:
+            raise UsageError(f"{shown} has more than {MAX_SECRET_BYTES} bytes; `openssl rand -hex 16` makes 33")
     else:
         text = os.environ.get(SECRET_VARIABLE, "").strip()
     if len(text) < 16:

@@ -26,7 +26,7 @@ from .training_job import TrainingJob
 READ_CHUNK_BYTES = 2**19  # stays in the processor's cache until it is hashed and written
 PEER_MEMORY_VARIABLE = "TRAINER_PEER_MEMORY"  # ``off``: never read memory, for systems that punish the attempt
 FREE_SPACE_RESERVE_BYTES = 8 * 2**20  # left for other records; the last save may use it, as few records follow
-MOST_SLOTS = 8  # values that an optimiser keeps per parameter: two with Adam
+MAX_SLOTS = 8  # values that an optimiser keeps per parameter: two with Adam
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class CheckpointSaver:
         for key in slots:
             shapes[key] = shapes.get(f"parameters/{key.split('/', 2)[-1]}", ())
         slot_names = {key.split("/")[1] for key in slots}
-        if found != shapes or len(found) != len(entries) or len(slot_names) > MOST_SLOTS or any(entry.dtype != "<f4" for entry in entries):
+        if found != shapes or len(found) != len(entries) or len(slot_names) > MAX_SLOTS or any(entry.dtype != "<f4" for entry in entries):
             raise ImpossibleAnswerError("a state that is none of the run's model")
 
     def _meta(self, save: PendingCheckpoint, message: StateBegin) -> Meta:

@@ -31,7 +31,7 @@ def infer_isolation(channels: Sequence[NodeChannel], hosts: Hosts) -> None:
 
 
 # Below this one thread: with torch, two spinning threads were slower at 24 million (tens of times under load), faster at 190 million.
-LEAST_FLOPS_TO_SHARE = 50e6
+MIN_FLOPS_TO_SHARE = 50e6
 
 
 def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[TaskSpec]) -> list[int]:
@@ -41,7 +41,7 @@ def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel],
     """
     if job.threads is not None:
         return [job.threads] * len(channels)
-    if spec.training_flops * job.per_worker_batch < LEAST_FLOPS_TO_SHARE:
+    if spec.training_flops * job.per_worker_batch < MIN_FLOPS_TO_SHARE:
         return [1] * len(channels)
     tasks_on = Counter(task.node for task in placed)
     threads = []

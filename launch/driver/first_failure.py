@@ -24,7 +24,7 @@ from ...engine.worker_watch import indicates_peer_loss
 
 FORK_SERVER = "fork-server"  # task name if a fork server ended, with the tasks that it had forked
 WARMING_UP = "warming up"  # includes compilation
-MOST_QUOTED_CHARACTERS = 300
+MAX_QUOTED_CHARACTERS = 300
 _SAYS_NOTHING = re.compile(  # log lines that do not explain a death: stacks, their titles, and frameworks' infos and warnings
     r"""\s*$|\s+File\ "|\s*(?:frame\ )?\#\d|\s*@\s+0x|(?:Current\ t|T)hread\ 0x|Extension\ modules:|\*\*\*\ (?:Begin|End)
     |\[?[IW]\d{4}\ |.{0,60}:\ [IW]\ \S+:\d+|terminate\ called|Stack\ (?:Trace|trace)""",
@@ -288,7 +288,7 @@ def _last_words(death: Death) -> str | None:
     said = next((line.strip() for line in reversed(death.tail) if not _SAYS_NOTHING.match(line)), None)
     if said is None or death.signal is None or (death.signal != "SIGABRT" and indicates_peer_loss(said)):
         return None
-    return said if len(said) <= MOST_QUOTED_CHARACTERS else f"{said[:MOST_QUOTED_CHARACTERS]}…"
+    return said if len(said) <= MAX_QUOTED_CHARACTERS else f"{said[:MAX_QUOTED_CHARACTERS]}…"
 
 
 def _ending_of(death: Death) -> str:

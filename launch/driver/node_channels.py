@@ -20,7 +20,7 @@ from ...engine.protocol.transport import Incoming, Outgoing
 from ..launchers.base import NodeChannel
 
 DRIVER = -1  # node number of the driver's messages to itself
-MOST_WAITING_BYTES = 64 * 2**20  # unprocessed messages of a node, which then waits; a single message may be larger
+MAX_WAITING_BYTES = 64 * 2**20  # unprocessed messages of a node, which then waits; a single message may be larger
 
 
 class _Peer:
@@ -37,7 +37,7 @@ class _Peer:
 
     @property
     def has_room(self) -> bool:
-        return self.held_up is not None and (not self.waiting_bytes or self.waiting_bytes + self.held_up[1] <= MOST_WAITING_BYTES)
+        return self.held_up is not None and (not self.waiting_bytes or self.waiting_bytes + self.held_up[1] <= MAX_WAITING_BYTES)
 
     @property
     def arrivals(self) -> Hashable:

@@ -135,7 +135,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 Event = Literal["failed", "restarted", "finished", "interrupted"]
-MOST_CAUSE_CHARACTERS = 2000
+MAX_CAUSE_CHARACTERS = 2000
 _SAID: Mapping[Event, str] = {
     "failed": "has failed",
     "restarted": "has restarted",
@@ -169,7 +169,7 @@ class RunNews:
 
     def document(self) -> dict[str, Any]:
         """Return the event as JSON values; untrusted texts are bounded to one line."""
-        cause = None if self.cause is None else one_line(self.cause)[:MOST_CAUSE_CHARACTERS]
+        cause = None if self.cause is None else one_line(self.cause)[:MAX_CAUSE_CHARACTERS]
         document = {
             **asdict(self),
             "path": None if self.path is None else one_line(str(self.path)),
@@ -230,7 +230,7 @@ def run_command(command: str, body: bytes, variables: Mapping[str, str], seconds
         raise NoticeError(f"it {how}")
 
 
-MOST_WAITING = 100  # restart notices for the address; further ones are dropped
+MAX_WAITING = 100  # restart notices for the address; further ones are dropped
 EVENTS = "events.jsonl"
 _ENDS: Mapping[RunState, Event] = {"succeeded": "finished", "interrupted": "interrupted", "failed": "failed"}
 
@@ -242,7 +242,7 @@ class Notifier:
         self._notify = options.get("notify")
         self._on_failure = options.get("on_failure")
         self._warn = warn
-        self._waiting: queue.Queue[RunNews] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[RunNews] = queue.Queue(MAX_WAITING)
         self._posting: threading.Thread | None = None
         self._ended = False
         self._name: str | None = None

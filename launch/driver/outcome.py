@@ -23,8 +23,8 @@ from .resumption import trust_flag
 from .task_group import ClusterState
 
 T = TypeVar("T")
-MOST_UNKNOWN = 4  # reported tasks without a stack; the file of the stacks has all
-MOST_TOLD = 300  # characters of each reason
+MAX_UNKNOWN = 4  # reported tasks without a stack; the file of the stacks has all
+MAX_TOLD = 300  # characters of each reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _unknown_places(standing: ClusterState) -> list[str]:
     unknown = {
         task: stack.problem for task, stack in standing.stacks.items() if stack.problem and standing.states.get(task) not in ("T", "t")
     }
-    return [f"{task} {one_line(why)[:MOST_TOLD]}" for task, why in list(unknown.items())[:MOST_UNKNOWN]]
+    return [f"{task} {one_line(why)[:MAX_TOLD]}" for task, why in list(unknown.items())[:MAX_UNKNOWN]]
 
 
 def add_to_first_line(error: TrainerError, more: str) -> None:

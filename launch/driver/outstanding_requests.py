@@ -19,8 +19,8 @@ _OF_COMMANDS = frozenset(
 )
 _OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "state_end"})  # only the first leading task reports these
 _ONCE_ENDING = frozenset({"log", "trace"})  # sent between the request to stop and its confirmation
-_MOST_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000, "compile_timed": 1}  # per task; a start has about six
-MOST_SIGNS = 100_000  # heartbeats during one translation: more than a day at one a second
+_MAX_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000, "compile_timed": 1}  # per task; a start has about six
+MAX_SIGNS = 100_000  # heartbeats during one translation: more than a day at one a second
 _SPARE_SAMPLES = 20  # beyond the interval, as a busy machine may send some in quick succession
 # Steps are reported during any command, as each but ``train`` first makes the cluster quiescent.
 _DURING = {"evaluated": "evaluate", "predicted": "predict", "decoded": "decode", "translated": "translate", "calibrated": "calibrate"}
@@ -116,12 +116,12 @@ class OutstandingRequests:
             return None if wrong is None else f"a message {kind!r} {wrong}"
         elif kind in _ONCE_ENDING:
             return None if self._owed[node, "stopped"] else f"a message {kind!r} before it was asked to stop"
-        elif kind in _MOST_REMARKS:
+        elif kind in _MAX_REMARKS:
             task = message.task
             if kind == "worker_stalled" and task != next(iter(self._commands), None):
                 return f"a message {kind!r} from {task}, which does not report that"
             self._remarks[task, kind] += 1
-            return f"more messages {kind!r} of {task} than there can be" if self._remarks[task, kind] > _MOST_REMARKS[kind] else None
+            return f"more messages {kind!r} of {task} than there can be" if self._remarks[task, kind] > _MAX_REMARKS[kind] else None
         elif kind == "sample":
             self._samples[node] += 1
             return f"more messages {kind!r} than its interval allows" if self._samples[node] > self._most_samples(node) else None
@@ -155,7 +155,7 @@ class OutstandingRequests:
                 return "that nobody asked for"
             if kind == "decoded" and not message.complete:
                 command.signs += 1
-                return "more often than there can be" if command.signs > MOST_SIGNS else None
+                return "more often than there can be" if command.signs > MAX_SIGNS else None
             command.answered = True
         return None
 

@@ -17,8 +17,8 @@ from ...core.job import Job
 from ..virtual.namespaces import NetworkLostError
 from .first_failure import AddressInUseError, NodeLostError, TaskDiedError
 
-MOST_PORT_CLASHES = 3  # a port may be taken between its reservation and its use
-LONGEST_PAUSE_SECONDS = 30.0  # upper bound of the pause, which doubles with each failure without progress
+MAX_PORT_CLASHES = 3  # a port may be taken between its reservation and its use
+MAX_PAUSE_SECONDS = 30.0  # upper bound of the pause, which doubles with each failure without progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ class PortClashRetry:
         if failure.kind != "port":
             return self.otherwise.decide(failure, attempts, nodes)
         clashes = 1 + sum(1 for _ in takewhile(lambda attempt: attempt.failure.kind == "port", reversed(attempts)))
-        if clashes >= MOST_PORT_CLASHES:
-            return Stop(f"{MOST_PORT_CLASHES} times a port was taken before a task could listen")
+        if clashes >= MAX_PORT_CLASHES:
+            return Stop(f"{MAX_PORT_CLASHES} times a port was taken before a task could listen")
         return Restart()
 
 
@@ -161,17 +161,17 @@ class LimitedRestarts:
 
     def _pause_of_task(self, task: str | None, now: float) -> float:
         """Return 0 s, or 1 s doubled with each failure in quick succession."""
-        before, soon = self._of_task.get(task, (now - 2 * LONGEST_PAUSE_SECONDS, 0))
-        soon = soon + 1 if now - before < 2 * LONGEST_PAUSE_SECONDS else 0
+        before, soon = self._of_task.get(task, (now - 2 * MAX_PAUSE_SECONDS, 0))
+        soon = soon + 1 if now - before < 2 * MAX_PAUSE_SECONDS else 0
         self._of_task[task] = now, soon
-        return min(LONGEST_PAUSE_SECONDS, 2.0 ** (soon - 1)) if soon else 0.0
+        return min(MAX_PAUSE_SECONDS, 2.0 ** (soon - 1)) if soon else 0.0
 
     @staticmethod
     def _pause_seconds(failure: Failure, attempts: Sequence[AttemptSummary]) -> float:
         """Return 0 s after progress, else 1 s doubled with each failure."""
         steps = [attempt.failure.step for attempt in attempts]
         without = sum(1 for _ in takewhile(lambda step: failure.step <= step, reversed(steps)))
-        return min(LONGEST_PAUSE_SECONDS, 2.0 ** (without - 1)) if without else 0.0
+        return min(MAX_PAUSE_SECONDS, 2.0 ** (without - 1)) if without else 0.0
 
 
 def policy_of(job: Job) -> RestartPolicy:

@@ -19,16 +19,16 @@ from typing import Protocol, runtime_checkable
 
 from ...core.bounded_json import UnreadableError, hand_written, open_regular
 from ...core.errors import RunFailedError, UsageError
-from ...core.job import MOST_NODES, Job
+from ...core.job import MAX_NODES, Job
 from ...core.plugins import find
 from ...core.process import python
 from ..preflight.findings import Finding, Here, asked_device, findings, table
 from ..preflight.interview import Probe, interview
 from .base import AgentStarter, StartedAgent, end_agents, how_it_ended
 
-MOST_BYTES = 1 << 20  # size limit of a hostfile: 256 bytes for each of the most nodes of a run
-MOST_ENTRIES = 1 << 17  # entries of a hostfile, which may name a host once per core: more than its size allows with names of eight letters
-MOST_CHARACTERS = 512  # length limit of USER@HOST; DNS names have at most half of it
+MAX_BYTES = 1 << 20  # size limit of a hostfile: 256 bytes for each of the most nodes of a run
+MAX_ENTRIES = 1 << 17  # entries of a hostfile, which may name a host once per core: more than its size allows with names of eight letters
+MAX_CHARACTERS = 512  # length limit of USER@HOST; DNS names have at most half of it
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?(?:[A-Za-z0-9_]|::)[A-Za-z0-9_.:%-]*")  # no leading dash, as of an option
 _BRACKETED_ADDRESS = re.compile(r"(?:[^\[\]@]*@)?\[[0-9A-Fa-f.]*:")
 _COUNT = re.compile(r"[1-9][0-9]{0,3}")
@@ -53,7 +53,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     where = f"--hostfile {os.fspath(path)!r}"
     try:
         with open_regular(Path(path)) as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
         text = hand_written(data)
     except OSError as error:
         raise UsageError(f"{where}: cannot be read: {error.strerror}.") from error
@@ -61,8 +61,8 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
         raise UsageError(f"{where}: {error}.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: is no text.") from error
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{where}: is larger than {MOST_BYTES >> 20} MiB; a run has at most {MOST_NODES:,} nodes.")
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{where}: is larger than {MAX_BYTES >> 20} MiB; a run has at most {MAX_NODES:,} nodes.")
     lines = enumerate(text.split("\n"), 1)
     hosts = (host for number, line in lines for host in _hosts_of_line(line.partition("#")[0], f"{where}, line {number}"))
     return _checked(hosts, where, repeats=True)
@@ -119,7 +119,7 @@ def _hosts_of(item: str, where: str) -> Iterator[Host]:
             raise UsageError(f"{where}: got {item[:120]!r}; after the colon belongs a number of processes, from 1 to 9999.")
         item, processes = name, int(count)
     for host in _expanded(item, where):
-        if len(host) > MOST_CHARACTERS or not _NAME.fullmatch(host):
+        if len(host) > MAX_CHARACTERS or not _NAME.fullmatch(host):
             raise UsageError(f"{where}: got {host[:120]!r}; allowed: names or addresses of hosts with commas between, such as node0,node1.")
         yield Host(host, processes)
 
@@ -132,8 +132,8 @@ def _expanded(item: str, where: str) -> Iterator[str]:
     for place, part in enumerate(parts):
         choices.append([part] if place % 2 == 0 else _numbers(part, item, where))
         total *= len(choices[-1])
-        if total > MOST_NODES:
-            raise UsageError(f"{where}: got {item[:120]!r}, which are {total:,} hosts or more; a run has at most {MOST_NODES:,} nodes.")
+        if total > MAX_NODES:
+            raise UsageError(f"{where}: got {item[:120]!r}, which are {total:,} hosts or more; a run has at most {MAX_NODES:,} nodes.")
     yield from map("".join, product(*choices))
 
 
@@ -144,9 +144,9 @@ def _numbers(text: str, item: str, where: str) -> list[str]:
         match = _RANGE.fullmatch(part.strip())
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         count = int(last) - int(first) + 1
-        if count < 1 or len(numbers) + count > MOST_NODES:
+        if count < 1 or len(numbers) + count > MAX_NODES:
             raise UsageError(
-                f"{where}: got {part[:120]!r} in {item[:120]!r}; allowed: a number, or a range such as 01-03, of at most {MOST_NODES:,}."
+                f"{where}: got {part[:120]!r} in {item[:120]!r}; allowed: a number, or a range such as 01-03, of at most {MAX_NODES:,}."
             )
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return numbers
@@ -155,15 +155,15 @@ def _numbers(text: str, item: str, where: str) -> list[str]:
 def _checked(hosts: Iterable[Host], where: str, *, repeats: bool = False) -> list[Host]:
     by_name: dict[str, Host] = {}
     for number, host in enumerate(hosts):
-        if number == MOST_ENTRIES:
-            raise UsageError(f"{where}: names hosts more than {MOST_ENTRIES:,} times; write {host.name} slots=COUNT for several processes.")
+        if number == MAX_ENTRIES:
+            raise UsageError(f"{where}: names hosts more than {MAX_ENTRIES:,} times; write {host.name} slots=COUNT for several processes.")
         if host.name in by_name and repeats:
             by_name[host.name] = Host(host.name, (by_name[host.name].processes or 1) + (host.processes or 1))
             continue
         if host.name in by_name:
             raise UsageError(f"{where}: names {host.name!r} twice; several processes on one host are {host.name}:2, or --procs-per-node 2.")
-        if len(by_name) == MOST_NODES:
-            raise UsageError(f"{where}: names more than {MOST_NODES:,} hosts; a run has at most {MOST_NODES:,} nodes.")
+        if len(by_name) == MAX_NODES:
+            raise UsageError(f"{where}: names more than {MAX_NODES:,} hosts; a run has at most {MAX_NODES:,} nodes.")
         by_name[host.name] = host
     if not by_name:
         raise UsageError(f"{where}: names no host; give at least one, such as node0.")

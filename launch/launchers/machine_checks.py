@@ -31,8 +31,8 @@ from ..virtual.namespaces import VirtualNodeCapability
 from ..virtual.network import Possibility, possible
 
 _GIB = 2**30
-LEAST_MEMORY_BYTES = 1 * _GIB  # TensorFlow 2.21 takes 0.5 to 0.6 GiB per task before any data (measured)
-LEAST_DISK_BYTES = 1 * _GIB  # space for prepared data (glyphs28: 55 MB) and some hundred run directories
+MIN_MEMORY_BYTES = 1 * _GIB  # TensorFlow 2.21 takes 0.5 to 0.6 GiB per task before any data (measured)
+MIN_DISK_BYTES = 1 * _GIB  # space for prepared data (glyphs28: 55 MB) and some hundred run directories
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ def _memory_check(host: dict[str, Any]) -> Check:
     usable = free if limit is None else min(free, limit)
     limited = f", limited to {_size(limit)} by the cgroup" if limit is not None else ""
     found = f"{_size(free)} free of {_size(total)}{limited}"
-    if usable < LEAST_MEMORY_BYTES:
-        return Check("memory", "lack", found, f"have at least {_size(LEAST_MEMORY_BYTES)} for each task")
+    if usable < MIN_MEMORY_BYTES:
+        return Check("memory", "lack", found, f"have at least {_size(MIN_MEMORY_BYTES)} for each task")
     return Check("memory", "ok", found)
 
 
@@ -150,8 +150,8 @@ def disk_check(name: str, folder: Path) -> Check:
         return Check(
             name, "lack", f"{existing} cannot be written", "choose another folder: --out for runs, TRAINER_DATA_CACHE for datasets"
         )
-    if free < LEAST_DISK_BYTES:
-        return Check(name, "lack", found, f"make at least {_size(LEAST_DISK_BYTES)} free, or choose another folder")
+    if free < MIN_DISK_BYTES:
+        return Check(name, "lack", found, f"make at least {_size(MIN_DISK_BYTES)} free, or choose another folder")
     return Check(name, "ok", found)
 
 

@@ -40,8 +40,8 @@ LOOK_SECONDS = 0.5  # interval of looking for more nodes to listen to, or for th
 PLACE_SECONDS = 3.0  # Ray takes less for nodes that exist and are free; only longer waits are reported
 AGENTS_END_SECONDS = 3.0  # time limit for commands to end by themselves when the driver is gone
 LEAVE_SECONDS = 8.0  # time limit for giving the nodes back; Ray takes them when this process has ended
-LONGEST_REASON = 400  # characters of Ray's text on an actor's end; the rest is about the cluster
-MOST_TRIES = 3  # tries of a start whose node dies before it has begun
+MAX_REASON = 400  # characters of Ray's text on an actor's end; the rest is about the cluster
+MAX_TRIES = 3  # tries of a start whose node dies before it has begun
 OUTSIDE = "ray://"  # begins the address of a cluster that does not include this machine
 NO_CLUSTER_HERE = (
     "this machine is a node of no Ray cluster; make it one (`ray start --address=HEAD:6379` here, `ray start --head` for a new cluster), "
@@ -176,7 +176,7 @@ class _Client:
             ray.get(call)
         except RayActorError as error:
             tries = request.get("tries", 1)
-            if tries < MOST_TRIES:
+            if tries < MAX_TRIES:
                 self._asked.put(Message("start", {**request.fields, "tries": tries + 1}))
             else:
                 self._say("lost", numbers=[request["number"]], text=_reason(error))
@@ -226,7 +226,7 @@ def _connect(address: str) -> None:
 def _reason(error: RayActorError) -> str:
     text = " ".join(str(error).split())
     known = re.search(r"actor is dead because (.*?)(\.|$)", text)
-    return known[1] if known else text[:LONGEST_REASON]
+    return known[1] if known else text[:MAX_REASON]
 
 
 if __name__ == "__main__":

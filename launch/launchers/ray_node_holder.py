@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-LONGEST_LINE_BYTES = 4096
+MAX_LINE_BYTES = 4096
 LINES_SECONDS = 0.5  # time limit for the last lines of a command that has ended
-MOST_EVENTS = 100  # events that are returned together
+MAX_EVENTS = 100  # events that are returned together
 OF_THREADS = "OMP_NUM_THREADS"  # Ray sets it to an actor's CPUs unless the user has set it; a task's threads are the job's setting
 NO_PROGRAM = 127  # exit code of a shell without the program
 
@@ -60,7 +60,7 @@ class NodeHolder:
     def events(self) -> list[tuple[int, str, object]]:
         """Wait for events: (number, ``line``, standard error) or (number, ``ended``, exit code)."""
         events = [self._events.get()]
-        while len(events) < MOST_EVENTS and not self._events.empty():
+        while len(events) < MAX_EVENTS and not self._events.empty():
             events.append(self._events.get())
         return events
 
@@ -82,7 +82,7 @@ class NodeHolder:
     def _relay(self, number: int, child: subprocess.Popen[bytes]) -> None:
         assert child.stderr is not None
         with child.stderr as file:
-            while line := file.readline(LONGEST_LINE_BYTES):
+            while line := file.readline(MAX_LINE_BYTES):
                 self._events.put((number, "line", line.decode(errors="replace").rstrip("\r\n")))
 
     def _await(self, number: int, child: subprocess.Popen[bytes], reader: threading.Thread) -> None:

@@ -147,7 +147,7 @@ class RemoteLauncher(LauncherDefaults):
                 remove_scratch(channel.scratch)
 
 
-LONGEST_LINE_BYTES = 4096
+MAX_LINE_BYTES = 4096
 LAST_LINES = 4  # limits of a line and of the lines that are reported
 READ_SECONDS = 0.5  # time limit for the last lines of a process that has ended
 NO_PROGRAM = 127  # exit code of a shell, env and Ray's actor if the program is missing
@@ -196,7 +196,7 @@ class ErrorLines:
 
     def _relay(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
         with file:
-            while line := file.readline(LONGEST_LINE_BYTES):
+            while line := file.readline(MAX_LINE_BYTES):
                 text = one_line(line.decode(errors="replace").rstrip("\r\n"))
                 if text.strip():
                     self._lines.append(text)

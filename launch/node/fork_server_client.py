@@ -23,12 +23,12 @@ if TYPE_CHECKING:  # agents load this file without it
     from ...core.job import Job
 
 PACKET_BYTES = 2**16  # size limit of messages on a fork server's sockets (SOCK_SEQPACKET); a job takes a few kilobytes
-MOST_DESCRIPTORS = 3
+MAX_DESCRIPTORS = 3
 
 
 def receive_packet(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return a message and its descriptors; None at the end. Raises OSError."""
-    text, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS)
+    text, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MAX_DESCRIPTORS)
     return (json.loads(text), descriptors) if text else None
 
 

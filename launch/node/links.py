@@ -19,11 +19,11 @@ from time import monotonic
 from typing import Any
 
 from ...core.errors import RunFailedError
-from ...engine.protocol.messages import MOST_PEERS_PROBED, WireMessage
+from ...engine.protocol.messages import MAX_PEERS_PROBED, WireMessage
 from ...engine.protocol.node_messages import OpenProbe, PeersProbed, ProbePeers, ProbePort
 
 PROBE_SECONDS = 2.5  # time limit of a probe; if all answer, it takes a few milliseconds
-MOST_DATAGRAM_BYTES, MOST_DATAGRAMS = 64, 1000  # limits of reading between two sends, as anybody can send more
+MAX_DATAGRAM_BYTES, MAX_DATAGRAMS = 64, 1000  # limits of reading between two sends, as anybody can send more
 DATAGRAM_SECONDS = 0.1  # interval of the datagrams to each peer
 
 
@@ -44,7 +44,7 @@ class PeerProbe:
                 (self._port,) = take(1)
             found = socket.getaddrinfo(self.addresses[self._node], self._port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
             family, _, _, _, address = found[0]
-            listener = socket.create_server(address[:2], family=family, backlog=2 * MOST_PEERS_PROBED)
+            listener = socket.create_server(address[:2], family=family, backlog=2 * MAX_PEERS_PROBED)
             datagrams = socket.socket(family, socket.SOCK_DGRAM)
             self._sockets = listener, datagrams
             datagrams.bind(address)
@@ -61,7 +61,7 @@ class PeerProbe:
 
     def run(self, ports: Mapping[int, int], token: bytes) -> dict[str, Any]:
         """Try nodes; return those ``reached``, also if refused, and ``heard`` with `token`."""
-        known = [node for node in ports if node != self._node and 0 <= node < len(self.addresses)][:MOST_PEERS_PROBED]
+        known = [node for node in ports if node != self._node and 0 <= node < len(self.addresses)][:MAX_PEERS_PROBED]
         peers = {node: (self.addresses[node], ports[node]) for node in known}
         if self._sockets is None or not peers:
             return {"reached": [], "heard": []}
@@ -90,11 +90,11 @@ class PeerProbe:
 
 def _senders(datagrams: socket.socket, expected: Mapping[bytes, int], until: float) -> set[int]:
     senders = set()
-    for _ in range(MOST_DATAGRAMS):
+    for _ in range(MAX_DATAGRAMS):
         if not select.select([datagrams], [], [], max(0.0, until - time.monotonic()))[0]:
             break
         with suppress(OSError):  # an earlier one was refused
-            if (node := expected.get(datagrams.recv(MOST_DATAGRAM_BYTES))) is not None:
+            if (node := expected.get(datagrams.recv(MAX_DATAGRAM_BYTES))) is not None:
                 senders.add(node)
     return senders
 
@@ -111,7 +111,7 @@ def _reaches(peer: tuple[str, int], deadline: float) -> bool:
     return False
 
 
-MOST_PAIRS_NAMED = 4
+MAX_PAIRS_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ def cut_off(found: Mapping[int, Found], name: Callable[[int], str]) -> CutOff | 
         others = f"{', '.join(most)} and {last}" if most else last
         return CutOff(node, f"{name(node)} is cut off from {others}{_direction(node, set().union(*lost.values()), len(lost))}")
     texts = [f"{name(first)} and {name(second)} do not reach each other{_way(dead)}" for (first, second), dead in lost.items()]
-    more = f"; and {len(texts) - MOST_PAIRS_NAMED} more pairs" if len(texts) > MOST_PAIRS_NAMED else ""
-    return CutOff(node, "; ".join(texts[:MOST_PAIRS_NAMED]) + more)
+    more = f"; and {len(texts) - MAX_PAIRS_NAMED} more pairs" if len(texts) > MAX_PAIRS_NAMED else ""
+    return CutOff(node, "; ".join(texts[:MAX_PAIRS_NAMED]) + more)
 
 
 def _direction(node: int, dead: Collection[tuple[int, int]], others: int) -> str:
@@ -237,6 +237,6 @@ class LinkInquiry:
         token = secrets.token_hex(16)
         for place, node in enumerate(nodes):
             ring = nodes[place + 1 :] + nodes[:place]
-            others = ring if len(ring) <= MOST_PEERS_PROBED else ring[: MOST_PEERS_PROBED // 2] + ring[-MOST_PEERS_PROBED // 2 :]
+            others = ring if len(ring) <= MAX_PEERS_PROBED else ring[: MAX_PEERS_PROBED // 2] + ring[-MAX_PEERS_PROBED // 2 :]
             self._tried[node] = others
             self._ask(node, ProbePeers(self._number, {other: self._ports[other] for other in others}, token), "peers_probed")

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from ...core.console import one_line, shown
 from ...core.liveness import DUMP_SIGNAL, WorkingThread, answers_signal, working_thread
-from ...engine.protocol.messages import MOST_STACK_CHARACTERS, WireMessage
+from ...engine.protocol.messages import MAX_STACK_CHARACTERS, WireMessage
 from ...engine.protocol.node_messages import FindStacks, Stacks
 
 STACKS = "logs/stacks.txt"  # the file of a run directory with the stacks of every stall
-MOST_BYTES = 16 * 2**20  # size limit of that file: a stall of a hundred tasks takes a megabyte, and a run may stall many times
-MOST_PLACES = 4
-MOST_NAMES = 6
-MOST_CHARACTERS = 200
+MAX_BYTES = 16 * 2**20  # size limit of that file: a stall of a hundred tasks takes a megabyte, and a run may stall many times
+MAX_PLACES = 4
+MAX_NAMES = 6
+MAX_CHARACTERS = 200
 _FRAMES = (re.compile(r'^\s+File "(.+)", line (\d+) in (.+)$', re.MULTILINE), re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE))
 """Frames of faulthandler (file, line, function) and py-spy (function, file, line)."""
 
@@ -46,8 +46,8 @@ class TaskStack:
         else:
             return None
         file = one_line(file)
-        short = file if len(file) <= MOST_CHARACTERS else f"…{file[-MOST_CHARACTERS:]}"
-        return f"{short}:{line[:9]} ({one_line(function)[:MOST_CHARACTERS]})"
+        short = file if len(file) <= MAX_CHARACTERS else f"…{file[-MAX_CHARACTERS:]}"
+        return f"{short}:{line[:9]} ({one_line(function)[:MAX_CHARACTERS]})"
 
 
 def describe_places(stacks: Mapping[str, TaskStack]) -> str:
@@ -57,15 +57,15 @@ def describe_places(stacks: Mapping[str, TaskStack]) -> str:
         if (place := stack.place) is not None:
             tasks_at.setdefault(place, []).append(task)
     groups = sorted(tasks_at.items(), key=lambda group: len(group[1]))
-    texts = [f"{_names(tasks)} {'stands' if len(tasks) == 1 else 'stand'} at {place}" for place, tasks in groups[:MOST_PLACES]]
-    if len(groups) > MOST_PLACES:
-        texts.append(f"others at {len(groups) - MOST_PLACES} more places")
+    texts = [f"{_names(tasks)} {'stands' if len(tasks) == 1 else 'stand'} at {place}" for place, tasks in groups[:MAX_PLACES]]
+    if len(groups) > MAX_PLACES:
+        texts.append(f"others at {len(groups) - MAX_PLACES} more places")
     return "; ".join(texts)
 
 
 def _names(tasks: Sequence[str]) -> str:
-    more = len(tasks) - MOST_NAMES
-    return ", ".join(tasks[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(tasks) - MAX_NAMES
+    return ", ".join(tasks[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def odd_one_out(stacks: Mapping[str, TaskStack]) -> str | None:
@@ -90,8 +90,8 @@ def append_stacks(run: Path, occasion: str, stacks: Mapping[str, TaskStack]) -> 
         parts.append(f"\n== {task}: {one_line(stack.problem)}\n" if stack.problem is not None else f"\n== {task}\n{shown(stack.text)}")
     text = "".join([*parts, "\n"])
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        if file.tell() + len(text) > MOST_BYTES:
-            text = f"{parts[0]}(omitted: this file is large enough)\n\n" if file.tell() <= MOST_BYTES else ""
+        if file.tell() + len(text) > MAX_BYTES:
+            text = f"{parts[0]}(omitted: this file is large enough)\n\n" if file.tell() <= MAX_BYTES else ""
         file.write(text)
 
 
@@ -135,7 +135,7 @@ SIGNAL_SECONDS = 1.0  # time limit for a task to answer the signal; its handler 
 QUIET_SECONDS = 0.06  # an answer is complete when nothing was added to it for this long
 TICK_SECONDS = 0.02
 COLLECT_SECONDS = SPY_SECONDS + SIGNAL_SECONDS + 1.0  # upper bound of `collect_stacks`
-MOST_CHARACTERS_TOGETHER = 8 * MOST_STACK_CHARACTERS  # limit of all stacks of a node, which have to fit in one message
+MAX_CHARACTERS_TOGETHER = 8 * MAX_STACK_CHARACTERS  # limit of all stacks of a node, which have to fit in one message
 _SECTION = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+|\d+)\b", re.MULTILINE)  # a thread's first line, in either notation
 
 
@@ -157,7 +157,7 @@ def find_py_spy() -> str | None:
 
 def collect_stacks(tasks: Sequence[InspectedTask], spy: str | None) -> dict[str, dict[str, str | None]]:
     """Return each task's ``text``, the working thread first, or ``problem``; raises nothing."""
-    limit = min(MOST_STACK_CHARACTERS, MOST_CHARACTERS_TOGETHER // max(len(tasks), 1))
+    limit = min(MAX_STACK_CHARACTERS, MAX_CHARACTERS_TOGETHER // max(len(tasks), 1))
     texts, problems = _by_spy(tasks, spy) if spy is not None else ({}, {})
     answered, unanswered = _by_signal([task for task in tasks if task.name not in texts])
     texts |= answered

@@ -126,8 +126,8 @@ def _named(gpu: Mapping[str, Any]) -> str:
     return f"{gpu.get('name') or 'GPU of an unknown model'}{'' if memory is None else f' ({memory / 2**30:.1f} GiB)'}"
 
 
-MOST_CLOCK_SECONDS = 1.0  # records of all nodes share one time axis; smaller differences do not matter
-LEAST_MEMORY_BYTES = 2**30  # a worker with its framework takes at least half of it
+MAX_CLOCK_SECONDS = 1.0  # records of all nodes share one time axis; smaller differences do not matter
+MIN_MEMORY_BYTES = 2**30  # a worker with its framework takes at least half of it
 OPEN_PORTS = (
     f"open the hosts' ports for each other ({FIRST_PORT} to {LAST_PORT}, and the system's range of free ones), or name addresses of a "
     "network that they share"
@@ -259,13 +259,13 @@ def _machine_findings(report: HostReport, machines: Mapping[str, int], workers: 
         yield Finding(report.host, "odd", "machine", f"{seen}; another of these hosts is the same machine, and shares its cores")
     elif cores is not None and workers > max(cores, 1):
         yield Finding(report.host, "odd", "machine", f"{seen}, which {workers} workers share (HOST:{workers} is a number of processes)")
-    elif memory < LEAST_MEMORY_BYTES:
+    elif memory < MIN_MEMORY_BYTES:
         yield Finding(report.host, "odd", "machine", f"{seen}; a worker may need more memory")
     else:
         yield Finding(report.host, "ok", "machine", seen)
     ahead, error = report.ahead_seconds, report.error_seconds
     clock = f"{abs(ahead):.3f} s {'ahead' if ahead >= 0 else 'behind'} (± {error:.3f})"
-    if abs(ahead) - error > MOST_CLOCK_SECONDS:
+    if abs(ahead) - error > MAX_CLOCK_SECONDS:
         yield Finding(
             report.host, "odd", "clock", f"{clock}: its times of day are not this machine's", "let the hosts set their clocks (NTP)"
         )

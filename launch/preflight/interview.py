@@ -193,8 +193,8 @@ def _answer(probe: Probe, question: str, **fields: Any) -> Message:
 
 # Framework probes are cached, as imports take seconds; an entry holds while its dependencies (`_holds_for`) are unchanged.
 
-MOST_BYTES = 1_000_000
-MOST_SOURCES = 5_000  # files of a backend's package that count
+MAX_BYTES = 1_000_000
+MAX_SOURCES = 5_000  # files of a backend's package that count
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH", "LD_PRELOAD", "NVIDIA_VISIBLE_DEVICES", "XLA_FLAGS")
 """They affect whether a framework loads, and the GPUs that it sees."""
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -248,7 +248,7 @@ def _holds_for(name: str) -> str:
 
 def _sources(folder: str) -> list[str]:
     found = (os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py"))
-    return sorted(islice(found, MOST_SOURCES))
+    return sorted(islice(found, MAX_SOURCES))
 
 
 def _changed(path: str) -> list[int] | None:
@@ -267,7 +267,7 @@ def _read() -> dict[str, _Answer]:
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return {}
-        found: Any = read_json(path, MOST_BYTES)
+        found: Any = read_json(path, MAX_BYTES)
         return {str(name): _Answer.model_validate(answer) for name, answer in found.items()}
     except (OSError, UnreadableError, ValidationError, AttributeError):
         return {}

@@ -23,8 +23,8 @@ from ...core.errors import UsageError
 from ...core.plugins import BUILT_IN, NO_MODULE, find, forward_plugin, load, model_base, module_exists
 from ...core.process import command_ending_with_parent, python, there_to_work_in
 
-MOST_BYTES = 64 * 2**20  # total size limit of a package's sources
-MOST_ENTRIES = 20_000  # limit of files and folders in a package: large Python packages have a few thousand
+MAX_BYTES = 64 * 2**20  # total size limit of a package's sources
+MAX_ENTRIES = 20_000  # limit of files and folders in a package: large Python packages have a few thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,7 @@ def model_source(model: str) -> ModelSource | None:
         files = _python_files(package)
         if files is not None:
             return ModelSource(package, _digest(files))
-    raise UsageError(
-        f"model: {module!r} has more than {MOST_ENTRIES:,} files, or {MOST_BYTES >> 20} MiB of Python; is it the right package?"
-    )
+    raise UsageError(f"model: {module!r} has more than {MAX_ENTRIES:,} files, or {MAX_BYTES >> 20} MiB of Python; is it the right package?")
 
 
 def package_path(name: str) -> Path | None:
@@ -81,7 +79,7 @@ def _python_files(name: str) -> dict[str, Path] | None:
                 if path.is_file():  # an editor leaves links that lead nowhere
                     found.setdefault(path.relative_to(folder).as_posix(), path)
                     size += path.stat().st_size
-            if entries > MOST_ENTRIES or size > MOST_BYTES:
+            if entries > MAX_ENTRIES or size > MAX_BYTES:
                 return None
     return found
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from ...core.errors import TrainerError, UsageError
 from ...core.process import ignore_interrupts, wake_when_parent_ends
-from ...engine.protocol.messages import MOST_ERROR_CHARACTERS, PROTOCOL, Message, Stream
+from ...engine.protocol.messages import MAX_ERROR_CHARACTERS, PROTOCOL, Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
 from ..node.scratch import PortBlock, address_for_others, node_identity
 
 CONNECT_SECONDS = 3.0  # time limit for a peer's port to answer
-MOST_CONNECTIONS = 16  # concurrent tries
+MAX_CONNECTIONS = 16  # concurrent tries
 _ports: list[socket.socket] = []
 _blocks: list[PortBlock] = []  # listening sockets and reserved ports, which this process keeps until it ends
 
@@ -57,7 +57,7 @@ def answer(question: Message) -> Message:
     try:
         return Message("found", _ANSWERS[question.kind](question.fields))
     except (TrainerError, OSError) as error:
-        return Message("problem", {"text": str(error).encode(errors="backslashreplace").decode()[:MOST_ERROR_CHARACTERS]})
+        return Message("problem", {"text": str(error).encode(errors="backslashreplace").decode()[:MAX_ERROR_CHARACTERS]})
 
 
 def _describe(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _greet_all(server: socket.socket) -> None:
 
 
 def _connect(asked: Mapping[str, Any]) -> dict[str, Any]:
-    with ThreadPoolExecutor(MOST_CONNECTIONS) as pool:
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
         return {"problems": list(pool.map(_problem_with, asked["peers"]))}
 
 

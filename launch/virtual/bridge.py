@@ -14,10 +14,10 @@ _LOOPBACK_INDEX = 1  # the first interface of every network namespace
 
 # 1 ms: small compared to a training step, large compared to the timer's resolution; the bucket must hold two full frames.
 _BURST_SECONDS = 1e-3
-_SMALLEST_BURST_BYTES = 2 * 1600
+_MIN_BURST_BYTES = 2 * 1600
 # A queue of 50 ms, as in a small switch; the rest is dropped, and TCP slows down.
 _QUEUE_SECONDS = 0.05
-_LARGEST_SEGMENT_BYTES = 65536  # the kernel's default gso_max_size
+_MAX_SEGMENT_BYTES = 65536  # the kernel's default gso_max_size
 # Headers count: 1514 bytes for 1448. Larger segments cost the receiver five times the CPU time (measured, 200 to 500 Mbit/s).
 _PAYLOAD_SHARE = 1448 / 1514
 
@@ -76,9 +76,9 @@ def _index(route: IPRoute, name: str) -> int:
 
 
 def _shape(route: IPRoute, index: int, bits_per_second: float) -> None:
-    burst = max(_SMALLEST_BURST_BYTES, int(bits_per_second / 8 * _BURST_SECONDS))
+    burst = max(_MIN_BURST_BYTES, int(bits_per_second / 8 * _BURST_SECONDS))
     bytes_per_second = max(1, round(bits_per_second / 8))
-    route.link("set", index=index, gso_max_size=min(_LARGEST_SEGMENT_BYTES, int(burst * _PAYLOAD_SHARE)))
+    route.link("set", index=index, gso_max_size=min(_MAX_SEGMENT_BYTES, int(burst * _PAYLOAD_SHARE)))
     try:
         route.tc("add", "tbf", index, 0x10000, rate=bytes_per_second, burst=burst, limit=burst + int(bytes_per_second * _QUEUE_SECONDS))
     except NetlinkError as error:

@@ -25,7 +25,7 @@ _REMEDY = (
 # The default of 100 ms would stop a node for longer than a step; the kernel's minimum quota is 1 ms.
 _PERIOD_MICROSECONDS = 20_000
 _LONG_PERIOD_MICROSECONDS = 1_000_000
-_SMALLEST_QUOTA_MICROSECONDS = 1_000
+_MIN_QUOTA_MICROSECONDS = 1_000
 _NAME = re.compile(r"crosstrain-(\d+)-(\d+)-(\d+)-\d+-node\d+")
 
 
@@ -122,9 +122,9 @@ def sweep(hierarchy: Hierarchy) -> list[Path]:
 
 def _limit(version: Literal[1, 2], folder: Path, cores: float) -> None:
     period = _PERIOD_MICROSECONDS
-    if cores * period < _SMALLEST_QUOTA_MICROSECONDS:
+    if cores * period < _MIN_QUOTA_MICROSECONDS:
         period = _LONG_PERIOD_MICROSECONDS
-    quota = max(_SMALLEST_QUOTA_MICROSECONDS, round(cores * period))
+    quota = max(_MIN_QUOTA_MICROSECONDS, round(cores * period))
     if version == 2:
         (folder / "cpu.max").write_text(f"{quota} {period}")
     else:

@@ -17,10 +17,10 @@ from .enter import call
 
 INTERFACE = "eth0"  # every node's only interface except ``lo``
 PREFIX_BITS = 24
-MOST_NODES = 250  # a message carries 253 descriptors, and the network has 254 addresses
+MAX_NODES = 250  # a message carries 253 descriptors, and the network has 254 addresses
 MESSAGE_BYTES = 65536
-LEAST_BITS_PER_SECOND = 12_000.0  # about one full Ethernet frame per second
-MOST_BITS_PER_SECOND = (2**32 - 1) * 8.0  # the token bucket filter counts bytes per second in 32 bits
+MIN_BITS_PER_SECOND = 12_000.0  # about one full Ethernet frame per second
+MAX_BITS_PER_SECOND = (2**32 - 1) * 8.0  # the token bucket filter counts bytes per second in 32 bits
 
 
 def address(node: int) -> str:

@@ -26,10 +26,10 @@ from ...core.units import bandwidth_text
 from .cpu_quota import CpuGroup
 from .namespaces import (
     INTERFACE,
-    LEAST_BITS_PER_SECOND,
+    MAX_BITS_PER_SECOND,
+    MAX_NODES,
     MESSAGE_BYTES,
-    MOST_BITS_PER_SECOND,
-    MOST_NODES,
+    MIN_BITS_PER_SECOND,
     MissingCapabilityError,
     NetworkLostError,
     VirtualNodeCapability,
@@ -63,10 +63,10 @@ class VirtualNetwork:
     interface = INTERFACE  # name of the interface to the other nodes; GLOO_SOCKET_IFNAME needs it
 
     def __init__(self, nodes: int, bandwidth_bits_per_second: float | None, cores_of: Callable[[int], float | None]) -> None:
-        if not 1 <= nodes <= MOST_NODES:
-            raise UsageError.of("nodes", nodes, f"1 to {MOST_NODES} virtual nodes on one machine")
+        if not 1 <= nodes <= MAX_NODES:
+            raise UsageError.of("nodes", nodes, f"1 to {MAX_NODES} virtual nodes on one machine")
         rate = bandwidth_bits_per_second
-        if rate is not None and not LEAST_BITS_PER_SECOND <= rate <= MOST_BITS_PER_SECOND:
+        if rate is not None and not MIN_BITS_PER_SECOND <= rate <= MAX_BITS_PER_SECOND:
             raise UsageError.of("bandwidth", bandwidth_text(rate), "12kbit to 34gbit for virtual nodes")
         self._rate = rate
         self._cores = tuple(cores_of(node) for node in range(nodes))
@@ -183,7 +183,7 @@ class VirtualNetwork:
 def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: float | None, cores: Sequence[float | None]) -> _Started:
     try:
         ours.send(json.dumps({"bits_per_second": rate, "cores": cores}).encode())
-        message, descriptors, _, _ = socket.recv_fds(ours, MESSAGE_BYTES, MOST_NODES + 2)
+        message, descriptors, _, _ = socket.recv_fds(ours, MESSAGE_BYTES, MAX_NODES + 2)
     except (BrokenPipeError, ConnectionResetError):
         message, descriptors = b"", []
     answer = json.loads(message or b"{}")

@@ -12,7 +12,7 @@ from ..base import ModelSpec
 from ..layers import LayerSpecs, convolved
 from ..layers.protocol import NetworkLayers
 
-SMALLEST_SIDE = 63  # leaves one pixel after the last pool
+MIN_SIDE = 63  # leaves one pixel after the last pool
 ENLARGED_SIDE = 64  # smaller sides are enlarged to this
 POOLED_SIDE = 6  # image side before the dense layers
 HIDDEN = 4096  # width of the two hidden dense layers
@@ -20,7 +20,7 @@ HIDDEN = 4096  # width of the two hidden dense layers
 
 def enlarged(side: int) -> int:
     """Return the image side that the first convolution receives."""
-    return side if side >= SMALLEST_SIDE else ENLARGED_SIDE
+    return side if side >= MIN_SIDE else ENLARGED_SIDE
 
 
 def build(data: DataInfo) -> ModelSpec:

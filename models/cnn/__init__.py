@@ -13,17 +13,16 @@ from ..base import ModelSpec
 from ..layers import LayerSpecs, convolved
 from ..layers.protocol import NetworkLayers
 
-SMALLEST_SIDE = 8  # leaves one pixel after both pools: (8 − 4) / 2 / 2
+MIN_SIDE = 8  # leaves one pixel after both pools: (8 − 4) / 2 / 2
 FEATURES = 64  # width of the layer before the logits
 
 
 def build(data: DataInfo) -> ModelSpec:
     """Fit the network to the data. Raises UsageError for images that are too small."""
     channels, *sides = data.input_shape
-    if min(sides) < SMALLEST_SIDE:
+    if min(sides) < MIN_SIDE:
         raise UsageError(
-            f"model: 'cnn' needs images of at least {SMALLEST_SIDE}×{SMALLEST_SIDE} pixels, "
-            f"but those of {data.name!r} have {sides[0]}×{sides[1]}."
+            f"model: 'cnn' needs images of at least {MIN_SIDE}×{MIN_SIDE} pixels, but those of {data.name!r} have {sides[0]}×{sides[1]}."
         )
     first = [convolved(side, 5) for side in sides]
     second = [side // 2 for side in first]

@@ -53,12 +53,12 @@ def after_flatten(spec: ModelSpec, name: str, channels: int) -> dict[str, Storag
 
 # Faster within these limits, on TensorFlow and torch (docs/benchmarks.md). With more inputs than colours a layer is not the first, so the
 # gradient with respect to its images would cost more than is gained.
-MOST_INPUTS, MOST_OUTPUTS = 4, 8
+MAX_INPUTS, MAX_OUTPUTS = 4, 8
 
 
 def uses_space_to_depth(width: int, inputs: int, outputs: int, kernel_width: int, stride: int, padding: int) -> bool:
     """Return whether a convolution of images `width` pixels wide should take two columns at once."""
-    return inputs <= MOST_INPUTS and _fits(width, outputs, kernel_width, stride, padding)
+    return inputs <= MAX_INPUTS and _fits(width, outputs, kernel_width, stride, padding)
 
 
 def gradient_uses_space_to_depth(width: int, inputs: int, kernel: tuple[int, int], stride: int, padding: int) -> bool:
@@ -71,7 +71,7 @@ def gradient_uses_space_to_depth(width: int, inputs: int, kernel: tuple[int, int
 
 def _fits(width: int, outputs: int, kernel_width: int, stride: int, padding: int) -> bool:
     in_pairs = width % 2 == 0 and kernel_width % 2 == 1 and padding % 2 == 0
-    return in_pairs and stride == 1 and outputs <= MOST_OUTPUTS and kernel_width > 1 and padding >= 0 and width + 2 * padding > kernel_width
+    return in_pairs and stride == 1 and outputs <= MAX_OUTPUTS and kernel_width > 1 and padding >= 0 and width + 2 * padding > kernel_width
 
 
 def refuse_mask(kind: str, layer: int) -> None:
@@ -83,12 +83,12 @@ def refuse_mask(kind: str, layer: int) -> None:
         )
 
 
-LONGEST_WAVE = 10_000.0  # longest wavelength in positions, divided by 2π
+MAX_WAVE = 10_000.0  # longest wavelength in positions, divided by 2π
 
 
 def exponent_step(width: int) -> float:
     """Return the difference of the logarithms of consecutive frequencies."""
-    return -math.log(LONGEST_WAVE) / max(1, width // 2 - 1)
+    return -math.log(MAX_WAVE) / max(1, width // 2 - 1)
 
 
 def frequencies(width: int) -> NDArray[np.float64]:

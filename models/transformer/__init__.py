@@ -65,12 +65,12 @@ SIZES: dict[Size, Settings] = {
 }
 """`base` and `big` are Vaswani's, with the dropout of OpenSeq2Seq's configurations."""
 
-MOST_NATS = 700.0  # largest negative log-likelihood whose exponential is a float64
+MAX_NATS = 700.0  # largest negative log-likelihood whose exponential is a float64
 PERPLEXITY = Metric(
     "perplexity",
     "perplexity",
     "lower",
-    lambda sums: math.exp(min(max(sums["nll_sum"] / sums["target_tokens"], 0.0), MOST_NATS)),
+    lambda sums: math.exp(min(max(sums["nll_sum"] / sums["target_tokens"], 0.0), MAX_NATS)),
     bounds=(1.0, math.inf),
 )
 TOKEN_ACCURACY = Metric(

@@ -78,9 +78,9 @@ SEND_SECONDS = 1.0  # between two batches
 RETRY_SECONDS = 5.0  # between two attempts without an answer
 CLOSE_SECONDS = 15.0  # limit for unsent points at the end of a run
 FIRST_SPACING_SECONDS = 0.5  # between the training curves' points at first
-MOST_POINTS = 20_000  # kept while unsent; the oldest are dropped
+MAX_POINTS = 20_000  # kept while unsent; the oldest are dropped
 BATCH_METRICS, BATCH_PARAMS = 1000, 100  # MLflow's limits of a request (``mlflow/utils/validation.py``)
-LONGEST_TAG_CHARACTERS = 5000  # limit of a tag's value before MLflow 2.13
+MAX_TAG_CHARACTERS = 5000  # limit of a tag's value before MLflow 2.13
 CONNECT_SECONDS = 5.0
 # Retries are made here, standard output is for data, and telemetry is off.
 _ENVIRONMENT = {
@@ -162,7 +162,7 @@ class MLflowWriter(CurveLogger):
     def event(self, record: EventRecord) -> None:
         """Keep the cause of a failure or interruption for the tag ``crosstrain.cause``."""
         if record.event in ("run_failed", "run_interrupted"):
-            self._cause = str(record.detail["cause"])[:LONGEST_TAG_CHARACTERS]
+            self._cause = str(record.detail["cause"])[:MAX_TAG_CHARACTERS]
 
     def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
         """Log the rest of the curve, ``summary/…``, and the status: FINISHED, FAILED, or KILLED if interrupted."""
@@ -186,7 +186,7 @@ class MLflowWriter(CurveLogger):
         milliseconds = round(1000 * self._unix_seconds(time_seconds))
         for key, value in values.items():
             self._points.append((key, value, milliseconds, step))
-        while len(self._points) > MOST_POINTS:
+        while len(self._points) > MAX_POINTS:
             self._points.popleft()
             self._lost += 1
 

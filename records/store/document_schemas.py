@@ -11,14 +11,14 @@ from pydantic import AfterValidator, Field, ValidationError, create_model, model
 
 from ...core.bounded_json import JsonObject, first_problem
 from ...core.cluster import workers_by_node
-from ...core.job import MOST_NODES, Job
+from ...core.job import MAX_NODES, Job
 from ...metrics import Better
-from ...metrics.base import MOST_METRICS
-from .jsonl import MOST_TASKS, Count, DamagedRunError, Duration, Figure, Moment, Name, Node, Seconds, State, Text, Worker
+from ...metrics.base import MAX_METRICS
+from .jsonl import MAX_TASKS, Count, DamagedRunError, Duration, Figure, Moment, Name, Node, Seconds, State, Text, Worker
 from .schema import SCHEMA
 from .summary_schema import Summary
 
-MOST_PACKAGES = 64  # per framework
+MAX_PACKAGES = 64  # per framework
 _LACKING: Any = None  # default of a field that may be missing, but not null
 
 
@@ -57,7 +57,7 @@ class _VisibleGpu(JsonObject):
 
 
 class _Cluster(JsonObject):
-    addresses: Annotated[list[Name | None], Field(max_length=MOST_NODES)] = Field(default_factory=list)
+    addresses: Annotated[list[Name | None], Field(max_length=MAX_NODES)] = Field(default_factory=list)
 
 
 _MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
@@ -84,12 +84,12 @@ class _Decided(JsonObject):
     sources: dict[Name, Text] = _LACKING
     command: list[Text] = _LACKING
     cluster: _Cluster = _LACKING
-    threads_per_task: Annotated[list[Count | None], Field(max_length=MOST_NODES)] = _LACKING
-    gpu_of_task: Annotated[dict[Name, _VisibleGpu | None], Field(max_length=MOST_TASKS)] = _LACKING
-    segments: Annotated[list[_Segment], Field(max_length=MOST_TASKS)] = _LACKING
-    framework_packages: Annotated[list[Name], Field(max_length=MOST_PACKAGES)] = _LACKING
-    metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING
-    translation_metrics: Annotated[list[_MetricName], Field(max_length=MOST_METRICS)] | None = _LACKING
+    threads_per_task: Annotated[list[Count | None], Field(max_length=MAX_NODES)] = _LACKING
+    gpu_of_task: Annotated[dict[Name, _VisibleGpu | None], Field(max_length=MAX_TASKS)] = _LACKING
+    segments: Annotated[list[_Segment], Field(max_length=MAX_TASKS)] = _LACKING
+    framework_packages: Annotated[list[Name], Field(max_length=MAX_PACKAGES)] = _LACKING
+    metrics: Annotated[list[_Metric], Field(max_length=MAX_METRICS)] = _LACKING
+    translation_metrics: Annotated[list[_MetricName], Field(max_length=MAX_METRICS)] | None = _LACKING
     translation_signatures: _Signatures | None = _LACKING
 
     @model_validator(mode="after")
@@ -111,12 +111,12 @@ def _in_json(declared: Any) -> Any:
     return Annotated[list[get_args(declared)[0]], Field(min_length=1)] if get_origin(declared) is tuple else declared  # type: ignore[misc]
 
 
-_LONGEST_QUANTITY = 60  # characters of a text that the job parses
+_MAX_QUANTITY = 60  # characters of a text that the job parses
 
 
 def _recorded(name: str) -> Any:
     info = Job.model_fields[name]
-    short = [Field(max_length=_LONGEST_QUANTITY)] if any(isinstance(item, AfterValidator) for item in info.metadata) else []
+    short = [Field(max_length=_MAX_QUANTITY)] if any(isinstance(item, AfterValidator) for item in info.metadata) else []
     default = str(info.default) if isinstance(info.default, Path) else info.default
     return Annotated[(_in_json(info.annotation), Field(), *short, *info.metadata)], default
 
@@ -153,9 +153,9 @@ class _Host(JsonObject):
     cpu_flags: Annotated[list[Name], Field(max_length=1000)] | None = None
     python: Name | None = None
     packages: dict[Name, Name | None] | None = None
-    gpus: Annotated[list[_HostGpu], Field(max_length=MOST_NODES)] | None = None
+    gpus: Annotated[list[_HostGpu], Field(max_length=MAX_NODES)] | None = None
     gpu_driver: Name | None = None
-    visible_gpus: Annotated[list[_VisibleGpu], Field(max_length=MOST_NODES)] | None = None
+    visible_gpus: Annotated[list[_VisibleGpu], Field(max_length=MAX_NODES)] | None = None
 
 
 class _WorkTree(JsonObject):
@@ -170,7 +170,7 @@ class _Code(JsonObject):
 
 
 class _Environment(JsonObject):
-    nodes: Annotated[list[_Host], Field(max_length=MOST_NODES)]
+    nodes: Annotated[list[_Host], Field(max_length=MAX_NODES)]
     code: _Code | None = None
 
 
@@ -213,7 +213,7 @@ class _Calibration(JsonObject):
     payload_bytes: Count
     batch_size: Annotated[int, Field(ge=1, le=2**53)]
     half_batch_size: Count
-    workers: Annotated[list[_CalibratedWorker], Field(max_length=MOST_TASKS)]
+    workers: Annotated[list[_CalibratedWorker], Field(max_length=MAX_TASKS)]
     half_untried: Text | None = None
     direct_untried: Text | None = None
     native: dict[Name, Figure | None] = Field(default_factory=dict)

@@ -21,7 +21,7 @@ from ...core.bounded_json import NotJsonError, UnreadableError, is_readable_line
 from ...core.console import is_text, spelled
 from ...core.drafts import replacing
 from ...core.errors import RunFailedError, TrainerError, writing
-from ...core.job import MOST_NODES
+from ...core.job import MAX_NODES
 from .schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 
 Record = StepRecord | EvalRecord | EventRecord | SystemRecord
@@ -309,7 +309,7 @@ def _document_text(value: Mapping[str, Any]) -> str:
 
 
 # Bounds are far beyond measurable figures: others were not written by a run.
-MOST_TASKS = 1 << 16
+MAX_TASKS = 1 << 16
 
 
 def _as_it_is(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -324,8 +324,8 @@ Loss = Annotated[float, Field(ge=-1e40, le=1e40), WrapValidator(_as_it_is)] | Li
 Seconds = Annotated[float, Field(ge=-1e12, le=1e12), WrapValidator(_as_it_is)]
 Duration = Annotated[float, Field(ge=0, le=1e12), WrapValidator(_as_it_is)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Node = Annotated[int, Field(ge=0, lt=MOST_NODES)]
-Worker = Annotated[int, Field(ge=0, lt=MOST_TASKS)]
+Node = Annotated[int, Field(ge=0, lt=MAX_NODES)]
+Worker = Annotated[int, Field(ge=0, lt=MAX_TASKS)]
 Text = Annotated[str, Field(max_length=1 << 16)]
 Name = Annotated[str, Field(max_length=4096)]
 

@@ -100,7 +100,7 @@ def _copy(path: Path, keeps: Keeps) -> Path:
 RunState = Literal["starting", "running", "succeeded", "failed", "interrupted"]
 _LIVE = ("starting", "running")
 _ATTEMPTS = 100
-_LONGEST_NAME_PART = 80
+_MAX_NAME_PART = 80
 _START_TOLERANCE_SECONDS = 2.0  # psutil derives starts from the boot time, which moves with the clock
 
 
@@ -291,7 +291,7 @@ def _make_named(path: Path) -> Path:
 
 def name_part(text: str) -> str:
     """Return a text as part of a folder's name: letters, digits, ``_``, ``.`` and ``-``."""
-    return re.sub(r"[^\w.-]", "_", text)[:_LONGEST_NAME_PART]
+    return re.sub(r"[^\w.-]", "_", text)[:_MAX_NAME_PART]
 
 
 def _make_new(job: Job, created: datetime) -> Path:

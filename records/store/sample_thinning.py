@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
-from .schema import COUNTERS, GAUGES, GPU_GAUGES, MOST_PROBLEMS, GpuSample, SystemRecord
+from .schema import COUNTERS, GAUGES, GPU_GAUGES, MAX_PROBLEMS, GpuSample, SystemRecord
 
 BURST_BYTES = 8e6  # bytes at any rate: small or short runs keep every sample
 BYTES_PER_SECOND = 7_000.0  # beyond the burst: the first hour of 1,000 nodes stays below 50 MB
 STRETCH_SECONDS = 10.0  # interval of rate measurements
 LINE_BYTES = 1_000.0  # assumed until lines are written
-MOST_WAITING = 8  # samples of a node before they are merged
+MAX_WAITING = 8  # samples of a node before they are merged
 MORE_PROBLEMS = "and more, not shown because one line covers several samples"
 _OF_TIME = frozenset({"cpu_cores_used", "cpu_fraction"})  # slopes, whose means are weighted by time
 
@@ -36,7 +36,7 @@ def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
         **figures,
         gpus=None if last.gpus is None else tuple(_merged_gpu(merged, index, known, gpu) for index, gpu in enumerate(last.gpus)),
         interval_seconds=sum(sample.interval_seconds for sample in known),
-        problems=distinct if len(distinct) <= MOST_PROBLEMS else (*distinct[: MOST_PROBLEMS - 1], MORE_PROBLEMS),
+        problems=distinct if len(distinct) <= MAX_PROBLEMS else (*distinct[: MAX_PROBLEMS - 1], MORE_PROBLEMS),
         samples=sum(sample.samples for sample in known),
         merged=merged,
     )
@@ -123,7 +123,7 @@ class SampleThinner:
             lines.append(_as_line(merge_samples(waiting)))
             waiting.clear()
         waiting.append(sample)
-        if len(waiting) == MOST_WAITING:
+        if len(waiting) == MAX_WAITING:
             waiting[:] = [merge_samples(waiting)]
         number = self._counts[node] = self._counts.get(node, 0) + 1
         if (number + node) % self.samples_per_line == 0 or fell or node in self._wanted:  # nodes take turns

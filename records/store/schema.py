@@ -30,8 +30,8 @@ def _with_number(hint: Any, number: Any) -> Any:
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]  # number of a node or worker; only readers check bounds
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # a float64 counts exactly up to here
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]  # thirty thousand years; never NaN, as it is an axis
-MOST_PROBLEMS = 64
-MOST_PROBLEM_CHARACTERS = 1000  # of a monitor, per sample or line
+MAX_PROBLEMS = 64
+MAX_PROBLEM_CHARACTERS = 1000  # of a monitor, per sample or line
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import Field, model_validator
 
 from ...core.bounded_json import JsonObject
-from ...core.job import MOST_NODES
-from .jsonl import MOST_TASKS, Count, Duration, Figure, Loss, Name, Node, Seconds, State, Worker
+from ...core.job import MAX_NODES
+from .jsonl import MAX_TASKS, Count, Duration, Figure, Loss, Name, Node, Seconds, State, Worker
 
 
 class _StepSeconds(JsonObject):
@@ -73,8 +73,8 @@ class _TimeShares(JsonObject):
     part_began_seconds: Duration | None = None
     overlap_fraction: Figure | None = None
     run: _RunShares = Field(default_factory=_RunShares)
-    workers: Annotated[list[_WorkerShares], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
-    nodes: Annotated[list[_StepShares], Field(max_length=MOST_NODES)] = Field(default_factory=list)
+    workers: Annotated[list[_WorkerShares], Field(max_length=MAX_TASKS)] = Field(default_factory=list)
+    nodes: Annotated[list[_StepShares], Field(max_length=MAX_NODES)] = Field(default_factory=list)
     native: dict[Name, Figure | None] = Field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ class _Gpu(JsonObject):
     utilization: _MeanMax | None = None
     memory_bytes: _MeanMax | None = None
     power_watts: _MeanMax | None = None
-    tasks: Annotated[list[Name], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
+    tasks: Annotated[list[Name], Field(max_length=MAX_TASKS)] = Field(default_factory=list)
 
 
 class NodeSummary(JsonObject):
@@ -112,7 +112,7 @@ class NodeSummary(JsonObject):
     network_received_bytes_per_train_second: Figure | None = None
     disk_read_bytes: Count | None = None
     disk_written_bytes: Count | None = None
-    gpus: Annotated[list[_Gpu], Field(max_length=MOST_NODES)] | None = None
+    gpus: Annotated[list[_Gpu], Field(max_length=MAX_NODES)] | None = None
     monitor_cpu_seconds: Duration | None = None
     monitor_cpu_cores_used: Figure | None = None
     cpu_wait_seconds: Seconds | None = None
@@ -154,8 +154,8 @@ class Summary(JsonObject):
     mode: Name
     model: Name
     data: Name
-    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)]
-    workers: Annotated[int, Field(ge=1, le=MOST_TASKS)]
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
+    workers: Annotated[int, Field(ge=1, le=MAX_TASKS)]
     parameter_servers: Worker | None = None
     batch_size: Annotated[int, Field(ge=1, le=2**53)]
     global_batch_size: Annotated[int, Field(ge=1, le=2**53)]
@@ -203,7 +203,7 @@ class Summary(JsonObject):
     time_to_target_seconds: Annotated[Duration, Field(gt=0)] | None = None
     patience: _Patience | None = None
     staleness: _Staleness | None = None
-    updates_by_worker: Annotated[list[Count], Field(max_length=MOST_TASKS)] | None = None
+    updates_by_worker: Annotated[list[Count], Field(max_length=MAX_TASKS)] | None = None
     checkpoints: _Checkpoints | None = None
     restarts: Count | None = None
     restart_seconds_lost: Duration | None = None
@@ -211,7 +211,7 @@ class Summary(JsonObject):
     worker_absent_seconds: Duration | None = None
     time_shares: _TimeShares | None = None
     samples_thinned: _SamplesThinned | None = None
-    per_node: Annotated[list[NodeSummary], Field(max_length=MOST_NODES)]
+    per_node: Annotated[list[NodeSummary], Field(max_length=MAX_NODES)]
 
     @model_validator(mode="after")
     def _numbered(self) -> Self:

@@ -9,7 +9,7 @@ from ...core.bounded_json import UnreadableError, open_regular
 from ...core.errors import writing
 
 VOCABULARY = "vocabulary.model"
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 def write_vocabulary(run: Path, model: bytes) -> None:
@@ -31,9 +31,9 @@ def read_vocabulary(run: Path) -> bytes | None:
         raise UnreadableError(f"{VOCABULARY} is a link, not a file")
     try:
         with open_regular(run / VOCABULARY) as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if len(content) > MOST_BYTES:
-        raise UnreadableError(f"{VOCABULARY} has more than {MOST_BYTES:,} bytes")
+    if len(content) > MAX_BYTES:
+        raise UnreadableError(f"{VOCABULARY} has more than {MAX_BYTES:,} bytes")
     return content

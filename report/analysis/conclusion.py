@@ -11,7 +11,7 @@ from typing import Any
 
 from ...records.store.jsonl import finite_json
 from ...records.text import duration_text
-from ..compare.factors import MOST_NAMED, Factor, some_of
+from ..compare.factors import MAX_NAMED, Factor, some_of
 from ..compare.ratios import Ratio, better_by, geometric_mean, repeats_that_would_tell
 from ..runs.cpu_starvation import contention_judged, cpu_starvation, timed_runs
 from ..runs.run import Run, labelled, number
@@ -187,7 +187,7 @@ def _why_not_ranked(found: ConfigurationSet, pairs: Sequence[tuple[Configuration
     return f"test {found.quality.info.label} is not comparable{differing(faults)}"
 
 
-MOST_ADVICE = 2
+MAX_ADVICE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequenc
     every = [run for one in found.all for run in one.runs]
     limits = _limits(found, best) if figures and len(every) > 1 else []
     advice = advise(limits[0].explanation) if limits and not found.quality.undecided else []
-    advice = [one for one in advice if one.speedup is not None][:MOST_ADVICE]
+    advice = [one for one in advice if one.speedup is not None][:MAX_ADVICE]
     losses = loss_agreements(every)
     return Conclusion(found, tuple(best), tuple(verdicts), tuple(limits), tuple(advice), tuple(losses), tuple(figures))
 
@@ -307,9 +307,9 @@ def _limits(found: ConfigurationSet, best: Sequence[Best]) -> list[Limit]:
     return [Limit(one, explain(one.typical_run)) for one in looked_at if one is not None and one.typical_run.calibration is not None]
 
 
-MOST_TOO_FAST = 3
-MOST_STARTS = 3
-LEAST_START = 0.1  # from this fraction of the time to target on, start-up may change the ranking
+MAX_TOO_FAST = 3
+MAX_STARTS = 3
+MIN_START = 0.1  # from this fraction of the time to target on, start-up may change the ranking
 
 
 def cautions(conclusion: Conclusion) -> Iterator[str]:
@@ -319,7 +319,7 @@ def cautions(conclusion: Conclusion) -> Iterator[str]:
     if any((summary.get("nodes_sharing_cores") or 1) > 1 for summary in summaries):
         yield "Nodes share cores: results do not predict separate machines."
     yield from _target_times(conclusion)
-    for more, fewer, times in configurations.beyond_ideal[:MOST_TOO_FAST]:
+    for more, fewer, times in configurations.beyond_ideal[:MAX_TOO_FAST]:
         ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
         yield (
             f"{more.label} is {times_text(times.ratio)} as fast as {fewer.label}, above the ideal {ideal:.3g} ×: a measurement is wrong or "
@@ -339,8 +339,8 @@ def _target_times(conclusion: Conclusion) -> Iterator[str]:
         known = [] if one is None else [number(run.summary.get("init_seconds")) for run in one.runs]
         if one is not None and (seconds := [value for value in known if value is not None]):
             starts.append((one, fmean(seconds)))
-    if any(seconds >= LEAST_START * geometric_mean(one.figures(TARGET)) for one, seconds in starts):
-        named = ", ".join(f"{duration_text(seconds)} with {one.label}" for one, seconds in starts[:MOST_STARTS])
+    if any(seconds >= MIN_START * geometric_mean(one.figures(TARGET)) for one, seconds in starts):
+        named = ", ".join(f"{duration_text(seconds)} with {one.label}" for one, seconds in starts[:MAX_STARTS])
         yield f"Time to target excludes start-up: {named}."
     measured = [one for one in conclusion.configurations.all if one.figures(TARGET)]
     if gaps := coarse_gaps(measured):
@@ -352,12 +352,12 @@ def _target_times(conclusion: Conclusion) -> Iterator[str]:
 
 def _contention(configurations: ConfigurationSet) -> Iterator[str]:
     every, disturbed = configurations.all, configurations.disturbed
-    for run in disturbed[:MOST_NAMED]:
+    for run in disturbed[:MAX_NAMED]:
         by = cpu_starvation(run.summary)
         assert by is not None
         taken = f"other programs took {percent(by.fraction)} of the CPU time that {run.name} needed"
         yield f"CPU contention: {taken}; its speed and times are not used."
-    if (more := len(disturbed) - MOST_NAMED) > 0:
+    if (more := len(disturbed) - MAX_NAMED) > 0:
         yield f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either."
     ranked = [one for one in every if configurations.ranks(one)]
     slowed = [one for one in ranked if len(ranked) > 1 and one.contended]

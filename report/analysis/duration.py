@@ -20,8 +20,8 @@ from ..runs.series import checkpoint_pauses, end_translations, pauses, training_
 from ..runs.series_arrays import Floats, Integers, StepSeries
 from .evidence import NAMES, Answer, percent, time_text
 
-MOST_BLOCKS = 10  # of equal training time; each holds several groups of updates
-LEAST_BLOCKS = 4  # for a band; from so many on the first block, which warms up, is excluded
+MAX_BLOCKS = 10  # of equal training time; each holds several groups of updates
+MIN_BLOCKS = 4  # for a band; from so many on the first block, which warms up, is excluded
 UNSEEN = 0.1  # fraction allowed for later changes of the machine, by choice (docs/explain.md)
 # Student's t for a two-sided 90 % interval, by degrees of freedom.
 _T = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
@@ -98,7 +98,7 @@ def steps_per_epoch(job: Mapping[str, Any], examples_per_step: float | None) -> 
     return float(max(1, math.ceil(size / examples_per_step - 1e-6)))
 
 
-def blocks_of(ends: Floats, counts: Integers, stops: Sequence[tuple[float, float]], most: int = MOST_BLOCKS) -> list[Block]:
+def blocks_of(ends: Floats, counts: Integers, stops: Sequence[tuple[float, float]], most: int = MAX_BLOCKS) -> list[Block]:
     """Return at most `most` blocks of equal training time from groups of updates [groups]."""
     # `ends` are seconds since the measured part began, `stops` the pauses. Groups of async workers overlap; their ends count.
     if not len(ends):
@@ -114,7 +114,7 @@ def blocks_of(ends: Floats, counts: Integers, stops: Sequence[tuple[float, float
 def estimate(plan: Plan, measured: Measured) -> Estimate | None:
     """Return the rest of the plan at the mean pace of the blocks, if any."""
     # The band is a 90 % prediction interval (Student's t over the blocks), with that of evaluations and `UNSEEN` added in quadrature.
-    steady = measured.blocks[1:] if len(measured.blocks) >= LEAST_BLOCKS else measured.blocks
+    steady = measured.blocks[1:] if len(measured.blocks) >= MIN_BLOCKS else measured.blocks
     steps, seconds = math.fsum(block.steps for block in steady), math.fsum(block.seconds for block in steady)
     if steps <= 0:
         return None
@@ -130,7 +130,7 @@ def estimate(plan: Plan, measured: Measured) -> Estimate | None:
     save = _times(saves, measured.stall_seconds)
     translate = _times(translations, measured.translation_seconds)
     whole = train + (evaluate or 0.0) + (save or 0.0) + (translate or 0.0)
-    if len(measured.blocks) < LEAST_BLOCKS:
+    if len(measured.blocks) < MIN_BLOCKS:
         low = high = None
     else:
         spread = math.hypot(

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...records.node_usage import LEAST_SECONDS
+from ...records.node_usage import MIN_SECONDS
 from ...records.store.jsonl import finite_json
-from ...records.text import MOST_NODES_SHOWN, UNKNOWN, bytes_text, ends_of, memory_basis, number_text, rate_text, seconds_text
+from ...records.text import MAX_NODES_SHOWN, UNKNOWN, bytes_text, ends_of, memory_basis, number_text, rate_text, seconds_text
 from ..compare.factors import Factor
 from ..compare.ratios import geometric_mean
 from ..runs.run import Run, as_recorded, diverged_text, labelled
@@ -279,22 +279,22 @@ def notes(explanation: Explanation) -> list[str]:
         parts = "--cores-per-node gives each virtual node its own share; --threads sets the threads of each task"
         found.append(f"{sharing} nodes share the same cores and compete for them. {parts}.")
     held_up = [text for text in (_held_up(explanation, view) for view in explanation.nodes) if text]
-    if len(held_up) > MOST_NODES_SHOWN:
-        held_up = [*held_up[:MOST_HELD_UP], f"So are {len(held_up) - MOST_HELD_UP:,} more of {len(explanation.nodes):,} nodes."]
+    if len(held_up) > MAX_NODES_SHOWN:
+        held_up = [*held_up[:MAX_HELD_UP], f"So are {len(held_up) - MAX_HELD_UP:,} more of {len(explanation.nodes):,} nodes."]
     found += held_up
     if "network" in explanation.candidates and evidence.busiest_link is None:
         found.append("The links' capacity is unknown, so their utilisation cannot be computed (--bandwidth sets one for virtual nodes).")
     return found
 
 
-MOST_HELD_UP = 3  # nodes named, if there are very many
+MAX_HELD_UP = 3  # nodes named, if there are very many
 HELD_UP = 0.75  # a node with less of its needed cores is short of CPU
 
 
 def _held_up(explanation: Explanation, view: NodeView) -> str | None:
     summary = explanation.evidence.summary
     if (
-        summary["run_seconds"] < LEAST_SECONDS
+        summary["run_seconds"] < MIN_SECONDS
         or view.step_fractions is None
         or view.limit not in ("CPU", "data")
         or None in (view.cpu_cores_used, view.cores_available)
@@ -336,8 +336,8 @@ def held_back(found: Explanation) -> str:
 
 
 HEADER = ("run", "examples/s", "bottleneck")
-MOST_COMPONENTS = 2  # parts of a step with the largest changes
-LEAST_CHANGE = 0.05  # usual difference of shares between runs of one job
+MAX_COMPONENTS = 2  # parts of a step with the largest changes
+MIN_CHANGE = 0.05  # usual difference of shares between runs of one job
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,8 +412,8 @@ def _changes(
     ends = [explained[id(one.typical_run)] for one in (first, last)]
     steps = [one.step_fractions for one in ends]
     shares = {name: (steps[0][name], steps[1][name]) for name in steps[0] if name in steps[1]}
-    largest = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MOST_COMPONENTS]
-    told = {name: pair for name, pair in largest if abs(pair[1] - pair[0]) >= LEAST_CHANGE}
+    largest = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MAX_COMPONENTS]
+    told = {name: pair for name, pair in largest if abs(pair[1] - pair[0]) >= MIN_CHANGE}
     speeds = [geometric_mean(figures) if (figures := one.figures(SPEED_FIGURE)) else None for one in (first, last)]
     yield Change(
         axis.label,

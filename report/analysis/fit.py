@@ -35,7 +35,7 @@ from .cost_model import (
 # Equal among the runs of one fit: their steps are the same work on the same processors.
 SAME = ("backend", "model", "data", "precision", "optimizer", "procs_per_node", "cores_per_node", "threads_per_task")
 _LENGTH_ALONE = frozenset({"steps", "epochs", "examples", "until"})  # change the length of a run, and no step
-_SHORTEST_SECONDS = 1e-12  # of a step; less is no step
+_MIN_SECONDS = 1e-12  # of a step; less is no step
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def observe(run: Run) -> Observed:
     steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
     if (
         len(steps) != summary["workers"]
-        or min((seconds or 0.0) for seconds in steps.values()) < _SHORTEST_SECONDS
+        or min((seconds or 0.0) for seconds in steps.values()) < _MIN_SECONDS
         or {one["worker"] for one in calibration["workers"]} != set(steps)
     ):
         raise UsageError(

@@ -24,14 +24,14 @@ from ..runs.translation_scores import Searched, scored_at_the_end
 from .evidence import Answer, digits3
 
 State = Literal["improving", "flat", "rising", "overfitting", "worsening", "unclear"]
-LEAST_EVALUATIONS = 8  # for a trend and its noise
+MIN_EVALUATIONS = 8  # for a trend and its noise
 NOISE_EVALUATIONS = 6  # minimum for the noise, which is that of the later half
 RECENT = 0.4  # part of the evaluations whose trend is judged
-LEAST_RECENT = 4
+MIN_RECENT = 4
 NOTABLE = 0.01  # minimum change as a part of the gain; less is flat
 CERTAIN = 4.0  # standard errors of a certain change; high, as errors from few evaluations have long tails
 CHANCE = 2.0  # standard errors below which a change is chance
-LARGEST = 1e40  # loss; float32 holds less
+MAX_SIZE = 1e40  # loss; float32 holds less
 RISEN = 0.05  # overfitting: the loss is above its best by this part of the gain
 
 
@@ -67,15 +67,15 @@ def judge_curves(losses: Floats, train_losses: Floats) -> Learning:
     standard errors. Improving, rising: by at least `CERTAIN` standard errors; unclear: by fewer, too few evaluations, or some not finite.
     """
     n = len(losses)
-    if n < LEAST_EVALUATIONS:
-        return Learning("unclear", f"{n} evaluation{'s' if n != 1 else ''} of at least {LEAST_EVALUATIONS}", n)
-    if not np.all(np.abs(losses) <= LARGEST):  # also excludes NaN
+    if n < MIN_EVALUATIONS:
+        return Learning("unclear", f"{n} evaluation{'s' if n != 1 else ''} of at least {MIN_EVALUATIONS}", n)
+    if not np.all(np.abs(losses) <= MAX_SIZE):  # also excludes NaN
         return Learning("unclear", "some evaluations have a loss that is not finite", n)
     smooth = _smoothed(losses)
     best = int(np.argmin(smooth))
     gain, rise = float(smooth[0] - smooth[best]), float(smooth[-1] - smooth[best])
     noise = _noise(losses)
-    recent = max(LEAST_RECENT, int(np.ceil(RECENT * n)))
+    recent = max(MIN_RECENT, int(np.ceil(RECENT * n)))
     change, unit_error = _line(losses[-recent:])
     error = noise * unit_error
     scale = max(gain, rise)
@@ -187,7 +187,7 @@ def _text(run: Run, found: Learning, tests: list[EvalRecord], losses: Floats, tr
     if found.smoothed_best_index is None or found.recent is None:
         fallen = diverged(run.summary)
         why = found.reason if fallen is None else "the loss is not finite"
-        hint = " (--eval-every evaluates more often)" if found.evaluations < LEAST_EVALUATIONS else ""
+        hint = " (--eval-every evaluates more often)" if found.evaluations < MIN_EVALUATIONS else ""
         return f"{word}: {why}{hint}; test loss {digits3(tests[-1].loss)}"
     if found.state in ("overfitting", "worsening"):
         best = found.smoothed_best_index
@@ -212,7 +212,7 @@ def _how_certain(found: Learning) -> str:
     return f": less than {NOTABLE:.0%} of its total change" if found.state == "flat" and certain else ""
 
 
-MOST_POINTS = 50  # of the learning rates in ``--json``
+MAX_POINTS = 50  # of the learning rates in ``--json``
 
 
 def learning_rate(run: Run, series: StepSeries) -> Answer | None:
@@ -224,7 +224,7 @@ def learning_rate(run: Run, series: StepSeries) -> Answer | None:
     if not len(steps):
         return None
     peak, least = int(np.argmax(rates)), int(np.argmin(rates))
-    chosen = np.unique(np.linspace(0, len(steps) - 1, min(MOST_POINTS, len(steps))).astype(np.int64))
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(MAX_POINTS, len(steps))).astype(np.int64))
     why = _why(run)
     figures: dict[str, Any] = {
         "schedule": run.job.get("schedule"),
@@ -294,9 +294,9 @@ def _size_text(figures: Mapping[str, Any], *, text: bool) -> str:
     return ", ".join(parts)
 
 
-MOST_FILES = 1000  # checked of a checkpoint, and of its folder: external folders may have any number
+MAX_FILES = 1000  # checked of a checkpoint, and of its folder: external folders may have any number
 _NAME = re.compile(r"step-(\d{9,30})")  # a checkpoint's folder, by its updates
-MOST_FILES_NAMED = 4
+MAX_FILES_NAMED = 4
 
 
 def checkpoint_files(run: Run) -> Answer | None:
@@ -316,8 +316,8 @@ def checkpoint_files(run: Run) -> Answer | None:
         **{name: saving.get(name) for name in ("stall_seconds", "write_seconds")},
     }
     largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))
-    named = ", ".join(f"{name} {bytes_text(size)}" for name, size in largest[:MOST_FILES_NAMED])
-    more = f" and {len(files) - MOST_FILES_NAMED} more" if len(files) > MOST_FILES_NAMED else ""
+    named = ", ".join(f"{name} {bytes_text(size)}" for name, size in largest[:MAX_FILES_NAMED])
+    more = f" and {len(files) - MAX_FILES_NAMED} more" if len(files) > MAX_FILES_NAMED else ""
     cost = f"; {saving_text(saving)}" if saving.get("saved") else ""
     text = f"{newest.name} has {bytes_text(whole)}: {named}{more}; {len(sizes)} kept, {bytes_text(every)} in total{cost}"
     return Answer("checkpoint_files", "checkpoint files", one_line(text), figures)
@@ -326,7 +326,7 @@ def checkpoint_files(run: Run) -> Answer | None:
 def _newest_first(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, MOST_FILES) if entry.is_dir(follow_symlinks=False)]
+            names = [entry.name for entry in islice(entries, MAX_FILES) if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     numbered = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
@@ -336,7 +336,7 @@ def _newest_first(folder: Path) -> list[Path]:
 def _files(folder: Path) -> dict[str, int]:
     try:
         with os.scandir(folder) as entries:
-            kept = [entry for entry in islice(entries, MOST_FILES) if entry.is_file(follow_symlinks=False)]
+            kept = [entry for entry in islice(entries, MAX_FILES) if entry.is_file(follow_symlinks=False)]
             return dict(sorted((entry.name, entry.stat(follow_symlinks=False).st_size) for entry in kept))
     except FileNotFoundError:
         return {}

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from ...core.cluster import MOST_RANKS
+from ...core.cluster import MAX_RANKS
 from ...core.console import one_line
 from ...core.errors import UsageError
 from ...core.units import bandwidth_text
@@ -173,7 +173,7 @@ def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -
     return validation.of(str(fitted.first.same["backend"]), mode, 2 if different else 1)
 
 
-MOST_LATENCY = 0.1  # share of the step above which there is no band: latency was never validated
+MAX_LATENCY = 0.1  # share of the step above which there is no band: latency was never validated
 
 
 def _unlike(fitted: Fitted) -> bool:
@@ -189,7 +189,7 @@ def _predicted(fitted: Fitted, question: Question, scaling: Scaling, nodes: int,
     speedup = None if rate is None or alone is None else rate / alone
     bits = None if question.link.bytes_per_second is None else 8 * question.link.bytes_per_second
     at_once, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, in_all)
-    delayed = step is not None and at_once is not None and step.seconds - at_once.seconds > MOST_LATENCY * step.seconds
+    delayed = step is not None and at_once is not None and step.seconds - at_once.seconds > MAX_LATENCY * step.seconds
     factor, doublings = (None, None) if judged is None or delayed else band_factor(judged, nodes, bits)
     return Row(scaling, nodes, workers, math.ceil(in_all / workers), in_all, step, rate, speedup, factor, doublings, delayed)
 
@@ -209,7 +209,7 @@ def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tupl
 
 
 def _too_many(fitted: Fitted, question: Question, workers: int) -> bool:
-    return question.topology == "ring" and fitted.ring.exchange == "direct" and workers > MOST_RANKS
+    return question.topology == "ring" and fitted.ring.exchange == "direct" and workers > MAX_RANKS
 
 
 def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
@@ -243,7 +243,7 @@ def _of_exchange(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Ite
         yield "The direct exchange was never judged, so there is no band."
     lost = [row.nodes for row in rows if _too_many(fitted, question, row.workers)]
     if lost:
-        yield f"{_many(lost)}: the direct exchange is for {MOST_RANKS} workers at most."
+        yield f"{_many(lost)}: the direct exchange is for {MAX_RANKS} workers at most."
 
 
 def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:

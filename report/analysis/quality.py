@@ -272,7 +272,7 @@ def _with_the_same_key(found: Mapping[int, str], keys: Sequence[Hashable]) -> di
 
 
 EQUAL_WITHIN = 1e-4  # relative difference of equal losses: the effect of other kernels and orders of summation
-MOST_PAIRS = 20
+MAX_PAIRS = 20
 _MAY_DIFFER = frozenset({"budget", "until", "patience", "trainer"})  # settings without effect on the updates that two runs have in common
 _DECIDING = [rule for rule in RULES if (LOSSES in rule.confounds or rule.key == "global_batch_size") and rule.key not in _MAY_DIFFER]
 
@@ -298,7 +298,7 @@ def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
             groups.setdefault(tuple(rule.value(run) for rule in _DECIDING), []).append(run)
     found: list[LossAgreement] = []
     for first, *others in groups.values():
-        held = others[: MOST_PAIRS - len(found)]
+        held = others[: MAX_PAIRS - len(found)]
         losses = first.step_series().loss if held else np.zeros(0, np.float32)
         agreements = [_agreement(first.name, losses, other) for other in held]
         found += [agreement for agreement in agreements if agreement is not None]

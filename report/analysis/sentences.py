@@ -14,7 +14,7 @@ from ...core.console import one_line
 from ...metrics.base import MetricInfo
 from ...records.text import duration_text, figure_text, number_text, rate_text, seconds_text
 from ..compare.factors import RULES, some_of
-from ..compare.ratios import MOST_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
+from ..compare.ratios import MAX_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
 from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, real_batch
 from .conclusion import AxisVerdict, Best, Conclusion, Limit, cautions
@@ -200,16 +200,16 @@ def _best(one: Best, restated: AxisVerdict | None, unrepeated: str, configuratio
     return f"{one.configuration.label} {what}{_rivals(one)}: {times}; {significance}."
 
 
-MOST_RIVALS = 2  # named if not significantly worse than the best
+MAX_RIVALS = 2  # named if not significantly worse than the best
 
 
 def _rivals(one: Best) -> str:
     if not one.rivals:
         return ""
-    rivals = [(other, other.figures(one.figure)) for other in one.rivals[:MOST_RIVALS]]
+    rivals = [(other, other.figures(one.figure)) for other in one.rivals[:MAX_RIVALS]]
     show = duration_text if one.figure is TARGET else lambda value: f"{_rate(value)} examples/s"
     named = [f"{other.label} ({show(geometric_mean(values))}, n = {len(values)})" for other, values in rivals]
-    more = [f"{len(one.rivals) - MOST_RIVALS} more"] if len(one.rivals) > MOST_RIVALS else []
+    more = [f"{len(one.rivals) - MAX_RIVALS} more"] if len(one.rivals) > MAX_RIVALS else []
     return f", not significantly {'before' if one.figure is TARGET else 'more than'} {' and '.join([*named, *more])}"
 
 
@@ -219,7 +219,7 @@ def _interval(found: Ratio) -> str:
     return f" ({interval_text(ratio_text(found.low), ratio_text(found.high), widened=found.widened)})"
 
 
-MOST_MISSED = 4  # named if they missed the target
+MAX_MISSED = 4  # named if they missed the target
 
 
 def _missed(found: ConfigurationSet) -> Iterator[str]:
@@ -228,8 +228,8 @@ def _missed(found: ConfigurationSet) -> Iterator[str]:
         if one.missed_target:
             by_goal.setdefault(one_line(str(one.row.figures["target"])), []).append(one)
     for goal, missed in by_goal.items():
-        named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MOST_MISSED]]
-        more = f" and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
+        named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MAX_MISSED]]
+        more = f" and {len(missed) - MAX_MISSED} more" if len(missed) > MAX_MISSED else ""
         every = len(missed) == len(found.all)
         what = f"No configuration reached {goal} in every run" if every else f"Not reached in every run ({goal})"
         yield f"{what}: {', '.join(named)}{more}."
@@ -281,7 +281,7 @@ def _sure(found: Ratio, repeats: int | None, unrepeated: str, advised: bool) -> 
         return significance
     if found.open_by_contention:
         return f"{significance}; repeat on a quiet machine"
-    needed = f"about {repeats} repeats each" if repeats else f"more than {MOST_REPEATS_TOLD} repeats each"
+    needed = f"about {repeats} repeats each" if repeats else f"more than {MAX_REPEATS_TOLD} repeats each"
     return f"{significance}; needs {needed}{' without CPU contention' * found.widened}"
 
 
@@ -380,7 +380,7 @@ def as_lines(told: Told) -> list[str]:
     return [f"{QUESTION} of {head}.", *others]
 
 
-_MOST_REACHED = 2  # configurations named as reaching a quality
+_MAX_REACHED = 2  # configurations named as reaching a quality
 
 
 def quality_told(found: ConfigurationSet, *, speed: bool = True) -> Iterator[str]:
@@ -439,7 +439,7 @@ def learnt_told(found: ConfigurationSet) -> list[str]:
     until = f"--until '{info.name}{_that_all_reach(info, lowest)}'"
     if quality.leads:
         repeats = "all repeats of " * any(len(quality.values[place]) > 1 for place in means)
-        reached = f"{len(means)} configurations" if len(means) > _MOST_REACHED else " and ".join(every[place].label for place in ordered)
+        reached = f"{len(means)} configurations" if len(means) > _MAX_REACHED else " and ".join(every[place].label for place in ordered)
         return [f"Rerun with {until}, which {repeats}{reached} reached, to compare time to {name}."]
     both = f"best {quality.text(best)} with {every[best].label}, worst {quality.text(worst)} with {every[worst].label}"
     return [f"Final test {name}: {both}. Rerun with {until}, which all runs reached, to compare time to {name}."]
@@ -457,12 +457,12 @@ def _that_all_reach(info: MetricInfo, worst: float) -> str:
     return f"<={math.ceil(worst / unit) * unit:.6g}"
 
 
-MOST_PAIRS_TOLD = 2  # more pairs are only counted
+MAX_PAIRS_TOLD = 2  # more pairs are only counted
 
 
 def agreements_told(found: Sequence[LossAgreement]) -> Iterator[str]:
     """Yield the agreement of pairs of runs as sentences; many pairs are grouped."""
-    together = len(found) > MOST_PAIRS_TOLD
+    together = len(found) > MAX_PAIRS_TOLD
     same = [one for one in found if together and one.parts_at is None and one.identical]
     near = [one for one in found if together and one.parts_at is None and not one.identical]
     parts = [one for one in found if one.parts_at is not None or not together]
@@ -472,7 +472,7 @@ def agreements_told(found: Sequence[LossAgreement]) -> Iterator[str]:
     if near:
         difference = f"(largest difference {max(one.largest for one in near):.1e})"
         yield f"{len(near)} {of} agree within {EQUAL_WITHIN:.2%} over {_updates(near)} {difference}."
-    if len(parts) <= MOST_PAIRS_TOLD:
+    if len(parts) <= MAX_PAIRS_TOLD:
         yield from map(_agreement_told, parts)
         return
     places = sorted(one.parts_at or 0 for one in parts)

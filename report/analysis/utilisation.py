@@ -16,9 +16,9 @@ from ..runs.series_arrays import Floats, NodeSeries, StepSeries
 from .evidence import NAMES, Answer, bits_text, digits3, percent
 from .verdict import NEARLY_ALL, Explanation, NodeView
 
-MOST_NAMED = 3  # nodes named one by one; of more only the least and most busy
+MAX_NAMED = 3  # nodes named one by one; of more only the least and most busy
 _NODE_FIGURES = ("node", "cpu_cores_used", "cores_available", "cpu_fraction", "gpu_utilization")
-LEAST_WAIT = 0.05  # minimum share of the run time to be named
+MIN_WAIT = 0.05  # minimum share of the run time to be named
 
 
 def hardware_use(explanation: Explanation) -> Answer | None:
@@ -32,7 +32,7 @@ def hardware_use(explanation: Explanation) -> Answer | None:
     least, most = min(fractions, default=None), max(fractions, default=None)
     fully = _fully_used(least, shared, unknown)
     fractions_of_run = explanation.run_fractions
-    waits = {name: share for name in NAMES if name != "compute" and (share := fractions_of_run.get(name, 0.0)) >= LEAST_WAIT}
+    waits = {name: share for name in NAMES if name != "compute" and (share := fractions_of_run.get(name, 0.0)) >= MIN_WAIT}
     figures = {
         "nodes": [{name: getattr(view, name) for name in _NODE_FIGURES} for view in nodes],
         "nodes_share_cores": shared,
@@ -98,13 +98,13 @@ def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
         f"node {view.node} {digits3(view.cpu_cores_used)} of {digits3(view.cores_available)} cores ({percent(view.cpu_fraction)})"
         for view in _some(known, lambda view: view.cpu_fraction)
     )
-    return f"{f'least and most busy of {len(known)} nodes: ' if len(known) > MOST_NAMED else ''}{each}"
+    return f"{f'least and most busy of {len(known)} nodes: ' if len(known) > MAX_NAMED else ''}{each}"
 
 
 def _some(views: Sequence[NodeView], figure: Callable[[NodeView], float | None]) -> Sequence[NodeView]:
     """Return all nodes, or of many the ones with the lowest and the highest figure."""
     ordered = sorted(views, key=lambda view: figure(view) or 0.0)
-    return sorted(views, key=lambda view: view.node) if len(views) <= MOST_NAMED else [ordered[0], ordered[-1]]
+    return sorted(views, key=lambda view: view.node) if len(views) <= MAX_NAMED else [ordered[0], ordered[-1]]
 
 
 def _unknown_text(unknown: Sequence[int]) -> str:
@@ -112,7 +112,7 @@ def _unknown_text(unknown: Sequence[int]) -> str:
         return ""
     if len(unknown) == 1:
         return f"; unknown for node {unknown[0]}"
-    named = ", ".join(map(str, unknown[:MOST_NAMED])) + (f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else "")
+    named = ", ".join(map(str, unknown[:MAX_NAMED])) + (f" and {len(unknown) - MAX_NAMED:,} more" if len(unknown) > MAX_NAMED else "")
     return f"; unknown for {len(unknown):,} nodes ({named})"
 
 
@@ -146,8 +146,8 @@ def _waits_text(explanation: Explanation, waits: Mapping[str, float]) -> str | N
     return f"of the run time: {named}"
 
 
-LEAST_POINTS = 10  # minimum intervals of a correlation
-MOST_POINTS = 2000  # maximum intervals of a run
+MIN_POINTS = 10  # minimum intervals of a correlation
+MAX_POINTS = 2000  # maximum intervals of a run
 CONSTANT = 0.02  # coefficient of variation below which a series is constant but for clock jitter
 
 
@@ -174,7 +174,7 @@ def grid_of(nodes: Sequence[NodeSeries], began: float, until: float, least_secon
     if not len(apart) or not until > began:
         return None
     width = max(float(np.median(apart)), least_seconds)
-    count = min(MOST_POINTS, int((until - began) / width))
+    count = min(MAX_POINTS, int((until - began) / width))
     return Grid(np.linspace(began, until, count + 1)) if count >= 2 else None
 
 
@@ -204,13 +204,13 @@ def correlation(first: Floats, second: Floats) -> tuple[float | None, int]:
     known = np.isfinite(first) & np.isfinite(second)
     count = int(known.sum())
     one, other = first[known], second[known]
-    if count < LEAST_POINTS or not varies(one) or not varies(other):
+    if count < MIN_POINTS or not varies(one) or not varies(other):
         return None, count
     one, other = (one - one.mean()) / one.std(), (other - other.mean()) / other.std()
     return float(np.clip(np.mean(one * other), -1.0, 1.0)), count
 
 
-MOST_NODES_IN_TABLE = 16  # the first nodes, compared in 240 pairs
+MAX_NODES_IN_TABLE = 16  # the first nodes, compared in 240 pairs
 FOLLOWS = 0.7  # correlation from which on half of the variance is shared
 _CAUSES = {
     "link": "limited by the link",
@@ -236,7 +236,7 @@ def network_use(run: Run, explanation: Explanation, nodes: Sequence[NodeSeries])
         "busiest_link_node": None if link is None else link.node,
         "busiest_link_fraction": None if link is None else link.fraction,
         "pairs": pairs,
-        "nodes_left_out": max(0, len(nodes) - MOST_NODES_IN_TABLE),
+        "nodes_left_out": max(0, len(nodes) - MAX_NODES_IN_TABLE),
     }
     follows = _pairs_text(pairs, summary["nodes"])
     return Answer("network", "network", limit_text + (f"; {follows}" if follows else ""), figures)
@@ -266,7 +266,7 @@ def _limit(explanation: Explanation) -> tuple[bool | None, str]:
 
 def pair_correlations(nodes: Sequence[NodeSeries], began: float, until: float) -> list[dict[str, Any]]:
     """Return each pair of nodes' correlation (Pearson) of sent and received rates, or ``why``."""
-    kept = nodes[:MOST_NODES_IN_TABLE]
+    kept = nodes[:MAX_NODES_IN_TABLE]
     grid = grid_of(kept, began, until)
     if grid is None:
         return []
@@ -278,7 +278,7 @@ def pair_correlations(nodes: Sequence[NodeSeries], began: float, until: float) -
             if one == other:
                 continue
             r, count = correlation(sent[one], received[other])
-            why = None if r is not None else "fewer than 10 samples" if count < LEAST_POINTS else "a rate that does not vary"
+            why = None if r is not None else "fewer than 10 samples" if count < MIN_POINTS else "a rate that does not vary"
             found.append({"sender": sender.node, "receiver": receiver.node, "correlation": r, "samples": count, "why": why})
     return found
 
@@ -289,7 +289,7 @@ def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
     known = [pair for pair in pairs if pair["correlation"] is not None]
     if not known:
         most = max((pair["samples"] for pair in pairs), default=0)
-        why = f"{most} samples of at least {LEAST_POINTS}" if most < LEAST_POINTS else pairs[0]["why"]
+        why = f"{most} samples of at least {MIN_POINTS}" if most < MIN_POINTS else pairs[0]["why"]
         return f"correlation of received and sent rates between nodes not computed: {why}"
     ordered = sorted(known, key=lambda pair: pair["correlation"])
     low, high = (ordered[place]["correlation"] for place in (0, -1))
@@ -306,15 +306,15 @@ def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
 
 FLAT = 0.05  # coefficient of variation below which a step time is constant
 ALIKE = 0.1  # relative difference below which two amounts are equal
-LEAST_GROUPS = 5  # minimum groups of async updates per interval, as a part of those at its ends is outside
-MOST_NODES = 64  # the traffic of the first nodes is summed
+MIN_GROUPS = 5  # minimum groups of async updates per interval, as a part of those at its ends is outside
+MAX_NODES = 64  # the traffic of the first nodes is summed
 
 
 def step_time_and_network(run: Run, explanation: Explanation, series: StepSeries, nodes: Sequence[NodeSeries]) -> Answer | None:
     """Return the correlation of step time and traffic; None without communication or samples."""
     if explanation.evidence.summary["workers"] == 1 and explanation.evidence.summary["mode"] == "sync":
         return None
-    found = _course(run, explanation, series, nodes[:MOST_NODES])
+    found = _course(run, explanation, series, nodes[:MAX_NODES])
     if found is None:
         return None
     sync = explanation.evidence.summary["mode"] == "sync"
@@ -328,7 +328,7 @@ def _course(run: Run, explanation: Explanation, series: StepSeries, nodes: Seque
     if not len(series.count) or not nodes:
         return None
     groups = float(np.median(series.seconds)) if len(series.seconds) else 0.0
-    least = groups if explanation.evidence.summary["mode"] == "sync" else LEAST_GROUPS * groups
+    least = groups if explanation.evidence.summary["mode"] == "sync" else MIN_GROUPS * groups
     grid = grid_of(nodes, began, float(run.summary["run_seconds"]), least)
     if grid is None:
         return None
@@ -355,7 +355,7 @@ def _figures(steps: Floats, trained: Floats, amounts: Floats) -> dict[str, Any]:
         "fastest_tenth": None,
         "slowest_tenth": None,
     }
-    if count >= LEAST_POINTS and spread >= FLAT:
+    if count >= MIN_POINTS and spread >= FLAT:
         order, tenth = np.argsort(step_seconds, kind="stable"), max(1, count // 10)
         figures["correlation"] = correlation(step_seconds, sent)[0]
         for name, chosen in (("fastest_tenth", order[:tenth]), ("slowest_tenth", order[-tenth:])):
@@ -372,8 +372,8 @@ def _text(figures: dict[str, Any], *, sync: bool) -> str:
     sent = bytes_text(figures["sent_bytes_per_second"], per_second=True)
     count, of = figures["intervals"], "" if sync else " per update of all workers"
     mean = f"{seconds_text(figures['step_seconds'])}{of}, mean of {count} sampled intervals, at {sent} sent by all nodes while training"
-    if count < LEAST_POINTS:
-        return f"{mean}; correlation of step time and sent rate not computed: {count} intervals of at least {LEAST_POINTS}"
+    if count < MIN_POINTS:
+        return f"{mean}; correlation of step time and sent rate not computed: {count} intervals of at least {MIN_POINTS}"
     fast, slow = figures["fastest_tenth"], figures["slowest_tenth"]
     if fast is None:
         spread = percent(figures["step_seconds_spread"])

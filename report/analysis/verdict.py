@@ -131,7 +131,7 @@ def exchange_text(costs: ExchangeCosts) -> str:
 Verdict = str  # a component of `NAMES`; starved: by other programs; mixed: nothing dominates; unclear; unknown: no calibration
 SLOW = 1.5  # times the median worker's own work
 DOMINANT = 0.4  # below this share nothing dominates
-LEAST_DIFFERENCE = 0.05  # repeats on a shared machine differ by so much; a smaller lead decides nothing
+MIN_DIFFERENCE = 0.05  # repeats on a shared machine differ by so much; a smaller lead decides nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _judged(evidence: Evidence) -> Explanation:
     shares = evidence.shares
     if shares is None:
         around = around_training(evidence.summary)
-        long = [component for component in (*BESIDE_TRAINING, "other") if around[component] > LARGEST_UNSEEN]
+        long = [component for component in (*BESIDE_TRAINING, "other") if around[component] > MAX_UNSEEN]
         views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
         return Explanation(long[0] if long else "unknown", tuple(long), None, None, None, None, around, {}, {}, views, evidence)
     exchange = shares.step["network"]
@@ -238,7 +238,7 @@ def _judged(evidence: Evidence) -> Explanation:
     return Explanation(verdict, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
 
 
-LARGEST_UNSEEN = 0.5  # without calibration, a component above this is the verdict
+MAX_UNSEEN = 0.5  # without calibration, a component above this is the verdict
 NOTABLE = 0.2  # from this share of the training on, the cause of the communication is determined
 _WORK = ("compute", "data", "peers")
 
@@ -262,7 +262,7 @@ def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, .
     largest = order[0]
     if _combined_share(shares, largest, short_of_cores) < DOMINANT:
         return "mixed", tuple(component for component in order if shares.run[component] >= shares.run[largest] / 2)
-    near = [component for component in order if _certain_lead(shares, largest, component) <= LEAST_DIFFERENCE]
+    near = [component for component in order if _certain_lead(shares, largest, component) <= MIN_DIFFERENCE]
     candidates = list(dict.fromkeys(name for component in near for name in _named(component, shares, short_of_cores)))
     return "unclear" if len(candidates) > 1 else candidates[0], tuple(candidates)
 

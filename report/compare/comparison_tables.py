@@ -133,7 +133,7 @@ def _block(title: str, comparison: Comparison, figures: Sequence[TextColumn], co
     return ComparisonTable(title, header, rows, len(names), len(names) + len(context))
 
 
-_MOST_VALUES = 5
+_MAX_VALUES = 5
 _USUAL = frozenset(rule.key for rule in RULES if rule.independent)
 _SAME = "data, seeds, precision, threads, machine, software versions, optimizer and schedule, augmentation, budget, evaluations and network"
 _SAID_BY = {"workers": ("nodes",), "update_examples": ("global_batch_size", "batch_size")}
@@ -227,8 +227,8 @@ def _named(one: Difference) -> str:
 
 def _values(one: Difference) -> str:
     found = one.known
-    if len(found) > _MOST_VALUES:
-        found = [*found[: _MOST_VALUES - 1], "…", found[-1]]
+    if len(found) > _MAX_VALUES:
+        found = [*found[: _MAX_VALUES - 1], "…", found[-1]]
     return ", ".join(found)
 
 
@@ -238,7 +238,7 @@ def _by_rows(one: Difference, comparability: Comparability) -> str:
         if None not in axis.values and len(set(zip(axis.values, one.values, strict=True))) == len(set(axis.values)):
             names = [setting_text(axis.label, str(value)) for value in axis.values]
             break
-    if len(one.values) < 2 or len(set(names)) > _MOST_VALUES:
+    if len(one.values) < 2 or len(set(names)) > _MAX_VALUES:
         return _values(one)
     holders = {value: dict.fromkeys(name for name, own in zip(names, one.values, strict=True) if own == value) for value in one.known}
     return "; ".join(f"{' and '.join(those)}{f': {value}' * (value != 'yes')}" for value, those in holders.items())

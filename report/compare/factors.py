@@ -28,7 +28,7 @@ from ..runs.run import Run
 from ..runs.translation_scores import signature_at_the_end, signature_while_training
 from . import factor_values as read
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 _COUNTED = frozenset({"nodes", "workers", "parameter servers"})
 _SWITCHES = frozenset({"on", "off", "true", "false", "none"})
 
@@ -43,8 +43,8 @@ def setting_text(label: str, text: str) -> str:
 
 def some_of(names: Sequence[str]) -> str:
     """Return names in a row, of many the first few and a count."""
-    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
-    return ("; " if any("," in name for name in names) else ", ").join([*names[:MOST_NAMED], *more])
+    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return ("; " if any("," in name for name in names) else ", ").join([*names[:MAX_NAMED], *more])
 
 
 _UNITS = ("steps", "seconds", "epochs", "end")

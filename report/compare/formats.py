@@ -22,7 +22,7 @@ from .comparison import Comparison
 from .comparison_tables import ComparisonTable, above, below, default_tables, selected_table
 from .run_tables import aligned, columns_of, plain_table, to_text
 
-_MOST_COLUMNS = 4  # by default, more runs have rows instead of columns
+_MAX_COLUMNS = 4  # by default, more runs have rows instead of columns
 _PROSE = 120  # maximum line length of sentences, and without a terminal of a table with columns
 _GAP = 3  # between the columns of a table
 
@@ -49,7 +49,7 @@ def _side_by_side(comparison: Comparison, layout: str, width: int | None) -> Tab
     if layout == "columns":
         return table
     fits = max(map(text_width, to_text(table).splitlines())) <= (width or _PROSE)
-    return table if fits and len(comparison.entries) <= _MOST_COLUMNS else None
+    return table if fits and len(comparison.entries) <= _MAX_COLUMNS else None
 
 
 def _wrapped(lines: Sequence[str], width: int) -> str:

@@ -20,7 +20,7 @@ from ..runs.run import number
 
 CONFIDENCE = 0.95
 USUAL_SCATTER = 0.05  # usual relative difference between runs of one job on an otherwise idle machine
-MOST_REPEATS_TOLD = 30  # upper bound shown to users
+MAX_REPEATS_TOLD = 30  # upper bound shown to users
 Values = Sequence[float]  # a figure of each repeat of a configuration, at least one: finite, greater than 0
 
 
@@ -126,10 +126,10 @@ def _logarithms(values: Values) -> Values:
 
 
 def _exp(logarithm: float) -> float:
-    return math.exp(min(max(logarithm, _SMALLEST_LOGARITHM), _LARGEST_LOGARITHM))
+    return math.exp(min(max(logarithm, _MIN_LOGARITHM), _MAX_LOGARITHM))
 
 
-_SMALLEST_LOGARITHM, _LARGEST_LOGARITHM = math.log(sys.float_info.min), math.log(sys.float_info.max) - 1e-9
+_MIN_LOGARITHM, _MAX_LOGARITHM = math.log(sys.float_info.min), math.log(sys.float_info.max) - 1e-9
 
 
 def interval_of_arithmetic_mean(values: Values) -> tuple[float, float] | None:
@@ -154,13 +154,13 @@ def _mean(values: Values) -> float:
 
 
 def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | None:
-    """Return the repeats, up to `MOST_REPEATS_TOLD`, for a significant ratio with this scatter."""
+    """Return the repeats, up to `MAX_REPEATS_TOLD`, for a significant ratio with this scatter."""
     found = ratio(pairs)
     if not found.known:
         return None
     variances = [_variance(_logarithms(values)) / len(pairs) ** 2 for pair in pairs for values in pair]
     already = 1 if found.sure else min(len(values) for pair in pairs for values in pair)  # were not enough
-    for repeats in range(already + 1, MOST_REPEATS_TOLD + 1):
+    for repeats in range(already + 1, MAX_REPEATS_TOLD + 1):
         if _half_width([(variance / repeats, repeats) for variance in variances]) < abs(math.log(found.ratio)):
             return repeats
     return None
@@ -284,8 +284,8 @@ def common_name(names: Sequence[str]) -> str:
 def common_stem(names: Sequence[str]) -> str:
     """Return the common start of names that differ by a short final number; else empty."""
     prefix = os.path.commonprefix(names)  # noqa: RUF071 — of names, which are no paths
-    numbered = all(len(name) - len(prefix) <= _LONGEST_NUMBER for name in names)
+    numbered = all(len(name) - len(prefix) <= _MAX_NUMBER for name in names)
     return re.sub(r"([-_,. ]+(seed|run|r)?)?[-_=,. ]*$", "", prefix) if numbered else ""
 
 
-_LONGEST_NUMBER = 4  # of a seed
+_MAX_NUMBER = 4  # of a seed

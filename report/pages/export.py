@@ -284,8 +284,8 @@ Flags = NDArray[np.bool_]
 OF_EVERY_RUN: tuple[Quantity, ...] = ("loss", "steps_per_second", "examples_per_second")
 AXES: tuple[Axis, ...] = ("steps", "examples", "seconds")
 POINTS = 200  # default grid: the resolution of a usual picture
-MOST_VALUES = 1_000_000  # of all runs together, of some hundred bytes each
-LEAST_SECONDS = 1e-9  # shorter times are rounding errors of the clock
+MAX_VALUES = 1_000_000  # of all runs together, of some hundred bytes each
+MIN_SECONDS = 1e-9  # shorter times are rounding errors of the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,14 +329,14 @@ def quantities(runs: Sequence[Run]) -> list[Quantity]:
 
 
 def curves(runs: Sequence[Run], quantity: Quantity, over: Axis, *, smooth: float | None = None, points: int = POINTS) -> Curves:
-    """Return the curves of some runs. Raises UsageError, also for more than `MOST_VALUES`.
+    """Return the curves of some runs. Raises UsageError, also for more than `MAX_VALUES`.
 
     The grid is even over the range of all runs; a run has no value beyond its own. Loss is per update, a metric per evaluation on ``test``,
     a rate the mean since the previous grid point. `smooth` (0 to below 1) is the weight of the past in an exponential moving average over
     the run's values (rates: over the grid).
     """
-    if points * len(runs) > MOST_VALUES:
-        most = f"at most {MOST_VALUES // len(runs):,}" + (f" each for {len(runs):,} runs" if len(runs) > 1 else "")
+    if points * len(runs) > MAX_VALUES:
+        most = f"at most {MAX_VALUES // len(runs):,}" + (f" each for {len(runs):,} runs" if len(runs) > 1 else "")
         raise UsageError.of("--points", points, f"{most}; the records themselves are written by `trainer runs export`")
     own = {run.name: _points(run, quantity, over) for run in labelled(runs)}
     known = [x for x, _ in own.values() if len(x)]
@@ -396,7 +396,7 @@ def _between(grid: Floats, x: Floats, y: Floats) -> Floats:
 
 def _rates(grid: Floats, x: Floats, y: Floats) -> Floats:
     passed, done = (np.diff(np.interp(grid, x, column), prepend=np.nan) for column in y.T)
-    rates: Floats = np.divide(done, passed, out=np.full(len(grid), np.nan), where=passed > LEAST_SECONDS)
+    rates: Floats = np.divide(done, passed, out=np.full(len(grid), np.nan), where=passed > MIN_SECONDS)
     return rates
 
 

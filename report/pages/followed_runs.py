@@ -182,7 +182,7 @@ def _file_stamp(path: Path) -> FileStamp:
 
 
 LOOK_SECONDS = 2.0  # between two looks at the files
-LEAST_PAUSE_SECONDS = 2.0  # between two renderings
+MIN_PAUSE_SECONDS = 2.0  # between two renderings
 CPU_SHARE = 0.25  # maximum share of one core for all renderings, kept by the pause after each
 ASKED_SECONDS = 10.0  # a page not requested for so long is no longer updated
 
@@ -251,7 +251,7 @@ class Refresher:
         self._rendered = {path: stamp for path, stamp in wanted.items() if path not in rendered.left_out}
         cpu_seconds = time.thread_time() - cpu_began
         ended = time.monotonic()
-        self._next_at = ended + max(LEAST_PAUSE_SECONDS, ended - began, cpu_seconds / CPU_SHARE - cpu_seconds)
+        self._next_at = ended + max(MIN_PAUSE_SECONDS, ended - began, cpu_seconds / CPU_SHARE - cpu_seconds)
 
     def _publish(self, standing: Standing, read_at: float | None) -> None:
         left_out = [f"{one_line(path.name)} is skipped: {one_line(problem)}" for path, (_, problem) in self._left_out.items()]

@@ -21,12 +21,12 @@ from urllib.parse import parse_qsl, urlsplit
 from ...core.listener import AuthenticatingListener, Exchange
 from .followed_runs import FollowedRuns, Refresher
 
-MOST_HEAD_BYTES = 8192  # of request line and headers; a browser sends less than one kilobyte
+MAX_HEAD_BYTES = 8192  # of request line and headers; a browser sends less than one kilobyte
 READ_SECONDS = 3.0  # for a whole request; on one machine it takes milliseconds
 _END = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (/[!-~]*) HTTP/1\.[01]")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
-_MOST_PARAMETERS = 8
+_MAX_PARAMETERS = 8
 
 
 @dataclass
@@ -41,10 +41,10 @@ def read_head(connection: socket.socket) -> bytes | None:
     """Return the head, if the peer sends one. Raises RefusedRequestError and OSError."""
     deadline = time.monotonic() + READ_SECONDS
     head = bytearray()
-    while (end := head.find(_END)) < 0 and len(head) <= MOST_HEAD_BYTES:
+    while (end := head.find(_END)) < 0 and len(head) <= MAX_HEAD_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            piece = connection.recv(MOST_HEAD_BYTES)
+            piece = connection.recv(MAX_HEAD_BYTES)
         except TimeoutError:
             if not head:  # browsers keep spare connections open
                 return None
@@ -52,9 +52,9 @@ def read_head(connection: socket.socket) -> bytes | None:
         if not piece:
             return None
         head += piece
-    if not 0 <= end <= MOST_HEAD_BYTES:
+    if not 0 <= end <= MAX_HEAD_BYTES:
         raise RefusedRequestError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MOST_HEAD_BYTES} bytes before its body"
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MAX_HEAD_BYTES} bytes before its body"
         )
     return bytes(head[:end])
 
@@ -77,7 +77,7 @@ def parse_request(head: bytes, hosts: Collection[str], token: str) -> str:
 def _path_with_token(target: str, token: str) -> str:
     try:
         address = urlsplit(f"http://host{target}")
-        parameters = parse_qsl(address.query, keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)
+        parameters = parse_qsl(address.query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS)
     except ValueError:
         raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "this address cannot be read") from None
     tokens = [value for name, value in parameters if name == "token"]
@@ -113,10 +113,10 @@ class Site:
         return documents.get(path)
 
 
-MOST_ANSWERS = 32  # concurrent, each with a thread; a browser asks for two or three
+MAX_ANSWERS = 32  # concurrent, each with a thread; a browser asks for two or three
 SEND_SECONDS = 30.0  # for a document; the largest has 5 MB
 REFUSAL_SECONDS = 1.0
-MOST_REFUSED_BYTES = 1 << 20  # limit of a refused request: closing before reading it may lose the refusal
+MAX_REFUSED_BYTES = 1 << 20  # limit of a refused request: closing before reading it may lose the refusal
 _PIECE_BYTES = 65536
 _POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -196,7 +196,7 @@ class LocalServer:
             if document is None:
                 return
             with self._lock:
-                taken = not self._closed and len(self._answering) < MOST_ANSWERS
+                taken = not self._closed and len(self._answering) < MAX_ANSWERS
                 if taken:
                     self._answering.add(connection)
             try:
@@ -234,7 +234,7 @@ def _refuse(connection: socket.socket, refusal: RefusedRequestError) -> None:
     _send(connection, refusal.status, Document("text/plain", f"{refusal.text}.\n".encode()), REFUSAL_SECONDS)
     connection.shutdown(socket.SHUT_WR)
     deadline = time.monotonic() + REFUSAL_SECONDS
-    left_bytes = MOST_REFUSED_BYTES
+    left_bytes = MAX_REFUSED_BYTES
     while left_bytes > 0 and (left_seconds := deadline - time.monotonic()) > 0:
         connection.settimeout(left_seconds)
         piece = connection.recv(_PIECE_BYTES)

@@ -50,7 +50,7 @@ _CHARACTER_INCHES, _HANDLE_INCHES = 0.075, 0.7  # of an entry in a key: a wide c
 NARROWEST_INCHES = 2.0
 _HATCHES = ("", "//", "..", "xx")
 _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v", "pentagon": "p"}
-_LONGEST_NAME = 100
+_MAX_NAME = 100
 _MARKER_EVERY = 0.12  # of the diagonal of a panel, along a line
 _END_LABEL, _AXIS_POINTS = 7.0, 50.0  # points of a name at a line's end, and of what is above and below the axes of a panel
 _BESIDE: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "annotation_clip": False}
@@ -102,7 +102,7 @@ def write_figures(pictures: Sequence[Picture], folder: Path, image: Format, look
 def _file_names(pictures: Sequence[Picture]) -> list[str]:
     found: list[str] = []
     for picture in pictures:
-        name = numbered = re.sub(r"[^\w.-]+", "_", picture.name)[:_LONGEST_NAME]
+        name = numbered = re.sub(r"[^\w.-]+", "_", picture.name)[:_MAX_NAME]
         number = 1
         while numbered in found:
             number += 1

@@ -203,17 +203,17 @@ def _sections(runs: Sequence[Run], concludes: bool) -> list[tuple[str, str]]:
     return [*first, ("plots-heading", "Plots"), ("figures", "Metrics"), ("runs", "Settings"), ("each", "Each run")]
 
 
-_MOST_WARNINGS = 5
+_MAX_WARNINGS = 5
 
 
 def _warnings(told: Sequence[Mapping[str, Any]]) -> list[str]:
     found = []
     failed = [run for run in told if run["state"] != "succeeded"]
-    for run in failed[:_MOST_WARNINGS]:
+    for run in failed[:_MAX_WARNINGS]:
         cause = f" ({run['cause']})" if run["cause"] else ""
         found.append(f"{run['label']}: {run['state']}{cause}. What is shown of it is what was recorded until then.")
-    if len(failed) > _MOST_WARNINGS:
-        found.append(f"{len(failed) - _MOST_WARNINGS} more runs have not succeeded; see their settings.")
+    if len(failed) > _MAX_WARNINGS:
+        found.append(f"{len(failed) - _MAX_WARNINGS} more runs have not succeeded; see their settings.")
     found += [f"{run['lost']}." for run in told if run["lost"]]
     return [*found, SYNTHETIC] if any(run["synthetic"] for run in told) else found
 
@@ -280,11 +280,11 @@ def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]
         "words": picture.words,
         "stacked": picture.stacked,
         "whole": picture.stacked or bool(bars),
-        "small": len(picture.panels) > _MOST_LARGE,
+        "small": len(picture.panels) > _MAX_LARGE,
         "legend": [] if picture.place != "first" and all((one.name, one.stroke) in known for one in legend) else legend,
         "marks": kinds(picture.marks),
         "plots": [{"segments": None, **plot} for plot in found],
     }
 
 
-_MOST_LARGE = 3  # large panels of a picture; more are smaller
+_MAX_LARGE = 3  # large panels of a picture; more are smaller

@@ -21,9 +21,9 @@ from ..runs.columns import TIMED_FIGURES, Column, column, metric_columns, row
 from ..runs.cpu_starvation import timed_runs
 from ..runs.run import number
 
-MOST_CHARACTERS = 400  # of one text; names of run directories have at most 255 bytes
-_LONGEST_WORD = 16  # breakable texts may be broken within a word after so many characters
-_LONGEST_LABEL = 60
+MAX_CHARACTERS = 400  # of one text; names of run directories have at most 255 bytes
+_MAX_WORD = 16  # breakable texts may be broken within a word after so many characters
+_MAX_LABEL = 60
 _SPECIAL: Mapping[str, str] = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -97,7 +97,7 @@ _GREEK = frozenset(
 _LIGATES = frozenset("-',")  # two in a row would become another character
 
 
-def latex_text(text: str, breakable: bool = False, most: int = MOST_CHARACTERS) -> str:
+def latex_text(text: str, breakable: bool = False, most: int = MAX_CHARACTERS) -> str:
     """Return untrusted text as one line of LaTeX, cut after `most` characters."""
     # A `breakable` text may be broken within words. Characters missing in the default fonts become their number, as ``U+4E2D``.
     line = one_line(text)
@@ -107,7 +107,7 @@ def latex_text(text: str, breakable: bool = False, most: int = MOST_CHARACTERS) 
             parts.append("{}")
         parts.append(_one(character))
         word = 0 if character == " " else word + 1
-        if breakable and word and (character in "-_/.,:;=+" or word % _LONGEST_WORD == 0):
+        if breakable and word and (character in "-_/.,:;=+" or word % _MAX_WORD == 0):
             parts.append(r"\allowbreak{}")
         before = character
     return "".join(parts) + (r"\ldots{}" if len(line) > most else "")
@@ -141,11 +141,11 @@ def comment(text: str) -> str:
 def label(text: str) -> str:
     """Return a LaTeX label from untrusted text: small letters, digits and hyphens, or ``runs``."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    return re.sub("[^a-z0-9]+", "-", plain).strip("-")[:_LONGEST_LABEL].strip("-") or "runs"
+    return re.sub("[^a-z0-9]+", "-", plain).strip("-")[:_MAX_LABEL].strip("-") or "runs"
 
 
 _SIGNIFICANT = 3
-_MOST_DECIMALS = 6
+_MAX_DECIMALS = 6
 _HUGE = 1e7  # larger figures, such as a diverged loss, have a power of ten
 
 
@@ -154,7 +154,7 @@ def decimals(values: Iterable[float]) -> int:
     known = [abs(value) for value in values if value and math.isfinite(value)]
     if not known:
         return 0
-    return min(max(0, _SIGNIFICANT - 1 - math.floor(math.log10(min(known)))), _MOST_DECIMALS)
+    return min(max(0, _SIGNIFICANT - 1 - math.floor(math.log10(min(known)))), _MAX_DECIMALS)
 
 
 def number_latex(value: float, digits: int) -> str:

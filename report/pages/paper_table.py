@@ -40,7 +40,7 @@ _SHARED = frozenset(
 )  # settings in the caption if all runs have the same
 # In the caption if they differ; the others follow, or appear with the figures.
 _CHOSEN = {rule.key for rule in CHOSEN} - {"seed", "digest", "update_examples", "translation_signature", "translation_signature_at_the_end"}
-_MOST_CHARACTERS = 2000  # of one sentence
+_MAX_CHARACTERS = 2000  # of one sentence
 _SAYS_NOTHING = frozenset({"target none", "constant"})
 
 
@@ -153,7 +153,7 @@ def _numbers(axis: Factor, values: Sequence[Any]) -> PaperColumn:
 
 
 _COLUMN_POINTS = 246  # column width of usual journals in two columns (IEEE and ACM: 3.4 in)
-_SHORTEST_STEM = 3  # characters of a meaningful common start of names
+_MIN_STEM = 3  # characters of a meaningful common start of names
 _DIGIT_POINTS = 5
 _GAP_POINTS = 12  # of Computer Modern at 10 pt: a digit, and the space between columns (twice ``\tabcolsep``)
 
@@ -172,7 +172,7 @@ def as_latex(
     names = name_columns(comparison, by, fold=fold)
     groups, intervals = {one.group for one in figures}, any(one.has_intervals for one in figures)
     sentences = _caption(comparison, by, groups, len(disturbed), intervals=intervals)
-    told = "\n".join(latex_text(sentence, most=_MOST_CHARACTERS) for sentence in sentences)
+    told = "\n".join(latex_text(sentence, most=_MAX_CHARACTERS) for sentence in sentences)
     comments = [
         "For LaTeX with \\usepackage{booktabs}, and no other package.",
         *before,
@@ -189,7 +189,7 @@ def _label(comparison: Comparison) -> str:
         return label(sweep.resolve().name)
     names = [str(run.summary["run"]) for run in comparison.runs]
     stem = common_stem(names) if len(names) > 1 else names[0]
-    return label(stem if len(stem) >= _SHORTEST_STEM or len(names) == 1 else "-".join(row_names(comparison.entries)))
+    return label(stem if len(stem) >= _MIN_STEM or len(names) == 1 else "-".join(row_names(comparison.entries)))
 
 
 def _environment(columns: Sequence[PaperColumn], told: str, name: str) -> list[str]:

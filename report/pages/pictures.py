@@ -42,7 +42,7 @@ from .figure import (
 from .resource_charts import resources, time_shares
 from .training_charts import course, evaluations, goal, metrics_of_all, training
 
-MOST_ROWS = 12  # readable on a first screen
+MAX_ROWS = 12  # readable on a first screen
 TARGET, _ = FIGURES
 
 
@@ -57,7 +57,7 @@ def decision(lines: Lines) -> Picture | None:
         return None
     comparable = {id(one) for one in among}
     ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.configuration) in comparable))
-    rows = ranked[:MOST_ROWS]
+    rows = ranked[:MAX_ROWS]
     panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
     if (learnt := _learnt(lines, ranked)) is not None:
         panels.append(learnt)
@@ -122,7 +122,7 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
     if not metrics:
         return None
     info = next((one for one in metrics if goal(lines, one.name) is not None), metrics[0])
-    some = len(lines.parts) > 1 or len(ranked) > MOST_ROWS
+    some = len(lines.parts) > 1 or len(ranked) > MAX_ROWS
     curves, bands = [], []
     for place, line in enumerate(ranked[: len(COLOURS)] if some else ranked):
         known = [found for run in line.timed if (found := evaluations(run, info)) is not None]
@@ -152,7 +152,7 @@ def _words_of_line(lines: Lines, line: Line, figure: Figure, comparable: Collect
     )
 
 
-LEAST_VALUES = 3  # a table suffices for two values
+MIN_VALUES = 3  # a table suffices for two values
 _LOGARITHMIC_FROM = 8.0  # ratio of the largest to the smallest value
 
 
@@ -182,7 +182,7 @@ def over_settings(lines: Lines) -> list[Picture]:
     return [
         _picture(lines, found, axis)
         for axis in found.axes
-        if counts_something(values := found.values_of(axis)) and len(values) >= (2 if axis.key == "nodes" else LEAST_VALUES)
+        if counts_something(values := found.values_of(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
     ]
 
 

@@ -31,7 +31,7 @@ _PANEL_PIXELS, _SMALL_PIXELS, _STRIP_PIXELS, _BAR_PIXELS, _DOTS_PIXELS, _FRAME_P
 _SMALL_FROM = 4  # panels of one picture
 _LABEL_PIXELS = 7  # of a character next to a plot
 _END_LABEL_PIXELS, _END_LABEL_WIDTH, _END_LABEL_CHARACTERS, _AXIS_PIXELS = 12, 6, 18, 55  # of a name at a line's end; around a plot
-_MOST_MARKERS = 8  # along a line
+_MAX_MARKERS = 8  # along a line
 _FEW_COUNTS = 10
 _GAP = 0.09  # of the height, between the strips of a stack
 _ROW_LABEL = {"x": 0, "xref": "paper", "yref": "y", "xanchor": "left", "showarrow": False}
@@ -246,7 +246,7 @@ def _trace(drawn: Curve, panel: Panel) -> dict[str, Any]:
         trace |= {"line": {"color": paint, "width": 1}, "opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}
     if drawn.kind == "line" and drawn.stroke.colour >= 0 and len({one.name for one in panel.curves}) > 1:
         trace["mode"] = "lines+markers"
-        trace["marker"] = {"color": paint, "size": 6, "symbol": marker(drawn.stroke), "maxdisplayed": _MOST_MARKERS}
+        trace["marker"] = {"color": paint, "size": 6, "symbol": marker(drawn.stroke), "maxdisplayed": _MAX_MARKERS}
     if drawn.kind in ("points", "crosses"):
         trace["marker"] = {
             "color": paint,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...records.text import MOST_NODES_SHOWN, bytes_text, duration_text, ends_of, number_text, statistic
+from ...records.text import MAX_NODES_SHOWN, bytes_text, duration_text, ends_of, number_text, statistic
 from ..analysis.evidence import BESIDE_TRAINING, calibrated_segment, idle_fraction
 from ..runs.run import Run
 from ..runs.series import BAND_PERCENTILES, ENDS, UNEVEN_NOTE, bands
@@ -15,7 +15,7 @@ from ..runs.series_arrays import Floats, NodeSeries
 from .figure import COLOURS, INK, Bars, Curve, Kind, Line, Lines, Mark, Panel, Picture, Segment, Unit, curve, stroke
 
 _POINTS = 800
-_MOST_MARKS = 40
+_MAX_MARKS = 40
 _FEW_SAMPLES = 40  # up to so many are shown as points: a line through a single one is invisible
 _MARGIN = 0.02
 _NOTE = (
@@ -100,7 +100,7 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
 
 
 def _are_many(nodes: Sequence[NodeSeries]) -> bool:
-    return len(nodes) > MOST_NODES_SHOWN
+    return len(nodes) > MAX_NODES_SHOWN
 
 
 def _band_curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, first: float, last: float) -> tuple[Curve, ...]:
@@ -136,7 +136,7 @@ def _marks(run: Run) -> tuple[list[Mark], str]:
         found = [event.time_seconds for event in run.events if event.event in events]
         if kind == "evaluation":
             found = [record.time_seconds for record in run.evals]
-        every = max(1, -(-len(found) // _MOST_MARKS))
+        every = max(1, -(-len(found) // _MAX_MARKS))
         marks += [Mark(kind, seconds, colour, dash) for seconds in found[every - 1 :: every]]
         if every > 1:
             said.append(f" Of kind “{kind}”, each {every}th of {len(found):,} is marked.")
@@ -201,7 +201,7 @@ _SHARES_NOTE = (
 _SOME = " Of many nodes those are shown that wait least for their peers, and those that wait most."
 _MEAN = " Of several nodes the mean."
 _TYPICAL = " With repeats: the most typical run (step breakdown closest to the median)."
-_MOST_NODES = 12  # with more nodes in all, a bar is the mean of a configuration's nodes
+_MAX_NODES = 12  # with more nodes in all, a bar is the mean of a configuration's nodes
 
 
 def time_shares(lines: Lines) -> Picture:
@@ -209,7 +209,7 @@ def time_shares(lines: Lines) -> Picture:
     representatives = [(line, line.runs[0] if line.configuration is None else line.configuration.typical_run) for line in lines.all]
     ended = [(line, run) for line, run in representatives if run.has_summary]
     clocks = [_clock(run.summary) for _, run in ended]
-    each = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MOST_NODES
+    each = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MAX_NODES
     nodes: list[tuple[str, Mapping[str, Any] | None]] = []
     some = False
     for line, run in ended:

@@ -39,8 +39,8 @@ _SPEED = (
 )
 _RATES = "As recorded with each update."
 _ACROSS_MODES = " An update is of the global batch in sync mode, and of one worker's batch in async mode"
-_MOST_OF_THE_POINTS = 98.0
-_MOST_CROSSES = 100
+_MAX_SHARE_OF_POINTS = 98.0
+_MAX_CROSSES = 100
 Drawn = tuple[list[Curve], list[Band]]
 
 
@@ -173,7 +173,7 @@ def _loss_curves(line: Line, curves: Sequence[XY], *, raw: bool) -> Drawn:
     for x, loss in curves:
         bad = np.flatnonzero(~np.isfinite(loss))
         if len(bad):
-            picked = bad[:: -(-len(bad) // _MOST_CROSSES)]
+            picked = bad[:: -(-len(bad) // _MAX_CROSSES)]
             latest = np.maximum.accumulate(np.where(np.isfinite(loss), np.arange(len(loss)), -1))[picked]
             heights = np.where(latest >= 0, loss[np.maximum(latest, 0)], 0.0)
             found.append(Curve(line.named(len(curves)), line.stroke, x[picked], heights, line.number, "crosses"))
@@ -232,7 +232,7 @@ def _both_modes(lines: Lines) -> bool:
 def _top(heights: Sequence[Floats]) -> float | None:
     """Return the upper limit of a speed axis, so that a spike does not flatten the rest."""
     known = np.concatenate([one[np.isfinite(one)] for one in heights]) if heights else np.zeros(0)
-    top = 1.1 * float(np.percentile(known, _MOST_OF_THE_POINTS)) if len(known) else 0.0
+    top = 1.1 * float(np.percentile(known, _MAX_SHARE_OF_POINTS)) if len(known) else 0.0
     return top or None
 
 

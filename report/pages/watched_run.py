@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ...core.bounded_json import MOST_LINE_BYTES, UnreadableError, open_regular, parse_json
+from ...core.bounded_json import MAX_LINE_BYTES, UnreadableError, open_regular, parse_json
 from ...core.console import one_line
 from ...core.job import Job
 from ...core.terminal_pictures import table_of
@@ -110,9 +110,9 @@ class Tail(Generic[R]):
                 break
             if len(data) < length:
                 return None
-            if length > MOST_LINE_BYTES:
+            if length > MAX_LINE_BYTES:
                 raise DamagedRunError(
-                    f"{self._path}: a line from byte {self._offset} on is longer than {MOST_LINE_BYTES >> 20} MiB, the most that is read."
+                    f"{self._path}: a line from byte {self._offset} on is longer than {MAX_LINE_BYTES >> 20} MiB, the most that is read."
                 )
             length *= 2  # a longer line
         self._offset += end

@@ -59,10 +59,10 @@ def log_speed_lost(summary: Mapping[str, Any]) -> float:
     if len(lost) == len(nodes):
         alone = (summary.get("workers") or 1) + (summary.get("parameter_servers") or 0) == 1
         fraction = min(math.fsum(lost), fraction if alone else 1.0)
-    return -math.log1p(-min(fraction, _LARGEST_FRACTION))
+    return -math.log1p(-min(fraction, _MAX_FRACTION))
 
 
-_LARGEST_FRACTION = 0.999
+_MAX_FRACTION = 0.999
 
 
 def timed_runs(runs: Sequence[Run]) -> list[Run]:

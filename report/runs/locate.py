@@ -15,7 +15,7 @@ from ...core.settings.sweeps import SWEEP_FILE
 from ...records.store.jsonl import DamagedRunError
 from .run import Run
 
-_MOST_HINTS = 3
+_MAX_HINTS = 3
 
 # Path's methods raise for inaccessible and overlong paths; os.path.isdir and isfile return False.
 
@@ -206,8 +206,8 @@ def _hint(text: str, names: Sequence[str], out: Path) -> str:
         return f"; there are no runs in {str(out)!r}." if os.path.isdir(out) else f"; there is no folder {str(out)!r} (--out, TRAINER_OUT)."
     wanted = Path(text).name.lower()
     last = {name.rpartition("/")[2].lower(): name for name in names}
-    near = [last[close] for close in difflib.get_close_matches(wanted, last, n=_MOST_HINTS, cutoff=0.6)]
+    near = [last[close] for close in difflib.get_close_matches(wanted, last, n=_MAX_HINTS, cutoff=0.6)]
     near += [name for name in names if wanted and wanted in name.lower() and name not in near]
     if not near:
         return f"; trainer runs lists those in {str(out)!r}."
-    return f". Did you mean {' or '.join(map(repr, near[:_MOST_HINTS]))}?"
+    return f". Did you mean {' or '.join(map(repr, near[:_MAX_HINTS]))}?"

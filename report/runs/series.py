@@ -55,10 +55,10 @@ def end_translations(events: Iterable[EventRecord]) -> list[tuple[float, float]]
 
 
 def _is_duration(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_SECONDS
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MAX_SECONDS
 
 
-_MOST_SECONDS = 1e12  # as `records.schema.Seconds` has it
+_MAX_SECONDS = 1e12  # as `records.schema.Seconds` has it
 
 
 def training_clock(seconds: Floats, stops: Sequence[tuple[float, float]]) -> Floats:
@@ -97,7 +97,7 @@ def _until(edges: Floats, trained: Floats, done: Integers) -> Floats:
 
 POINTS = 2000  # of a curve: about one for each pixel of a wide screen
 _WINDOW_SHARE = 0.01
-_LEAST_WINDOW = 10
+_MIN_WINDOW = 10
 
 
 def thinned(values: Floats | NDArray[np.float32], points: int = POINTS) -> Integers:
@@ -134,7 +134,7 @@ def running_median(values: Floats, width: int) -> Floats:
 
 def smoothing_weight(n: int) -> float:
     """Return the weight that averages over about a hundredth of `n` values, at least 10."""
-    return 1 - 1 / max(_LEAST_WINDOW, n * _WINDOW_SHARE)
+    return 1 - 1 / max(_MIN_WINDOW, n * _WINDOW_SHARE)
 
 
 def smoothed(values: Floats | NDArray[np.float32], weight: float) -> Floats:

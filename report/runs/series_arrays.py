@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.bounded_json import MOST_LINE_BYTES, UnreadableError, open_regular
+from ...core.bounded_json import MAX_LINE_BYTES, UnreadableError, open_regular
 from ...records.store.jsonl import DamagedRunError
 from ...records.store.run_directory import RunReader
 from ...records.store.schema import GpuSample, StepRecord, SystemRecord, line_fields
@@ -56,8 +56,8 @@ def _pieces(path: Path) -> Iterator[bytes]:
                     rest = tail
                 else:
                     rest += tail
-                if len(rest) > MOST_LINE_BYTES:
-                    raise UnreadableError(f"a line is longer than {MOST_LINE_BYTES >> 20} MiB, the most that is read of one")
+                if len(rest) > MAX_LINE_BYTES:
+                    raise UnreadableError(f"a line is longer than {MAX_LINE_BYTES >> 20} MiB, the most that is read of one")
     except FileNotFoundError:
         return
     except UnreadableError as error:

@@ -18,7 +18,7 @@ from crosstrain.launch.virtual.namespaces import MissingCapabilityError
 from crosstrain.launch.virtual.network import possible
 
 SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
-MOST_OTHERS = 0.3
+MAX_OTHERS = 0.3
 """Of all cores. The limits drawn leave less than that over; with more, other programs decide what a quick node gets."""
 
 COMBINATIONS = [(backend, mode) for backend in ("tf", "torch") for mode in ("sync", "async")]
@@ -60,7 +60,7 @@ def _needs_limited_nodes():
 def _needs_the_processor():
     """Limits of CPU decide, and what is timed after a run is like the run, only where other programs leave the cores alone."""
     others = psutil.cpu_percent(interval=0.5) / 100
-    if others > MOST_OTHERS:
+    if others > MAX_OTHERS:
         pytest.skip(f"other programs use {others:.0%} of the processor, so that what holds a run back is not certain")
 
 

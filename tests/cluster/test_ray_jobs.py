@@ -20,7 +20,7 @@ GROWS = """
 import signal
 from ray.cluster_utils import AutoscalingCluster
 
-LARGEST = 80_000_000
+MAX_SIZE = 80_000_000
 
 
 class Growing(AutoscalingCluster):
@@ -47,8 +47,8 @@ class Growing(AutoscalingCluster):
         }
 
 
-worker = {"resources": {"CPU": 1, "object_store_memory": LARGEST}, "node_config": {}, "min_workers": 0, "max_workers": 3}
-Growing({"CPU": 0, "object_store_memory": LARGEST}, {"small": worker}).start()
+worker = {"resources": {"CPU": 1, "object_store_memory": MAX_SIZE}, "node_config": {}, "min_workers": 0, "max_workers": 3}
+Growing({"CPU": 0, "object_store_memory": MAX_SIZE}, {"small": worker}).start()
 print("the head is there", flush=True)
 while True:
     signal.pause()

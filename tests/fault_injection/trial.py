@@ -20,7 +20,7 @@ from .plan import Combination, Fault
 from .watched import Watched
 
 RUN_SECONDS = 600.0
-MOST_ACCURACY_APART = 0.02
+MAX_ACCURACY_APART = 0.02
 LASTS_SECONDS = {"pause-task": 7, "pause-agent": 7, "pause-driver": 7, "cut": 6, "reset": 3}
 """How long after a fault that need not end anything a restart for it is awaited."""
 
@@ -141,7 +141,7 @@ def same_end(combination: Combination, path: Path, reference: Path) -> str:
             return f"{applied} updates were applied of {combination.steps}"
         if sorted(step for step, _ in _losses(one)) != list(range(combination.steps)):
             return "steps are missing, or there twice"
-        return "" if abs(found - expected) <= MOST_ACCURACY_APART else f"accuracy {found}, undisturbed {expected}"
+        return "" if abs(found - expected) <= MAX_ACCURACY_APART else f"accuracy {found}, undisturbed {expected}"
     losses = [_losses(reader) for reader in (one, other)]
     if [step for step, _ in losses[0]] != list(range(combination.steps)):
         return "steps are missing, or there twice"

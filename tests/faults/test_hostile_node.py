@@ -14,7 +14,7 @@ from processes import MarkedRun, free_ports, wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
-MOST_MORE_BYTES = 300 * 2**20
+MAX_MORE_BYTES = 300 * 2**20
 NODE = r"node 1 \(host .*, 127\.0\.0\.1\)"
 LIKE_ANOTHER = ["a claim of 1 GiB", "a flood of errors", "a flood of phases", "a sample with a wrong field", "a log with a path"]
 """Attacks that the driver meets with the same check as another one here, or that test_started_elsewhere makes in its own way."""
@@ -58,7 +58,7 @@ def test_a_node_that_attacks_is_cut_off_and_named(tmp_path, attack):
         assert driver.wait(10) == 1
         assert "Traceback" not in told
         assert re.search(SAID[attack], told)
-        assert max(filter(None, peaks), default=before) - before < MOST_MORE_BYTES
+        assert max(filter(None, peaks), default=before) - before < MAX_MORE_BYTES
         status = json.loads((tmp_path / "run/status.json").read_text())
         assert (status["state"], status["task"], status["exit_code"]) == ("failed", "agent-1", 1)
         assert driver.alive() == []

@@ -25,7 +25,7 @@ from crosstrain.cli.commands import export as export_command
 from crosstrain.cli.group import COMMANDS, invoke
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-MOST_MEMORY_BYTES = 3 << 30
+MAX_MEMORY_BYTES = 3 << 30
 """A process that takes more ends with an error, before the machine suffers."""
 
 
@@ -75,7 +75,7 @@ def serve(request):
     child = os.fork()
     if child == 0:
         signal.alarm(request["limit_seconds"])
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         os.chdir(request["folder"])
         with os.fdopen(writer, "w") as answer:
             for command in request["commands"]:

@@ -86,13 +86,13 @@ def test_what_is_no_amount_is_refused(field, value):
     assert "; allowed: " in refusal({field: value}, {})
 
 
-LARGEST = {field: described["maximum"] for field, described in NUMBERS.items() if "maximum" in described}
+MAX_SIZE = {field: described["maximum"] for field, described in NUMBERS.items() if "maximum" in described}
 
 
-@pytest.mark.parametrize("field", LARGEST)
+@pytest.mark.parametrize("field", MAX_SIZE)
 def test_the_largest_value_that_is_named_is_taken(field):
-    together = {"ps": {"mode": "async"}, "min_nodes": {"nodes": LARGEST[field]}}.get(field, {})
-    assert Job.model_validate({**together, field: LARGEST[field]})
+    together = {"ps": {"mode": "async"}, "min_nodes": {"nodes": MAX_SIZE[field]}}.get(field, {})
+    assert Job.model_validate({**together, field: MAX_SIZE[field]})
 
 
 @pytest.mark.parametrize(

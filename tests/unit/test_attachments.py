@@ -8,7 +8,7 @@ import pytest
 
 from crosstrain.checkpoint.meta import data_info, described_data
 from crosstrain.core.errors import DamagedStoreError, UsageError
-from crosstrain.data.base import MOST_ATTACHMENT_BYTES, PreparedColumns, TextFeatures
+from crosstrain.data.base import MAX_ATTACHMENT_BYTES, PreparedColumns, TextFeatures
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.store import stored_dataset
 from crosstrain.data.store.build import build_store
@@ -64,7 +64,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
 
 def test_large_ones_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"vocabulary\.model has \d+ bytes, more than"):
-        made(tmp_path, Source({"vocabulary.model": bytes(MOST_ATTACHMENT_BYTES + 1)}))
+        made(tmp_path, Source({"vocabulary.model": bytes(MAX_ATTACHMENT_BYTES + 1)}))
 
 
 def changed(folder, **update):
@@ -82,7 +82,7 @@ def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
         opened(folder)
 
 
-@pytest.mark.parametrize("bytes_", [-1, MOST_ATTACHMENT_BYTES + 1, 2**70])
+@pytest.mark.parametrize("bytes_", [-1, MAX_ATTACHMENT_BYTES + 1, 2**70])
 def test_a_manifest_with_impossible_sizes_is_refused(tmp_path, bytes_):
     folder = made(tmp_path, Source())
     entry = read_manifest(folder).attachments["vocabulary.model"]

@@ -11,7 +11,7 @@ import pytest
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.records.store.jsonl import MOST_NODES
+from crosstrain.records.store.jsonl import MAX_NODES
 from crosstrain.report.compare.rows import entry_of
 from crosstrain.report.compare.run_tables import columns_of, one_run, to_text
 from crosstrain.report.runs.run import Run
@@ -38,11 +38,11 @@ def claim(honest, tmp_path):
 
 CLAIMS = [
     ("summary.json", {"nodes": 1_000_000_000}),
-    ("summary.json", {"nodes": MOST_NODES}),
+    ("summary.json", {"nodes": MAX_NODES}),
     ("summary.json", {"workers": 1_000_000_000}),
     ("summary.json", {"steps": 2**53, "resumed": 2**53}),
     ("job.json", {"nodes": 1_000_000_000}),
-    ("job.json", {"nodes": MOST_NODES, "procs_per_node": MOST_NODES, "ps": MOST_NODES}),
+    ("job.json", {"nodes": MAX_NODES, "procs_per_node": MAX_NODES, "ps": MAX_NODES}),
     ("job.json", {"total_steps": 2**53, "epochs": 2**60, "seed": 2**63 - 1}),
     ("calibration.json", {"schema": 1, "batch_size": 2**53, "half_batch_size": 2**52, "payload_bytes": 2**53, "workers": []}),
 ]
@@ -71,7 +71,7 @@ def _calibrated(claim, figures):
 
 
 def test_the_report_draws_the_nodes_that_are_there(claim, honest, tmp_path):
-    path = claim("summary.json", nodes=MOST_NODES)
+    path = claim("summary.json", nodes=MAX_NODES)
     assert invoke(["report", str(path), str(honest), "--output", str(tmp_path / "page.html")]) == 0
     text = (tmp_path / "page.html").read_text()
     assert text.count("node 1") > 1

@@ -243,7 +243,7 @@ class TestMnistFiles:
             assert np.array_equal(read_idx(tmp_path / name, 3), array)
 
     def test_that_unpack_without_end_are_refused_early(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(mnist, "_MOST_BYTES", 1 << 20)  # for speed; the file unpacks to far more
+        monkeypatch.setattr(mnist, "_MAX_BYTES", 1 << 20)  # for speed; the file unpacks to far more
         with gzip.open(tmp_path / "a.gz", "wb") as file:
             file.write(b"\0\0\x08\x01\xff\xff\xff\xff" + bytes(64 << 20))
         tracemalloc.start()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.models.dropout_masks import LARGEST_RATE, drawn_rate, keep_mask, keep_mask_of_positions, keep_mask_of_shape, philox_4x32
+from crosstrain.models.dropout_masks import MAX_RATE, drawn_rate, keep_mask, keep_mask_of_positions, keep_mask_of_shape, philox_4x32
 
 WHOLE = st.integers(0, 2**31)
 PINNED = [173, 91, 60, 180]
@@ -151,7 +151,7 @@ def test_no_rate_below_one_is_too_large(rate, nines, shape):
 
 def test_the_largest_rate_keeps_something_and_its_scale_has_a_place_in_fp16():
     assert keep_mask_of_shape(1, 2, 3, np.arange(40), (40, 50, 512), np.nextafter(1.0, 0.0)).any()
-    assert np.isfinite(np.float16(1 / (1 - LARGEST_RATE)))
+    assert np.isfinite(np.float16(1 / (1 - MAX_RATE)))
 
 
 def test_a_matrix_has_the_masks_that_it_always_had():

@@ -182,7 +182,7 @@ def test_ranks_measure_and_count_on_loopback():
     assert counted["packets"]["OutSegs"] >= 1
     swept = group.run_ranks(
         "constants.py",
-        ["--sizes", "4096", "--tries", "1", "--constant", "MOST_FURTHER_BYTES", "--values", "0,1000000"],
+        ["--sizes", "4096", "--tries", "1", "--constant", "MAX_FURTHER_BYTES", "--values", "0,1000000"],
         ranks=3,
         network="host",
     )

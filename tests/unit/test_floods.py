@@ -19,7 +19,7 @@ from crosstrain.core.listener import Exchange
 from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, Message, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.node_messages import Leaving
 from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
-from crosstrain.launch.driver.node_channels import MOST_WAITING_BYTES, Members
+from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, Members
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
 from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.launchers.base import NodeChannel
@@ -39,7 +39,7 @@ def streams():
 
 
 def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_lost():
-    size, count, sent = FILE_PIECE_BYTES, 4 * MOST_WAITING_BYTES // FILE_PIECE_BYTES, []
+    size, count, sent = FILE_PIECE_BYTES, 4 * MAX_WAITING_BYTES // FILE_PIECE_BYTES, []
 
     def flood(node):
         for number in range(count):
@@ -50,9 +50,9 @@ def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_los
         members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
         flooding = threading.Thread(target=flood, args=(node,))
         flooding.start()
-        wait_until(lambda: len(sent) >= MOST_WAITING_BYTES // size - 2, 20, "what may wait")
+        wait_until(lambda: len(sent) >= MAX_WAITING_BYTES // size - 2, 20, "what may wait")
         time.sleep(0.3)
-        assert len(sent) <= MOST_WAITING_BYTES // size + 1  # and one that has been read and may not wait yet
+        assert len(sent) <= MAX_WAITING_BYTES // size + 1  # and one that has been read and may not wait yet
         assert [members.next(5.0)[1]["number"] for _ in range(count)] == list(range(count))
         flooding.join()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.liveness import MOST_TICK_SECONDS, SilenceCounter
+from crosstrain.core.liveness import MAX_TICK_SECONDS, SilenceCounter
 from crosstrain.engine.protocol.messages import ALIVE, PROTOCOL, Message, Stream
 from crosstrain.launch.driver import nodes
 from crosstrain.launch.driver.task_group import TaskGroup
@@ -33,7 +33,7 @@ def test_silence_is_the_sum_of_ticks_since_something_arrived_and_a_long_tick_cou
     for seconds, hears in ticks:
         now += seconds
         arrived += hears
-        passed = min(seconds, MOST_TICK_SECONDS)
+        passed = min(seconds, MAX_TICK_SECONDS)
         expected = 0.0 if hears else expected + passed
         silent = counter.tick(now, {1: arrived})
         if abs(expected - LIMIT) > 1e-6:

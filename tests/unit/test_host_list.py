@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
-from crosstrain.core.job import MOST_NODES
+from crosstrain.core.job import MAX_NODES
 from crosstrain.engine.protocol.transport import read_secret
 from crosstrain.launch.launchers.host_list import Host, parse_hosts, read_hostfile
 
@@ -166,7 +166,7 @@ def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
         hosts = parse_hosts(text)
     except UsageError:
         return
-    assert 1 <= len(hosts) <= MOST_NODES
+    assert 1 <= len(hosts) <= MAX_NODES
     assert len({host.name for host in hosts}) == len(hosts)
     assert not any(host.name.startswith("-") or " " in host.name for host in hosts)
 
@@ -204,5 +204,5 @@ def test_as_many_hosts_as_a_run_may_have_are_taken(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("n[0-2047] slots=2\nm[0-2047]\n")
     hosts = read_hostfile(path)
-    assert len(hosts) == MOST_NODES
+    assert len(hosts) == MAX_NODES
     assert {host.processes for host in hosts[:2048]} == {2}

@@ -35,8 +35,8 @@ SESSION_SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
 CASES_HERE, SECONDS_HERE = 60, 40.0
 """Of `make test`, at most; `make conformance` has thousands of cases."""
 
-MOST_SECONDS = 10.0
-MOST_BYTES = 200 << 20
+MAX_SECONDS = 10.0
+MAX_BYTES = 200 << 20
 """More than the undamaged run needs."""
 
 QUICK = [
@@ -177,10 +177,10 @@ def check(place, commands, undamaged, seed, number, *, most_commands):
         assert result["problem"] is None, f"{case}: {command}: {result['problem']}"
         assert result["code"] in (0, 1, 2), f"{case}: {command} exits with {result['code']}"
         usual = undamaged[tuple(command)][0]
-        assert result["seconds"] < usual + MOST_SECONDS, f"{case}: {command} took {result['seconds']:.1f} s instead of {usual:.1f} s"
+        assert result["seconds"] < usual + MAX_SECONDS, f"{case}: {command} took {result['seconds']:.1f} s instead of {usual:.1f} s"
     most = max(undamaged[tuple(command)][1] for command in chosen)
     taken = answer["memory_bytes"]
-    assert taken < most + MOST_BYTES, f"{case}: {chosen} took {taken >> 20} MiB instead of {most >> 20} MiB"
+    assert taken < most + MAX_BYTES, f"{case}: {chosen} took {taken >> 20} MiB instead of {most >> 20} MiB"
 
 
 def seed_of(request, capsys, default):

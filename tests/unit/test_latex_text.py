@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latex_documents import compiled, needs_pdflatex, problems
 
-from crosstrain.report.pages.paper_figures import MOST_CHARACTERS, comment, label, latex_text
+from crosstrain.report.pages.paper_figures import MAX_CHARACTERS, comment, label, latex_text
 
 NASTY = st.sampled_from(
     [*"&%$#_{}~^\\<>|\"-`',[]*?! ", "é", "ß", "中", "β", "±", "†", "\u202e", "\u200f", "\x1b", "\n", "\t", "\x00", "🙂"]
@@ -38,7 +38,7 @@ def test_what_becomes_of_signs(text, latex):
 
 
 def test_a_very_long_text_is_cut_and_a_long_word_may_be_broken():
-    assert latex_text("x" * 10_000) == "x" * MOST_CHARACTERS + r"\ldots{}"
+    assert latex_text("x" * 10_000) == "x" * MAX_CHARACTERS + r"\ldots{}"
     assert max(map(len, latex_text("x" * 300, breakable=True).split(r"\allowbreak{}"))) <= 16
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.report.analysis.learning import CERTAIN, CHANCE, LEAST_EVALUATIONS, judge_curves
+from crosstrain.report.analysis.learning import CERTAIN, CHANCE, MIN_EVALUATIONS, judge_curves
 
 COURSES = {
     "improving": lambda x: 2 * np.exp(-3 * x),
@@ -26,7 +26,7 @@ def training(n):
 
 
 @pytest.mark.parametrize("name", COURSES)
-@pytest.mark.parametrize("n", [LEAST_EVALUATIONS, 12, 30, 100, 1000])
+@pytest.mark.parametrize("n", [MIN_EVALUATIONS, 12, 30, 100, 1000])
 def test_a_smooth_curve_is_called_what_it_is(name, n):
     assert judge_curves(course(name, n), training(n)).state == name
 
@@ -61,7 +61,7 @@ def test_a_little_noise_hides_the_truth_once_in_fifty_at_most(name, n):
 def test_noise_alone_is_no_change(seed):
     """Of runs of any length, with noise as large as the loss: flat, or in one of six at most unclear."""
     rng = np.random.default_rng(seed)
-    states = [judge_curves(1 + rng.normal(size=n), training(n)).state for n in rng.integers(LEAST_EVALUATIONS, 100, 100)]
+    states = [judge_curves(1 + rng.normal(size=n), training(n)).state for n in rng.integers(MIN_EVALUATIONS, 100, 100)]
     assert states.count("flat") + states.count("unclear") >= 97
     assert states.count("flat") >= 85
 
@@ -75,8 +75,8 @@ def test_one_bad_evaluation_decides_nothing():
 
 
 def test_too_few_evaluations_are_not_judged():
-    found = judge_curves(course("overfitting", LEAST_EVALUATIONS - 1), training(LEAST_EVALUATIONS - 1))
-    assert (found.state, found.reason) == ("unclear", f"7 evaluations of at least {LEAST_EVALUATIONS}")
+    found = judge_curves(course("overfitting", MIN_EVALUATIONS - 1), training(MIN_EVALUATIONS - 1))
+    assert (found.state, found.reason) == ("unclear", f"7 evaluations of at least {MIN_EVALUATIONS}")
 
 
 def test_a_loss_that_is_not_finite_is_not_judged():
@@ -95,7 +95,7 @@ def test_a_constant_loss_is_flat(value):
     assert judge_curves(np.full(20, value), np.full(20, value)).state == "flat"
 
 
-@given(n=st.integers(LEAST_EVALUATIONS, 100), slope=st.floats(-1, 1), noise=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+@given(n=st.integers(MIN_EVALUATIONS, 100), slope=st.floats(-1, 1), noise=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_a_change_is_flat_below_two_standard_errors_unclear_to_four_and_a_change_above(n, slope, noise, seed):
     losses = 5 + slope * np.linspace(0, 1, n) + noise * np.random.default_rng(seed).normal(size=n)
     found = judge_curves(losses, training(n))

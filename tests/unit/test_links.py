@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.engine.protocol.messages import MOST_PEERS_PROBED
+from crosstrain.engine.protocol.messages import MAX_PEERS_PROBED
 from crosstrain.engine.protocol.node_messages import PeersProbed, ProbePort
 from crosstrain.launch.node import links as probe
 from crosstrain.launch.node.links import Found, LinkInquiry, PeerProbe, cut_off
@@ -129,7 +129,7 @@ def test_no_more_is_tried_than_nodes_of_the_run():
         server.setblocking(False)
         port = server.getsockname()[1]
         found = own.run(dict.fromkeys(range(1000), port), b"t" * 16)
-        assert len(found["reached"]) <= MOST_PEERS_PROBED
+        assert len(found["reached"]) <= MAX_PEERS_PROBED
         connections = 0
         while True:
             try:
@@ -137,7 +137,7 @@ def test_no_more_is_tried_than_nodes_of_the_run():
             except BlockingIOError:
                 break
             connections += 1
-        assert connections == MOST_PEERS_PROBED
+        assert connections == MAX_PEERS_PROBED
 
 
 @given(st.integers(2, 80), st.integers(0, 2**32))
@@ -154,7 +154,7 @@ def test_every_node_is_asked_about_as_many_as_it_may_try_and_both_nodes_of_a_pai
     assert len(asked) == nodes
     for node, message, _ in asked:
         tried[node] = set(message.ports)
-        assert len(tried[node]) == min(nodes - 1, MOST_PEERS_PROBED)
+        assert len(tried[node]) == min(nodes - 1, MAX_PEERS_PROBED)
         assert node not in tried[node]
     assert all(node in tried[other] for node in tried for other in tried[node])
     assert inquiry.fetch() is None

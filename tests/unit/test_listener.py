@@ -22,7 +22,7 @@ from crosstrain.backends.tf.sync.rendezvous import meet
 from crosstrain.core import listener as module
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.errors import RunFailedError
-from crosstrain.core.listener import MOST_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
+from crosstrain.core.listener import MAX_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretError, accept, connect
 from crosstrain.exchange.authentication import accept as tell_accepted
@@ -85,7 +85,7 @@ def handshake_threads():
 
 
 def test_what_is_promised():
-    assert (PROOF_SECONDS, MOST_UNPROVEN) == (5.0, 256)
+    assert (PROOF_SECONDS, MAX_UNPROVEN) == (5.0, 256)
 
 
 @KINDS
@@ -105,7 +105,7 @@ def test_whoever_drips_is_sent_away_in_time(monkeypatch, prove, join):
 
 def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
     """A flood: the newest are heard, files and threads are bounded; afterwards all of them are gone, and every one was counted."""
-    monkeypatch.setattr(module, "MOST_UNPROVEN", 20)
+    monkeypatch.setattr(module, "MAX_UNPROVEN", 20)
     before = open_descriptors()
     with opened(as_driver) as (address, admitted, reports), ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(70)]

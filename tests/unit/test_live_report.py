@@ -138,7 +138,7 @@ def test_a_change_within_the_pause_waits_and_is_not_said_to_be_shown(tmp_path):
 
 def test_a_page_that_nobody_looks_at_is_not_rendered(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ASKED_SECONDS", 0.0)
-    monkeypatch.setattr(module, "LEAST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "MIN_PAUSE_SECONDS", 0.0)
     run = GrowingRun(tmp_path, "one").describe().train(8)
     refresher = Refresher(FollowedRuns([run.path]), lambda text: None)
     looks, over = [], threading.Event()

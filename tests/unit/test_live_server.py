@@ -16,8 +16,8 @@ from processes import is_over, wait_until
 from strangers import listens
 
 from crosstrain.report.pages.live_server import (
-    MOST_ANSWERS,
-    MOST_HEAD_BYTES,
+    MAX_ANSWERS,
+    MAX_HEAD_BYTES,
     READ_SECONDS,
     Document,
     LocalServer,
@@ -103,8 +103,8 @@ def test_the_address_is_answered_with_the_document_and_strict_headers(server):
         ({"target": "http://evil.example/"}, 400),
         ({"more": "no header\r\n"}, 400),
         ({"more": "X: a\n b\r\n"}, 400),
-        ({"more": f"X: {'a' * MOST_HEAD_BYTES}\r\n"}, 431),
-        ({"target": f"/{'a' * MOST_HEAD_BYTES}"}, 431),
+        ({"more": f"X: {'a' * MAX_HEAD_BYTES}\r\n"}, 431),
+        ({"target": f"/{'a' * MAX_HEAD_BYTES}"}, 431),
         ({"more": "".join(f"X-{number}: a\r\n" for number in range(2000))}, 431),
     ],
 )
@@ -206,7 +206,7 @@ def test_no_more_is_answered_at_once_than_there_is_room_for():
     body = b"x" * 30_000_000
     with serving(lambda path: Document("text/plain", body)) as (server, _), ExitStack() as opened:
         taking = []
-        for _ in range(MOST_ANSWERS):
+        for _ in range(MAX_ANSWERS):
             connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
             connection.sendall(request(server))
             assert connection.recv(1) == b"H"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crosstrain.backends.vectors import CLEAN_STEPS, FIRST_SCALE, LEAST_SCALE, MOST_SCALE, ChiefLossScale, next_scale, refuse_exhausted
+from crosstrain.backends.vectors import CLEAN_STEPS, FIRST_SCALE, MAX_SCALE, MIN_SCALE, ChiefLossScale, next_scale, refuse_exhausted
 from crosstrain.core.errors import RunFailedError
 
 
@@ -28,14 +28,14 @@ def test_it_doubles_after_so_many_clean_updates_in_a_row():
 
 
 def test_it_does_not_grow_beyond_the_first():
-    assert after([True] * (3 * CLEAN_STEPS), 2**13) == (MOST_SCALE, 0)
-    assert MOST_SCALE == FIRST_SCALE == 2**14
-    assert after([True] * CLEAN_STEPS, 2.0**16) == (MOST_SCALE, 0)  # of an earlier release
+    assert after([True] * (3 * CLEAN_STEPS), 2**13) == (MAX_SCALE, 0)
+    assert MAX_SCALE == FIRST_SCALE == 2**14
+    assert after([True] * CLEAN_STEPS, 2.0**16) == (MAX_SCALE, 0)  # of an earlier release
 
 
 def test_gradients_that_always_overflow_end_in_an_error():
     refuse_exhausted(after([False] * 14)[0])
-    assert after([False] * 14) == (LEAST_SCALE, 0)
+    assert after([False] * 14) == (MIN_SCALE, 0)
     with pytest.raises(RunFailedError, match=r"precision fp16: .* even at the loss scale 1, .* --precision bf16"):
         refuse_exhausted(after([False] * 15)[0])
 

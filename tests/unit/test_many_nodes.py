@@ -15,7 +15,7 @@ from crosstrain.core.job import Job
 from crosstrain.launch.launchers.environments import Membership
 from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher
 from crosstrain.records.store.schema import SystemRecord
-from crosstrain.records.text import MOST_NODES_SHOWN, NodeSamples, ends_of, lines_of, statistic
+from crosstrain.records.text import MAX_NODES_SHOWN, NodeSamples, ends_of, lines_of, statistic
 from crosstrain.report.pages.resource_charts import resources
 from crosstrain.report.runs.run import Run, started_runs
 from crosstrain.report.runs.series import bands
@@ -43,11 +43,11 @@ def sample(node, time_seconds, cores, sent):
 
 def test_a_few_nodes_have_a_line_each_and_many_are_summarised():
     few, many = NodeSamples(), NodeSamples()
-    for nodes, samples in ((MOST_NODES_SHOWN, few), (1000, many)):
+    for nodes, samples in ((MAX_NODES_SHOWN, few), (1000, many)):
         for node in range(nodes):
             for second in (1, 2):
                 samples.add(sample(node, float(second), node / 1000, node * 10**6 * second))
-    assert [row["node"] for row in few.rows()] == [str(node) for node in range(MOST_NODES_SHOWN)]
+    assert [row["node"] for row in few.rows()] == [str(node) for node in range(MAX_NODES_SHOWN)]
     rows = many.rows()
     assert [row["node"] for row in rows] == ["lowest of 1,000", "median of 1,000", "highest of 1,000"]
     assert [row["CPU"] for row in rows] == ["0.00 of 4 cores", "0.50 of 4 cores", "1.00 of 4 cores"]
@@ -60,8 +60,8 @@ def test_those_at_either_end_are_shown_of_many(figures):
     items = list(enumerate(figures))
     shown, some = ends_of(items, lambda item: item[1])
     assert shown == sorted(shown)
-    assert some == (len(items) > MOST_NODES_SHOWN)
-    assert len(shown) <= MOST_NODES_SHOWN
+    assert some == (len(items) > MAX_NODES_SHOWN)
+    assert len(shown) <= MAX_NODES_SHOWN
     known = [value for value in figures if value is not None]
     if known and some:
         values = [value for _, value in shown]
@@ -69,7 +69,7 @@ def test_those_at_either_end_are_shown_of_many(figures):
     elif not some:
         assert shown == items
     assert statistic("median", figures) == (median_low(known) if known else None)
-    assert len(lines_of(len(items))) <= MOST_NODES_SHOWN
+    assert len(lines_of(len(items))) <= MAX_NODES_SHOWN
 
 
 @given(st.integers(1, 40), st.integers(2, 30), st.integers(0, 2**32 - 1))

@@ -24,7 +24,7 @@ from processes import open_descriptors, wait_until
 
 from crosstrain.core import cluster as direct_exchange
 from crosstrain.core import listener
-from crosstrain.core.cluster import MOST_RANKS
+from crosstrain.core.cluster import MAX_RANKS
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.exchange.authentication import refuse_too_many
 from crosstrain.exchange.mesh import Mesh, open_beside
@@ -85,7 +85,7 @@ def test_whole_vectors_and_shares_give_the_same_sums(monkeypatch):
     vectors = vectors_of(3, 5000, np.float32, 7)
     found = {}
     for name, most in (("whole", 1 << 40), ("shares", -1)):
-        monkeypatch.setattr(direct_exchange, "MOST_FURTHER_BYTES", most)
+        monkeypatch.setattr(direct_exchange, "MAX_FURTHER_BYTES", most)
         with meshes(tasks_of(3)) as (_, on_all):
             copies = [vector.copy() for vector in vectors]
             on_all(lambda mesh, copies=copies: mesh.add_up(copies[mesh.rank]))
@@ -229,7 +229,7 @@ def test_a_rank_of_another_number_of_ranks_is_refused():
 
 def test_strangers_do_not_keep_ranks_from_joining(monkeypatch):
     """Who stands at the door longest has to make room, a rank too, and tries again."""
-    monkeypatch.setattr(listener, "MOST_UNPROVEN", 4)
+    monkeypatch.setattr(listener, "MAX_UNPROVEN", 4)
     tasks = tasks_of(3)
 
     met, meet = [], listener.AuthenticatingListener._meet
@@ -276,9 +276,9 @@ def test_a_missing_rank_is_named_after_the_start_timeout():
 
 
 def test_more_ranks_than_a_mesh_connects_are_refused():
-    refuse_too_many(MOST_RANKS)
+    refuse_too_many(MAX_RANKS)
     with pytest.raises(UsageError, match=r"64 at most, and this job has 65; choose native"):
-        refuse_too_many(MOST_RANKS + 1)
+        refuse_too_many(MAX_RANKS + 1)
 
 
 def test_waiting_takes_no_processor_time():

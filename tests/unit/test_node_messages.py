@@ -23,7 +23,7 @@ from crosstrain.backends.base import CalibrationResult, EvalResult, Plan, State,
 from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError
 from crosstrain.engine.protocol.answer_checks import read_node_message
-from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, MOST_STACK_CHARACTERS, PROTOCOL, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, MAX_STACK_CHARACTERS, PROTOCOL, Message, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.node_messages import Death
 from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.protocol.task_messages import Calibrated, Evaluate, Evaluated, SendState, Steps, Train
@@ -241,7 +241,7 @@ BROKEN = [
     Message("sample", {"record": {**SOUND["sample"]["record"], "gpus": [{**GPU, "utilization": "much"}]}}),
     Message("hello", {**SOUND["hello"].fields, "node": 0}),
     Message("stacks", {"number": 1, "stacks": {"worker-0": {"text": "File", "problem": None}}}),
-    Message("stacks", {"number": 1, "stacks": {"worker-1": {"text": "x" * (MOST_STACK_CHARACTERS + 1), "problem": None}}}),
+    Message("stacks", {"number": 1, "stacks": {"worker-1": {"text": "x" * (MAX_STACK_CHARACTERS + 1), "problem": None}}}),
     Message("nobody sends this", {}),
     Message("leaving"),
     Message("hello", {**SOUND["hello"].fields, "\udc80": 0}),

@@ -27,7 +27,7 @@ from crosstrain.engine.protocol.messages import (
     encoded,
 )
 from crosstrain.engine.protocol.transport import Incoming, Outgoing, start_over_stdio
-from crosstrain.launch.driver.node_channels import MOST_WAITING_BYTES, Members
+from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, Members
 from crosstrain.launch.launchers.base import NodeChannel
 
 FIELDS = st.dictionaries(
@@ -279,7 +279,7 @@ def test_nodes_that_do_not_read_and_one_that_floods_hold_up_nobody():
         for _ in range(20):
             driver.tell(0, Message("state", {}, {"a": np.zeros(10**7, np.uint8)}))
         assert time.monotonic() - began < 5.0
-        wait_until(lambda: driver._inbox.qsize() >= MOST_WAITING_BYTES // size - 1, 20, "what may wait")
+        wait_until(lambda: driver._inbox.qsize() >= MAX_WAITING_BYTES // size - 1, 20, "what may wait")
         for number in range(50):
             live.send(Message("said", {"number": number}))
             driver.tell(2, Message("told", {"number": number}))

@@ -21,7 +21,7 @@ from crosstrain.data.sources.translation import parallel_text
 from crosstrain.data.sources.translation import tokenizer as encoding
 from crosstrain.data.sources.translation.pairs import chosen
 from crosstrain.data.sources.translation.parallel_text import aligned_count
-from crosstrain.data.sources.translation.text_files import LONGEST_LINE_BYTES, count_lines, read_lines
+from crosstrain.data.sources.translation.text_files import MAX_LINE_BYTES, count_lines, read_lines
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
 from crosstrain.data.store.location import resolve
 from crosstrain.data.store.stored_dataset import open_dataset, prepare
@@ -107,7 +107,7 @@ def test_what_is_left_out_is_counted_by_its_reason_with_the_first_line(tmp_path)
     source, target = list(SENTENCES), list(SÄTZE)
     source[4] = target[7] = " "
     source[9] = b"caf\xe9"
-    target[11] = "x" * (LONGEST_LINE_BYTES + 1)
+    target[11] = "x" * (MAX_LINE_BYTES + 1)
     source[20] = "word " * 300
     target[30] = "word \0 word"
     dataset = open_dataset(corpus(tmp_path, source, target))
@@ -115,7 +115,7 @@ def test_what_is_left_out_is_counted_by_its_reason_with_the_first_line(tmp_path)
     assert dataset.left_out == (
         "train: 2 pairs with an empty line (the first in line 5)",
         "train: 1 pair with a line that is not UTF-8 (in line 10)",
-        f"train: 1 pair with a line of more than {LONGEST_LINE_BYTES:,} bytes (in line 12)",
+        f"train: 1 pair with a line of more than {MAX_LINE_BYTES:,} bytes (in line 12)",
         "train: 1 pair with a NUL character (in line 31)",
         "train: 1 pair with more than 200 pieces (in line 21)",
     )

@@ -277,7 +277,7 @@ def test_a_models_source_has_its_siblings(networks, monkeypatch):
     assert model_source("networks_of_a_test.layers").package == "networks_of_a_test"
 
 
-@pytest.mark.parametrize(("limit", "most"), [("MOST_ENTRIES", 4), ("MOST_BYTES", 100)])
+@pytest.mark.parametrize(("limit", "most"), [("MAX_ENTRIES", 4), ("MAX_BYTES", 100)])
 def test_of_too_large_a_package_the_part_counts_that_the_model_is_in(networks, monkeypatch, limit, most):
     monkeypatch.setattr(f"crosstrain.launch.preflight.model_source.{limit}", most)
     (networks / "large.py").write_text("#" * 200)

@@ -12,7 +12,7 @@ from test_node_messages import NODE_OF, OWN, SOUND, host, read, sample, wrong_wi
 from crosstrain.backends.base import Plan, StepResult
 from crosstrain.engine.loop_interfaces import OutstandingPlans
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.messages import MAX_HEADER_BYTES, MOST_ERROR_CHARACTERS, ImpossibleAnswerError, Message
+from crosstrain.engine.protocol.messages import MAX_ERROR_CHARACTERS, MAX_HEADER_BYTES, ImpossibleAnswerError, Message
 from crosstrain.engine.protocol.task_messages import step_record
 from crosstrain.launch.driver.first_failure import Failures
 from crosstrain.launch.driver.outcome import Outcome
@@ -20,15 +20,15 @@ from crosstrain.launch.driver.recorder import Recording
 from crosstrain.monitor.collector import Problems
 from crosstrain.records.store.jsonl import decode, encode
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.store.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS
+from crosstrain.records.store.schema import MAX_PROBLEM_CHARACTERS, MAX_PROBLEMS
 
-LONGEST = "é" * MOST_PROBLEM_CHARACTERS
+MAX_LENGTH = "é" * MAX_PROBLEM_CHARACTERS
 """Each of its characters takes two bytes on its way, and six in a record."""
 
 TASK = {**dict.fromkeys(sample()["tasks"][0]), "task": "worker-1", "pid": 7}
 GPU = {"name": "é" * 255, "utilization": 2.0**53, "memory_bytes": 2**53, "memory_total_bytes": None, "power_watts": -(2.0**53)}
-MOST = {
-    "problems": [LONGEST] * MOST_PROBLEMS,
+MAX_NUMBER = {
+    "problems": [MAX_LENGTH] * MAX_PROBLEMS,
     "gpus": [{**GPU, "name": "A", "tasks": ["worker-1"]}] * 1024,
     "interfaces": {f"{number}": [2**53, 2**53] for number in range(4096)},
     "tasks": [TASK] * 2000,
@@ -42,13 +42,21 @@ SAMPLED = {
         [],
         ["é" * 1_000_000],
         [""] * 600_000,
-        ["\x01" * MOST_PROBLEM_CHARACTERS] * MOST_PROBLEMS,
-        MOST["problems"],
-        [LONGEST] * 65,
+        ["\x01" * MAX_PROBLEM_CHARACTERS] * MAX_PROBLEMS,
+        MAX_NUMBER["problems"],
+        [MAX_LENGTH] * 65,
     ],
-    "gpus": [None, [{}] * 1024, [{}] * 300_000, [GPU] * 500, MOST["gpus"], [{"power_watts": 1e300}], [{"tasks": ["worker-1"] * 100_000}]],
-    "interfaces": [None, {}, {"é" * 1_000_000: [1, 1]}, {f"{number:é>255}": [0, 0] for number in range(4000)}, MOST["interfaces"]],
-    "tasks": [[], [TASK], MOST["tasks"], [TASK] * 14_000],
+    "gpus": [
+        None,
+        [{}] * 1024,
+        [{}] * 300_000,
+        [GPU] * 500,
+        MAX_NUMBER["gpus"],
+        [{"power_watts": 1e300}],
+        [{"tasks": ["worker-1"] * 100_000}],
+    ],
+    "interfaces": [None, {}, {"é" * 1_000_000: [1, 1]}, {f"{number:é>255}": [0, 0] for number in range(4000)}, MAX_NUMBER["interfaces"]],
+    "tasks": [[], [TASK], MAX_NUMBER["tasks"], [TASK] * 14_000],
     "interval_seconds": [0.0, 1.0, 1e7, 1e12, -1.0],
     "cpu_cores_used": [None, 0.5, 2.0**53, 1e300, -1e300],
     "network_source": [None, "interface", "é" * 300_000],
@@ -79,9 +87,9 @@ def test_a_sample_that_records_could_not_hold_is_none(field, value):
     assert wrong_with(1, message, NODE_OF).startswith("a message 'sample' ")
 
 
-@pytest.mark.parametrize("field", MOST)
+@pytest.mark.parametrize("field", MAX_NUMBER)
 def test_a_sample_may_have_much(field):
-    assert wrong_with(1, sent("sample", {"record": {**sample(), field: MOST[field]}}), NODE_OF) is None
+    assert wrong_with(1, sent("sample", {"record": {**sample(), field: MAX_NUMBER[field]}}), NODE_OF) is None
 
 
 @pytest.mark.thorough
@@ -98,7 +106,7 @@ def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
     recording._thinner.samples_per_line = 8
     count, record = 11, message["record"]
     for number in range(count):
-        problems = [f"{number}-{place}{text}"[:MOST_PROBLEM_CHARACTERS] for place, text in enumerate(record["problems"])]
+        problems = [f"{number}-{place}{text}"[:MAX_PROBLEM_CHARACTERS] for place, text in enumerate(record["problems"])]
         own = sent("sample", {"record": {**record, "problems": problems}})
         assert own is not None
         assert wrong_with(1, own, NODE_OF) is None
@@ -110,10 +118,10 @@ def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
 
 def test_a_monitor_says_no_more_than_a_sample_may_have():
     problems = Problems()
-    for number in range(2 * MOST_PROBLEMS + 1):
-        problems.note(f"{number} \udcff {LONGEST}")
+    for number in range(2 * MAX_PROBLEMS + 1):
+        problems.note(f"{number} \udcff {MAX_LENGTH}")
     said = [problems.take() for _ in range(4)]
-    assert [len(texts) for texts in said] == [MOST_PROBLEMS, MOST_PROBLEMS, 1, 0]
+    assert [len(texts) for texts in said] == [MAX_PROBLEMS, MAX_PROBLEMS, 1, 0]
     for texts in said:
         assert wrong_with(1, sent("sample", {"record": {**sample(), "problems": list(texts)}}), NODE_OF) is None
 
@@ -162,10 +170,10 @@ def test_descriptions_of_hosts_can_be_read_again(tmp_path_factory, changes):
 
 
 def test_the_longest_error_that_a_task_may_tell_stands_in_a_status_that_can_be_read(tmp_path):
-    error = {**SOUND["error"].fields, "type": "é" * 4096, "message": "é" * MOST_ERROR_CHARACTERS}
+    error = {**SOUND["error"].fields, "type": "é" * 4096, "message": "é" * MAX_ERROR_CHARACTERS}
     said = [Message("phase", {**OWN, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
     assert [wrong_with(1, message, NODE_OF) for message in said] == [None] * 3
-    longer = Message("error", {**error, "message": "é" * (MOST_ERROR_CHARACTERS + 1)})
+    longer = Message("error", {**error, "message": "é" * (MAX_ERROR_CHARACTERS + 1)})
     assert "a message 'error' that is none" in wrong_with(1, longer, NODE_OF)
     failures = Failures([])
     for message in said:

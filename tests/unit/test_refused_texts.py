@@ -58,7 +58,7 @@ def test_a_text_of_which_nothing_is_left_says_why(tmp_path, lines, more, message
 
 
 def test_a_test_split_that_is_too_large_is_refused_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel_text, "MOST_ATTACHMENT_BYTES", 2000)
+    monkeypatch.setattr(parallel_text, "MAX_ATTACHMENT_BYTES", 2000)
     name = corpus(tmp_path, LINES, test=300)
     monkeypatch.setattr(parallel_text, "prepared_pairs", None)  # nothing is encoded
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_a_test_split_that_is_too_large_is_refused_first(tmp_path, monkeypatch):
 
 
 def test_a_held_out_split_that_is_too_large_is_refused_before_it_is_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel_text, "MOST_ATTACHMENT_BYTES", 2000)
+    monkeypatch.setattr(parallel_text, "MAX_ATTACHMENT_BYTES", 2000)
     name = corpus(tmp_path, LINES).replace("?", "?held-out=300,")
     for language in ("en", "de"):
         (tmp_path / f"text.test.{language}").unlink()
@@ -180,7 +180,7 @@ def test_a_package_of_a_relative_folder_and_one_with_too_much_text(tmp_path, mon
     assert archive.described(path).name == "some"
     numbers = count()
     assert sum(next(numbers) >= 0 for _ in archive.read_files(path, lambda name: name.startswith("text"))) == 3
-    monkeypatch.setattr(archive, "MOST_READ_BYTES", 2500)
+    monkeypatch.setattr(archive, "MAX_READ_BYTES", 2500)
     with pytest.raises(UsageError, match="MiB of text"):
         list(archive.read_files(path, lambda name: name.startswith("text")))
     assert archive.described(path).version == "1"

@@ -22,7 +22,7 @@ def test_what_is_none_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UnreadableError):
         read_vocabulary(tmp_path)
     (tmp_path / VOCABULARY).unlink()
-    monkeypatch.setattr(run_vocabulary, "MOST_BYTES", 5)
+    monkeypatch.setattr(run_vocabulary, "MAX_BYTES", 5)
     write_vocabulary(tmp_path, b"sixsix")
     with pytest.raises(UnreadableError, match="more than 5 bytes"):
         read_vocabulary(tmp_path)

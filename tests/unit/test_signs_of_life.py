@@ -17,7 +17,7 @@ from crosstrain.engine.protocol import task_messages as messages
 from crosstrain.engine.protocol.messages import ImpossibleAnswerError
 from crosstrain.engine.task import CommandLoop
 from crosstrain.engine.translation import Decoded, TranslationOrders
-from crosstrain.launch.driver.outstanding_requests import MOST_SIGNS, OutstandingRequests
+from crosstrain.launch.driver.outstanding_requests import MAX_SIGNS, OutstandingRequests
 from crosstrain.models.decoding import GREEDY
 
 STEPS, STEP_SECONDS = 5, 0.06
@@ -89,7 +89,7 @@ def test_signs_of_life_are_of_what_is_asked_and_have_an_end():
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
         orders.add(0, other)
     sign = said(messages.Decoded.heartbeat(command.start))
-    assert {asked.wrong_with(0, sign) for _ in range(MOST_SIGNS)} == {None}
+    assert {asked.wrong_with(0, sign) for _ in range(MAX_SIGNS)} == {None}
     assert "more often than there can be" in asked.wrong_with(0, sign)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from crosstrain.core.liveness import DUMP_SIGNAL, answers_signal
-from crosstrain.engine.protocol.messages import MOST_STACK_CHARACTERS
+from crosstrain.engine.protocol.messages import MAX_STACK_CHARACTERS
 from crosstrain.launch.node import stacks as places
 from crosstrain.launch.node.stacks import (
     COLLECT_SECONDS,
@@ -178,7 +178,7 @@ def test_stacks_are_bounded_and_what_is_cut_is_not_the_innermost_line(script):
     with hanging(script, "in_deep_recursion") as task:
         many = [InspectedTask(f"worker-{number}", task.pid, "S", task.written) for number in range(64)]
         found = collect_stacks(many, None)
-    assert sum(len(each["text"]) for each in found.values()) <= 8 * MOST_STACK_CHARACTERS
+    assert sum(len(each["text"]) for each in found.values()) <= 8 * MAX_STACK_CHARACTERS
     assert all(len(each["text"]) <= 4096 for each in found.values())
     assert all("(in_python)" in TaskStack(each["text"]).place for each in found.values() if each["problem"] is None)
     assert any(each["text"].endswith("… (cut)\n") for each in found.values())
@@ -222,7 +222,7 @@ def test_the_file_keeps_all_stalls_until_it_is_large(tmp_path, monkeypatch):
     assert "stalled\\x0aonce" in text
     assert "== worker-1: is stopped" in text
     assert '"/b\\x1b.py"' in text
-    monkeypatch.setattr(places, "MOST_BYTES", len(text))
+    monkeypatch.setattr(places, "MAX_BYTES", len(text))
     append_stacks(tmp_path, "stalled again", {"worker-0": at("/a.py")})
     append_stacks(tmp_path, "stalled for ever", {"worker-0": at("/a.py")})
     assert (tmp_path / STACKS).read_text()[len(text) :].count("\n") == 3

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.translation import pairs
-from crosstrain.data.sources.translation.pairs import MOST_SAMPLED_LINES, SAMPLE_SEED, _Sample, _sampled_places, chosen
-from crosstrain.data.sources.translation.text_files import LONGEST_LINE_BYTES, count_lines, entry_bytes, parts, text_bytes
+from crosstrain.data.sources.translation.pairs import MAX_SAMPLED_LINES, SAMPLE_SEED, _Sample, _sampled_places, chosen
+from crosstrain.data.sources.translation.text_files import MAX_LINE_BYTES, count_lines, entry_bytes, parts, text_bytes
 from crosstrain.data.store.stored_dataset import open_dataset
 
 LIMITED = """
@@ -28,7 +28,7 @@ from crosstrain.data.store import build
 from crosstrain.data.store.stored_dataset import prepare
 
 size = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
-pairs.MOST_SAMPLED_BYTES = 4 << 20
+pairs.MAX_SAMPLED_BYTES = 4 << 20
 resource.setrlimit(resource.RLIMIT_AS, (size + (int(sys.argv[2]) << 20), resource.RLIM_INFINITY))
 print(prepare(sys.argv[1], None, False))
 """
@@ -46,7 +46,7 @@ def test_lines_of_the_greatest_length_are_prepared_in_bounded_memory(tmp_path, m
     for language in ("en", "de"):
         with (tmp_path / f"text.{language}").open("w") as file:
             for number in range(400):
-                line = "😀" + "".join(draw.choices(string.printable[:94], k=LONGEST_LINE_BYTES - 4))
+                line = "😀" + "".join(draw.choices(string.printable[:94], k=MAX_LINE_BYTES - 4))
                 file.write(f"{line}\na sentence {number} of {number * 7 % 13} {language}\n")
         if not held_out:
             (tmp_path / f"text.test.{language}").write_text("a sentence\n")
@@ -82,17 +82,17 @@ def text_of(count):
 
 def test_a_text_that_is_no_larger_than_may_be_sampled_is_sampled_as_ever(monkeypatch):
     entries, size = text_of(3000)
-    monkeypatch.setattr(pairs, "MOST_SAMPLED_BYTES", size)
+    monkeypatch.setattr(pairs, "MAX_SAMPLED_BYTES", size)
     assert np.array_equal(_sampled_places(lambda: iter(entries), 3000), np.arange(3000))
-    monkeypatch.setattr(pairs, "MOST_SAMPLED_LINES", 800)
+    monkeypatch.setattr(pairs, "MAX_SAMPLED_LINES", 800)
     assert np.array_equal(_sampled_places(lambda: iter(entries), 3000), chosen(3000, 400, SAMPLE_SEED))
-    assert MOST_SAMPLED_LINES == 1_000_000
+    assert MAX_SAMPLED_LINES == 1_000_000
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
 def test_of_a_larger_text_an_even_share_is_sampled_and_the_same_each_time(monkeypatch, share):
     entries, size = text_of(3000)
-    monkeypatch.setattr(pairs, "MOST_SAMPLED_BYTES", int(share * size))
+    monkeypatch.setattr(pairs, "MAX_SAMPLED_BYTES", int(share * size))
     places = _sampled_places(lambda: iter(entries), 3000)
     assert np.array_equal(places, _sampled_places(lambda: iter(entries), 3000))
     assert len(places) == pytest.approx(3000 * share, abs=1)

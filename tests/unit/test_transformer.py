@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformer_cases import CASES, DROPPED, EMPTY, LONGEST, PLAIN, VOCABULARY, Case, rates
+from transformer_cases import CASES, DROPPED, EMPTY, MAX_LENGTH, PLAIN, VOCABULARY, Case, rates
 
 from crosstrain.conformance.runs import norm_wise_difference
 from crosstrain.core.errors import UsageError
 from crosstrain.data.base import DataInfo, ImageFeatures, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.models.build import build_model, canonical_model
-from crosstrain.models.dropout_masks import LARGEST_RATE
+from crosstrain.models.dropout_masks import MAX_RATE
 
 pytestmark = pytest.mark.thorough
 
@@ -166,7 +166,7 @@ def test_results_of_layers_are_float32_unless_asked_for_otherwise(results, seed)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_rate_below_one_drops_that_share(results, seed, framework, dimensions):
     """What is kept is scaled so that the mean stays; of rates that hardly keep anything, to six deviations."""
-    drawn = np.array([min(rate, LARGEST_RATE) for rate in rates(seed)])
+    drawn = np.array([min(rate, MAX_RATE) for rate in rates(seed)])
     deviations = np.sqrt(drawn / (1 - drawn) / np.prod(DROPPED[dimensions]))
     for shared in (False, True):
         means = results[framework][f"dropped/{shared}/{dimensions}"]
@@ -257,4 +257,4 @@ def test_what_cannot_be_built_is_refused(model, data, words):
 
 
 def test_the_cases_are_no_longer_than_they_say():
-    assert PLAIN.inputs(0)["source"].shape[1] <= LONGEST
+    assert PLAIN.inputs(0)["source"].shape[1] <= MAX_LENGTH

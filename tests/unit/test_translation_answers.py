@@ -8,7 +8,7 @@ import pytest
 from crosstrain.data.text import END
 from crosstrain.engine.protocol.messages import ProtocolError, encoded, header_of
 from crosstrain.engine.protocol.task_messages import Translated
-from crosstrain.launch.standalone_evaluation import MOST_ANSWER_BYTES, translated
+from crosstrain.launch.standalone_evaluation import MAX_ANSWER_BYTES, translated
 from crosstrain.models.decoding import Decoding, Hypothesis
 
 
@@ -36,8 +36,8 @@ def test_the_answers_are_parts_that_can_travel(lengths):
     assert [(-hypotheses[0].score, len(hypotheses), len(hypotheses[0].pieces)) for hypotheses in found] == [
         (4 + number, 64, length + 50) for number, length in enumerate(lengths)
     ]
-    assert max(task.sizes_bytes) <= MOST_ANSWER_BYTES
-    assert len(task.sizes_bytes) <= 1 + 2 * sum(task.sizes_bytes) / MOST_ANSWER_BYTES  # and no more of them than that takes
+    assert max(task.sizes_bytes) <= MAX_ANSWER_BYTES
+    assert len(task.sizes_bytes) <= 1 + 2 * sum(task.sizes_bytes) / MAX_ANSWER_BYTES  # and no more of them than that takes
 
 
 def test_all_in_one_answer_could_not_travel():

@@ -15,7 +15,7 @@ from crosstrain.models.build import build_model
 VOCABULARY = 37
 STEP = 7
 MORE_PADDING = 8
-LONGEST = 11
+MAX_LENGTH = 11
 LAYERS = 2
 """Instead of three: what is computed between layers shows with two, and each costs TensorFlow a second of tracing."""
 
@@ -61,7 +61,7 @@ class Case:
         draw = np.random.default_rng([seed, 2])
         found = {}
         for column in ("source", "target"):
-            lengths = draw.integers(1, LONGEST + 1, self.batch)
+            lengths = draw.integers(1, MAX_LENGTH + 1, self.batch)
             lengths[:1] = np.maximum(lengths[:1], 2)
             tokens = np.zeros((self.batch, lengths.max(initial=0) + padding), np.int32)
             for row, length in enumerate(lengths):

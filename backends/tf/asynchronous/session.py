@@ -49,7 +49,7 @@ STEPS_PER_TICKET = 100  # handing one out costs about two updates of a small mod
 TICKETS_PER_WORKER = 4  # minimum in a plan, so that workers share it by their speed
 OUTSTANDING_PER_WORKER = 3  # one in progress, two so that an early worker never waits for the chief
 WARM_SPLIT: Split = "test"  # evaluated in runs, and once during warm-up
-MOST_ROUNDS = 20  # tries to have all workers calibrate together; the first succeeds if workers are idle
+MAX_ROUNDS = 20  # tries to have all workers calibrate together; the first succeeds if workers are idle
 EVALUATIONS_PER_WORKER = 2
 
 
@@ -248,13 +248,13 @@ class AsyncSession:
         self._require_quiescence("calibrate")
         if order.component not in self._component_functions:
             self._component_functions[order.component] = self._component_function(order.component, self._model)
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             found = self._on_each_worker(self._component_functions[order.component], order)
             by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found}
             if len(by_worker) == self._job.workers or not order.count:  # a worker that is being replaced may have none
                 return list(by_worker.values())
         raise RunFailedError(
-            f"in {MOST_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
+            f"in {MAX_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
         )
 
     def _component_function(self, component: StepComponent, model: TfModel) -> tf.types.experimental.ConcreteFunction:

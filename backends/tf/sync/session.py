@@ -41,7 +41,7 @@ from .collectives import Collectives
 from .direct import join, open_trial
 from .steps import Replica, Steps
 
-MOST_KEPT_BYTES = 1 << 27  # freed by a small model's step; large models gain nothing and take a sixth more memory
+MAX_KEPT_BYTES = 1 << 27  # freed by a small model's step; large models gain nothing and take a sixth more memory
 WARM_SPLIT: Split = "test"  # others are traced on first use
 
 
@@ -77,7 +77,7 @@ class SyncSession(RankSession[StateMemory]):
             self._splits: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
             self._replica = Replica(job, self._model)
         if self._micro_batches > 1:
-            keep_freed_memory(MOST_KEPT_BYTES, MOST_KEPT_BYTES // 4, one_arena=False)
+            keep_freed_memory(MAX_KEPT_BYTES, MAX_KEPT_BYTES // 4, one_arena=False)
         first = self._sampler.for_rank(0, 0, 1, task.rank)
         self.steps = Steps(job, self._model, self._replica, ranks, self._splits["train"], self._passes, first, self._micro_batches)
         self._evaluations = {split: ranks.traced(self._evaluation(split)) for split in self._splits}

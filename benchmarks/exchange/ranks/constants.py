@@ -18,7 +18,7 @@ from crosstrain.exchange import all_reduce as sums
 from crosstrain.exchange.all_reduce import buckets_of
 from crosstrain.exchange.mesh import Mesh
 
-MODULES = {"PIECE_BYTES": sums, "MOST_FURTHER_BYTES": sums, "BUCKET_BYTES": bucket_layout}
+MODULES = {"PIECE_BYTES": sums, "MAX_FURTHER_BYTES": sums, "BUCKET_BYTES": bucket_layout}
 
 TENSORS = {
     "alexnet": (

@@ -15,7 +15,7 @@ import counters
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.process import die_with_parent
 
-WORK_BYTES, MOST_ITERATIONS = 64 << 20, 200
+WORK_BYTES, MAX_ITERATIONS = 64 << 20, 200
 """An all-reduce is repeated until it has moved about so many bytes, and so often at most."""
 
 WARM_UP = 10
@@ -57,7 +57,7 @@ class Place:
 
 def iterations_of(size_bytes: int) -> int:
     """Return how often an all-reduce of a size is repeated in one try; equal on all ranks."""
-    return max(1, min(MOST_ITERATIONS, WORK_BYTES // size_bytes))
+    return max(1, min(MAX_ITERATIONS, WORK_BYTES // size_bytes))
 
 
 def time_runs(run: Callable[[int], None], barrier: Callable[[], None], iterations: int, tries: int) -> list[float]:

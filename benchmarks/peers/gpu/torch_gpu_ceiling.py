@@ -13,7 +13,7 @@ from workload import Timer, read_workload
 MULTIPLE = 256
 """Sides are multiples of it, which the fast kernels like."""
 
-SMALLEST = 8192
+MIN_SIZE = 8192
 
 
 class Scaled(Timer):
@@ -32,7 +32,7 @@ def main() -> None:
     work, timer = read_workload(), Scaled()
     tokens = sum(batch.tokens for batch in text_batches(work)[work.warmup :]) if work.batch_tokens else None
     operations = work.spec.training_flops * (work.batch_size if tokens is None else tokens / work.steps)
-    side = max(SMALLEST, round((operations / 2) ** (1 / 3) / MULTIPLE) * MULTIPLE)
+    side = max(MIN_SIZE, round((operations / 2) ** (1 / 3) / MULTIPLE) * MULTIPLE)
     timer.factor = operations / (2 * side**3)
     left, right = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     for _ in range(work.warmup):

@@ -17,15 +17,15 @@ from ...base import PreparedColumns
 from ..arguments import read_arguments, whole_number, write_arguments
 from .pairs import PairSplits, prepared_pairs
 from .text_files import text_package
-from .tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
+from .tokenizer import MAX_VOCABULARY, MIN_VOCABULARY
 
 _NAME = "numbers"
 _DEFAULTS = {"vocabulary": "500"}
 _TRAIN, _TEST = 40_000, 2_000
 _CARDINALS, _ORDINALS, _DATES = 25_000, 8_000, 10_000
-_LARGEST = 1_000_000
+_MAX_SIZE = 1_000_000
 _YEARS = range(1100, 2100)
-_LONGEST = 100
+_MAX_LENGTH = 100
 _MONTHS = (
     ("January", "Januar", 31), ("February", "Februar", 28), ("March", "März", 31), ("April", "April", 30), ("May", "Mai", 31),
     ("June", "Juni", 30), ("July", "Juli", 31), ("August", "August", 31), ("September", "September", 30), ("October", "Oktober", 31),
@@ -52,7 +52,7 @@ class Numbers:
     def with_arguments(self, text: str) -> Numbers:
         """Return the source with another vocabulary size. Raises UsageError."""
         values = read_arguments(_NAME, text, _DEFAULTS)
-        return Numbers(whole_number(_NAME, "vocabulary", values["vocabulary"], SMALLEST_VOCABULARY, LARGEST_VOCABULARY))
+        return Numbers(whole_number(_NAME, "vocabulary", values["vocabulary"], MIN_VOCABULARY, MAX_VOCABULARY))
 
     def with_vocabulary(self, size: int) -> Numbers:
         """Return the source with another vocabulary size. Raises UsageError."""
@@ -69,7 +69,7 @@ class Numbers:
             PairSplits.from_lists(train, test),
             vocabulary_size=self.vocabulary,
             bytes_too=False,
-            longest=_LONGEST,
+            longest=_MAX_LENGTH,
             languages=("en", "de"),
             work=work,
             packages=("num2words",),
@@ -110,7 +110,7 @@ def _drawn(count: int, stream: int) -> list[int]:
     for exponent in (exponents % np.uint64(4)).tolist():
         if len(found) >= count:
             break
-        top = min(_LARGEST, 10 ** (3 + exponent))
+        top = min(_MAX_SIZE, 10 ** (3 + exponent))
         found.setdefault(next(places) % (top + 1))
     return list(found)
 

@@ -23,7 +23,7 @@ from ...columns import ColumnSpec
 from .text_files import ReadingProgress, entry_bytes
 from .tokenizer import DESCRIPTION, VOCABULARY, PairEncoder, PairReader, Vocabulary, counted, train_vocabulary
 
-MOST_SAMPLED_LINES, MOST_SAMPLED_BYTES = 1_000_000, 256 << 20
+MAX_SAMPLED_LINES, MAX_SAMPLED_BYTES = 1_000_000, 256 << 20
 """Limits of a vocabulary's sample, both languages together; the second is for texts with long lines."""
 
 SAMPLE_SEED = 1
@@ -117,11 +117,11 @@ def _entries_at(places: NDArray[np.int64], read: PairReader, progress: ReadingPr
 
 def _sampled_places(read: PairReader, count: int) -> NDArray[np.int64]:
     """Return the places of a vocabulary's sample: evenly drawn, up to the limits."""
-    places = chosen(count, MOST_SAMPLED_LINES // 2, SAMPLE_SEED)
+    places = chosen(count, MAX_SAMPLED_LINES // 2, SAMPLE_SEED)
     size = sum(map(entry_bytes, _entries_at(places, read, ReadingProgress("measuring the text", count))))
-    if size <= MOST_SAMPLED_BYTES:
+    if size <= MAX_SAMPLED_BYTES:
         return places
-    return places[chosen(len(places), len(places) * MOST_SAMPLED_BYTES // size, SAMPLE_SEED)]
+    return places[chosen(len(places), len(places) * MAX_SAMPLED_BYTES // size, SAMPLE_SEED)]
 
 
 class _Sample:
@@ -151,7 +151,7 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
 
     def lines() -> Iterator[str]:
         yield from sample.lines()
-        if count > MOST_SAMPLED_LINES // 20:
+        if count > MAX_SAMPLED_LINES // 20:
             note(f"data: making a vocabulary of {size:,} pieces from {sample.taken:,} lines")
 
     try:

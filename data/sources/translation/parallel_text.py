@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from ....core.errors import UsageError
 from ....metrics.base import TOKENIZERS_OF_PACKAGES, check_tokenizer, signature
-from ...base import MOST_ATTACHMENT_BYTES, PreparedColumns, Split
+from ...base import MAX_ATTACHMENT_BYTES, PreparedColumns, Split
 from ..arguments import read_arguments, whole_number, write_arguments
 from .pairs import PairSplits, chosen, prepared_pairs
-from .text_files import LONGEST_LINE_BYTES, count_lines, read_lines, text_bytes, text_package
-from .tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
+from .text_files import MAX_LINE_BYTES, count_lines, read_lines, text_bytes, text_package
+from .tokenizer import BYTE_PIECES, MAX_VOCABULARY
 
 _WINDOW, _MANY = 20, 6
 """Lines of a window, and how many must be odd: of true translations one in thirty is, of random pairs every second."""
@@ -69,8 +69,8 @@ def first_suspicious_line(source: Path, target: Path) -> tuple[int, str] | None:
 def _oddity(one: bytes | None, other: bytes | None) -> str | None:
     """None is a line that is too long."""
     sizes = [None if line is None else len(line.strip()) for line in (one, other)]
-    told = [f"more than {LONGEST_LINE_BYTES:,} bytes" if size is None else f"{size} bytes" for size in sizes]
-    least, most = sorted(LONGEST_LINE_BYTES + 1 if size is None else size for size in sizes)
+    told = [f"more than {MAX_LINE_BYTES:,} bytes" if size is None else f"{size} bytes" for size in sizes]
+    least, most = sorted(MAX_LINE_BYTES + 1 if size is None else size for size in sizes)
     if least == 0:
         return None if most == 0 else f"it is empty in one file and has {told[sizes[0] == 0]} in the other"
     odd = most > 20 and most > _ODD_RATIO * least
@@ -98,7 +98,7 @@ _LANGUAGES_OF_TOKENIZERS = {
 _BLEU_TOKENIZERS = {code: tokenizer for tokenizer, codes in _LANGUAGES_OF_TOKENIZERS.items() for code in codes.split()}
 _EARLIER_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}  # of version 1, 13a for all others; where they differ, name and store differ
 _EMPTY, _NOT_UTF8 = "with an empty line", "with a line that is not UTF-8"
-_TOO_LONG = f"with a line of more than {LONGEST_LINE_BYTES:,} bytes"
+_TOO_LONG = f"with a line of more than {MAX_LINE_BYTES:,} bytes"
 _NUL = "with a NUL character"
 _NO_LINE = b"\n"  # represents lines after a file's end; no line contains a line feed
 _KNOWN = "of which a text is in the test split"
@@ -152,7 +152,7 @@ class ParallelText:
         return ParallelText(
             Path(os.path.expanduser(path)).absolute(),
             (languages[1], languages[2]),
-            whole_number(_NAME, "vocabulary", values["vocabulary"], BYTE_PIECES + 64, LARGEST_VOCABULARY),
+            whole_number(_NAME, "vocabulary", values["vocabulary"], BYTE_PIECES + 64, MAX_VOCABULARY),
             whole_number(_NAME, "longest", values["longest"], 2, 4096),
             whole_number(_NAME, "held-out", values["held-out"], 0, 1_000_000),
             _tokenizer(languages[2]) if values["bleu"] == "auto" else values["bleu"],
@@ -160,7 +160,7 @@ class ParallelText:
 
     def with_vocabulary(self, size: int) -> ParallelText:
         """Return the source with another vocabulary size. Raises UsageError."""
-        whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, LARGEST_VOCABULARY)
+        whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, MAX_VOCABULARY)
         return replace(self, vocabulary=size)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
@@ -267,9 +267,9 @@ def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Itera
     for entry in entries:
         if not isinstance(entry, str):
             sizes = [size + text_bytes(text) + 1 for size, text in zip(sizes, entry, strict=True)]
-        if max(sizes) > MOST_ATTACHMENT_BYTES:
+        if max(sizes) > MAX_ATTACHMENT_BYTES:
             raise UsageError(
-                f"data: the test split of {_NAME!r} ({what}) has more than {MOST_ATTACHMENT_BYTES >> 20} MiB of text in a language, and no"
+                f"data: the test split of {_NAME!r} ({what}) has more than {MAX_ATTACHMENT_BYTES >> 20} MiB of text in a language, and no"
                 " more are evaluated. Take fewer pairs."
             )
         yield entry

@@ -17,24 +17,24 @@ from ....core.bounded_json import UnreadableError, open_regular
 from ....core.errors import MissingPackageError, UsageError
 from ...base import Split
 
-LONGEST_LINE_BYTES = 1 << 15  # a longer line is no sentence; it is skipped without being held in memory
+MAX_LINE_BYTES = 1 << 15  # a longer line is no sentence; it is skipped without being held in memory
 _BLOCK_BYTES = 1 << 20
-_MOST_EXPANSION = 200  # ratio of unpacked size to file size; text shrinks to a third
-_LEAST_BYTES = 1 << 14  # size of smaller files for that ratio: a short repetitive text may shrink more
+_MAX_EXPANSION = 200  # ratio of unpacked size to file size; text shrinks to a third
+_MIN_BYTES = 1 << 14  # size of smaller files for that ratio: a short repetitive text may shrink more
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_lines(path: Path) -> Iterator[bytes | None]:
-    """Yield lines without LF or CR LF, None for one longer than `LONGEST_LINE_BYTES`. Raises UsageError."""
+    """Yield lines without LF or CR LF, None for one longer than `MAX_LINE_BYTES`. Raises UsageError."""
     rest: bytes = b""
     passing = False  # within a line that is too long
     for block in _blocks(path):
         *whole, tail = block.split(b"\n")
         for part in whole:
             line = rest + part
-            yield None if passing or len(line) > LONGEST_LINE_BYTES else line.removesuffix(b"\r")
+            yield None if passing or len(line) > MAX_LINE_BYTES else line.removesuffix(b"\r")
             rest, passing = b"", False
-        if passing or len(rest) + len(tail) > LONGEST_LINE_BYTES:
+        if passing or len(rest) + len(tail) > MAX_LINE_BYTES:
             rest, passing = b"", True
         else:
             rest += tail
@@ -58,12 +58,12 @@ def _blocks(path: Path) -> Iterator[bytes]:
             raw = files.enter_context(open_regular(path))
             packed = raw.peek(2)[:2] == b"\x1f\x8b"  # never UTF-8; a download may unpack a file and keep its name
             file = files.enter_context(cast("BinaryIO", gzip.GzipFile(fileobj=raw))) if packed else cast("BinaryIO", raw)
-            limit = _MOST_EXPANSION * max(path.stat().st_size, _LEAST_BYTES)
+            limit = _MAX_EXPANSION * max(path.stat().st_size, _MIN_BYTES)
             read = 0
             while block := file.read(_BLOCK_BYTES):
                 read += len(block)
                 if packed and read > limit:
-                    raise UsageError(f"data: {str(path)!r} unpacks to more than {_MOST_EXPANSION} times its size; that is no text.")
+                    raise UsageError(f"data: {str(path)!r} unpacks to more than {_MAX_EXPANSION} times its size; that is no text.")
                 if read == len(block):
                     if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
                         raise UsageError(f"data: {str(path)!r} is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8).")

@@ -36,7 +36,7 @@ from .vocabulary_training import RefusedTextError, trained_model
 
 VOCABULARY = "vocabulary.model"  # attachment with the pieces of a dataset of text
 DESCRIPTION = "vocabulary.json"  # attachment that describes their origin
-SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 32, 65_535  # pieces are stored as uint16
+MIN_VOCABULARY, MAX_VOCABULARY = 32, 65_535  # pieces are stored as uint16
 BYTE_PIECES = 256
 
 
@@ -120,7 +120,7 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
     try:
         return trained_model(lines, size, bytes_too=bytes_too)
     except RefusedTextError as refused:
-        why = _why_none(str(refused), BYTE_PIECES + 64 if bytes_too else SMALLEST_VOCABULARY)
+        why = _why_none(str(refused), BYTE_PIECES + 64 if bytes_too else MIN_VOCABULARY)
         raise UsageError(f"data: no vocabulary of {size:,} pieces can be made of this text{why}") from refused
 
 

@@ -26,7 +26,7 @@ from ...text import BEGIN, END, PADDING, UNKNOWN
 from .text_files import text_package
 
 COVERAGE_WITH_BYTES = 0.9995  # share of characters with pieces of their own: sentencepiece's default
-MOST_MEMORY_BYTES = 16 << 30  # a million sentences take a few hundred MB; without spaces, 86 bytes per character
+MAX_MEMORY_BYTES = 16 << 30  # a million sentences take a few hundred MB; without spaces, 86 bytes per character
 _LENGTH_BYTES = 4
 _END = b"\xff" * _LENGTH_BYTES
 
@@ -81,7 +81,7 @@ def _end_in_words(code: int, told: str) -> str:
     if "bad_alloc" in told or "MemoryError" in told or killed == "SIGKILL":
         how = "was killed, as the system does where memory runs out" if killed == "SIGKILL" else "had not enough memory"
         return (
-            f"the process that makes it {how}; it may take up to {MOST_MEMORY_BYTES >> 30} GiB. Most is needed by text whose words are very"
+            f"the process that makes it {how}; it may take up to {MAX_MEMORY_BYTES >> 30} GiB. Most is needed by text whose words are very"
             " long and all different; leave such lines out, or give it more memory."
         )
     last = told.strip().splitlines()[-1:]
@@ -129,7 +129,7 @@ def _limit_memory() -> None:
     """Fail rather than exhaust the machine's memory; an existing lower limit stays."""
     if sys.platform == "linux":
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = [limit for limit in (soft, hard, MOST_MEMORY_BYTES) if limit != resource.RLIM_INFINITY]
+        wanted = [limit for limit in (soft, hard, MAX_MEMORY_BYTES) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_AS, (min(wanted), hard))
 
 

@@ -121,7 +121,7 @@ def _without_comments(page: str) -> str:
 
 # Layout of .mo files: GNU gettext manual, "The Format of GNU MO Files".
 
-MOST_MESSAGES = 500_000  # the largest catalogues have some twenty thousand
+MAX_MESSAGES = 500_000  # the largest catalogues have some twenty thousand
 _MAGICS = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 _CONTEXT = "\x04"
 _PO_LINE = re.compile(r'(?:(msgctxt|msgid|msgid_plural|msgstr)(?:\[(\d{1,2})\])?[ \t]+)?"(.*)"$')
@@ -135,7 +135,7 @@ def read_mo(content: bytes) -> Iterator[tuple[str, str]]:
     if order is None or len(content) < 20:
         raise ValueError("no catalogue")
     _, count, originals, translations = struct.unpack_from(f"{order}4I", content, 4)
-    if count > MOST_MESSAGES or max(originals, translations) + 8 * count > len(content):
+    if count > MAX_MESSAGES or max(originals, translations) + 8 * count > len(content):
         raise ValueError(f"a catalogue with {count} messages that do not fit")
     encoding, read_bytes = "utf-8", 0
     for number in range(count):
@@ -213,7 +213,7 @@ def _entry(lines: Mapping[str, Sequence[str]], *, fuzzy: bool) -> Iterator[tuple
         yield parts["msgid_plural"], forms[-1]
 
 
-_LONGEST_CHARACTERS = 400
+_MAX_CHARACTERS = 400
 _CONTEXT_BEFORE = re.compile(r"\?\w+:|\w+\^")  # context for translators: ``?plural:Danes`` and ``female^Elvish Archer``
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,300}>")
 _WORD_WITH_MARKS = re.compile(r"[\w&~]+")
@@ -255,7 +255,7 @@ def wrong_with(source: str, target: str) -> str | None:
         return "empty"
     if source == target:
         return "not translated"
-    if max(len(source), len(target)) > _LONGEST_CHARACTERS:
+    if max(len(source), len(target)) > _MAX_CHARACTERS:
         return "too long"
     if len(_WORD.findall(source)) < 2 or not _WORD.search(target):
         return "a single word"

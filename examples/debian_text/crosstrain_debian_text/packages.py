@@ -37,10 +37,10 @@ PACKAGES = (
 )  # fmt: skip
 """Of Debian 12; packages missing in another release are skipped."""
 
-LARGEST_FILE_BYTES = 32 << 20  # larger than any catalogue or page of a manual
-MOST_READ_BYTES = 512 << 20  # read per package; ten times the manuals of an office suite
-MOST_FILES = 1_000_000  # per package
-LONGEST_NAME_BYTES = 1 << 15  # of a path in a package; Linux opens none longer than 4,096
+MAX_FILE_BYTES = 32 << 20  # larger than any catalogue or page of a manual
+MAX_READ_BYTES = 512 << 20  # read per package; ten times the manuals of an office suite
+MAX_FILES = 1_000_000  # per package
+MAX_NAME_BYTES = 1 << 15  # of a path in a package; Linux opens none longer than 4,096
 _FETCH_SECONDS = 3600.0
 _NO_APT = (
     "data: 'debian-text' is made from packages of a Debian archive by {tool!r}, which this machine has not. Use a machine with Debian or "
@@ -149,14 +149,14 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
         try:
             with tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_Header) as archive:
                 for count, member in enumerate(archive):
-                    if count >= MOST_FILES:
-                        raise UsageError(f"data: {str(path)!r} has more than {MOST_FILES:,} files.")
+                    if count >= MAX_FILES:
+                        raise UsageError(f"data: {str(path)!r} has more than {MAX_FILES:,} files.")
                     name = member.name.removeprefix("./")
-                    if member.isreg() and member.size <= LARGEST_FILE_BYTES and wanted(name):
+                    if member.isreg() and member.size <= MAX_FILE_BYTES and wanted(name):
                         file = archive.extractfile(member)
                         read_bytes += member.size
-                        if read_bytes > MOST_READ_BYTES:
-                            raise UsageError(f"data: {str(path)!r} has more than {MOST_READ_BYTES >> 20} MiB of text.")
+                        if read_bytes > MAX_READ_BYTES:
+                            raise UsageError(f"data: {str(path)!r} has more than {MAX_READ_BYTES >> 20} MiB of text.")
                         if file is not None:
                             yield name, file.read()
                     archive.members = []  # type: ignore[attr-defined]  # tarfile would remember each
@@ -190,7 +190,7 @@ class _Header(tarfile.TarInfo):
             raise
         if found.type not in (*cls._LONG, *cls._FILES, *cls._OTHERS):
             raise tarfile.ReadError(f"a header of the kind {found.type!r}, which no package has")
-        if found.type in cls._LONG and not 0 <= found.size <= LONGEST_NAME_BYTES:
+        if found.type in cls._LONG and not 0 <= found.size <= MAX_NAME_BYTES:
             raise tarfile.ReadError(f"a name of {found.size:,} bytes")
         return found
 
@@ -276,7 +276,7 @@ def _page_text(content: bytes) -> str | None:
     if content[:2] == b"\x1f\x8b":
         unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
         try:
-            content = unpacker.decompress(content, LARGEST_FILE_BYTES)
+            content = unpacker.decompress(content, MAX_FILE_BYTES)
         except zlib.error:
             return None
     try:

@@ -20,7 +20,7 @@ from crosstrain.data.base import PreparedColumns
 from crosstrain.data.sources.arguments import read_arguments, whole_number, write_arguments
 from crosstrain.data.sources.translation.pairs import PairSplits, prepared_pairs
 from crosstrain.data.sources.translation.text_files import text_package
-from crosstrain.data.sources.translation.tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
+from crosstrain.data.sources.translation.tokenizer import BYTE_PIECES, MAX_VOCABULARY
 
 from .packages import PACKAGES, Extraction, fetch
 
@@ -29,7 +29,7 @@ _LANGUAGES = "en-de"
 _DEFAULTS = {"vocabulary": "8000"}
 _TEST = 2000
 _TEST_WORDS = 4  # per test sentence: BLEU counts four in a row
-_LONGEST = 200
+_MAX_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class DebianText:
             PairSplits.from_lists(train, test),
             vocabulary_size=self.vocabulary,
             bytes_too=True,
-            longest=_LONGEST,
+            longest=_MAX_LENGTH,
             languages=("en", "de"),
             work=work,
         )
@@ -98,7 +98,7 @@ class DebianText:
 
 
 def _pieces(text: str) -> int:
-    return whole_number(_NAME, "vocabulary", text, BYTE_PIECES + 64, LARGEST_VOCABULARY)
+    return whole_number(_NAME, "vocabulary", text, BYTE_PIECES + 64, MAX_VOCABULARY)
 
 
 def _split(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
