@@ -457,6 +457,8 @@ INTERVAL_SECONDS = 1.0  # heartbeat of either side, where it sends nothing else
 class Alive(WireMessage):
     """Heartbeat."""
 
+    ARRIVES: ClassVar = "always"
+
 
 ALIVE = Alive()
 ALIVE_LINE = _ENCODER.encode(ALIVE)

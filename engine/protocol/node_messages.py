@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
@@ -34,8 +34,17 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a message."""
 
 
+Arrival = Literal["requested", "command", "ending", "sample"] | int
+
+
 class FromNode(WireMessage):
-    """Message of an agent."""
+    """Message of an agent, which the driver accepts only when it `ARRIVES` as declared; undeclared ones are refused.
+
+    requested: once per request; command: about a leading task's command; ending: between the request to stop and `Stopped`; sample: as the
+    interval allows; a number: unrequested, at most so often from a task, or from an agent if it has no `task`.
+    """
+
+    ARRIVES: ClassVar[Arrival] = 0
 
 
 class TaskReport(FromNode, rename={"task": "from"}, kw_only=True):
@@ -134,6 +143,8 @@ else:
 class Sample(FromNode):
     """Resource sample of a node."""
 
+    ARRIVES: ClassVar = "sample"
+
     record: _SampledRecord
 
     def as_record(self, node: int) -> SystemRecord:
@@ -148,6 +159,8 @@ class Sample(FromNode):
 class Hello(FromNode):
     """Greeting of an agent, which describes its node."""
 
+    ARRIVES: ClassVar = "requested"
+
     protocol: int
     node: Number
     pid: Pid
@@ -160,15 +173,21 @@ class Hello(FromNode):
 class OtherRelease(WireMessage, tag="hello"):
     """Greeting of an agent with another protocol, of which nothing else is known."""
 
+    ARRIVES: ClassVar = "requested"
+
     protocol: int
 
 
 class Leaving(FromNode):
     """The node is going to be ended."""
 
+    ARRIVES: ClassVar = "requested"
+
 
 class Ports(FromNode):
     """Reserved ports."""
+
+    ARRIVES: ClassVar = "requested"
 
     ports: Annotated[list[Port], msgspec.Meta(max_length=65535)]
 
@@ -176,9 +195,13 @@ class Ports(FromNode):
 class Sampled(FromNode):
     """The requested sample was sent."""
 
+    ARRIVES: ClassVar = "requested"
+
 
 class States(FromNode):
     """The kernel's state letter of each task."""
+
+    ARRIVES: ClassVar = "requested"
 
     states: dict[Name, Annotated[str, msgspec.Meta(min_length=1, max_length=1)]]
 
@@ -191,12 +214,16 @@ class _Stack(_Fields):
 class Stacks(FromNode):
     """Stacks of tasks, the answer to request `number`."""
 
+    ARRIVES: ClassVar = "requested"
+
     number: Count
     stacks: Annotated[dict[Name, _Stack], msgspec.Meta(max_length=4096)]
 
 
 class ProbePort(FromNode):
     """The port on which the agent listens for other agents."""
+
+    ARRIVES: ClassVar = "requested"
 
     number: Count
     port: Port | None
@@ -208,6 +235,8 @@ _Nodes = Annotated[list[Number], msgspec.Meta(max_length=MAX_PEERS_PROBED)]
 class PeersProbed(FromNode):
     """The nodes that were `reached`, and those whose datagrams were `heard`."""
 
+    ARRIVES: ClassVar = "requested"
+
     number: Count
     reached: _Nodes
     heard: _Nodes
@@ -216,10 +245,13 @@ class PeersProbed(FromNode):
 class Stopped(FromNode):
     """All tasks have ended."""
 
+    ARRIVES: ClassVar = "requested"
+
 
 class Log(FromNode):
     """A piece of a task's log; `task` is checked as a file name where it is written."""
 
+    ARRIVES: ClassVar = "ending"
     ARRAYS: ClassVar = {"text": ("|u1", 1)}
     MAX_BYTES: ClassVar = FILE_PIECE_BYTES
 
@@ -229,6 +261,7 @@ class Log(FromNode):
 class Trace(FromNode):
     """A piece of a file of a profile; `path` is checked where it is written."""
 
+    ARRIVES: ClassVar = "ending"
     ARRAYS: ClassVar = {"data": ("|u1", 1)}
     MAX_BYTES: ClassVar = FILE_PIECE_BYTES
 
@@ -241,6 +274,8 @@ class Death(FromNode):
     A failed start has no pid, code or signal. CPU seconds are from wait4(2), with the task's children; None if the fork server has ended,
     too. `oom_kills` counts the machine's processes killed for memory during the task; None if unknown, or if the task exited by itself.
     """
+
+    ARRIVES: ClassVar = 1
 
     task: Name
     pid: Pid | None
@@ -256,11 +291,15 @@ class Death(FromNode):
 class Phase(TaskReport):
     """What a starting task does."""
 
+    ARRIVES: ClassVar = 100  # a start has about six
+
     name: Name
 
 
 class Error(TaskReport):
     """Error that ends a task; `peer_lost`: its only cause is the loss of a peer."""
+
+    ARRIVES: ClassVar = 10
 
     type: Name
     message: ErrorText

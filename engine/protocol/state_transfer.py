@@ -96,6 +96,8 @@ def _libc() -> ctypes.CDLL:
 class StateBegin(TaskReport):
     """A state to send, by its `entries`, and their addresses in the task's memory."""
 
+    ARRIVES: ClassVar = "command"
+
     sequence: Count
     entries: list[Entry]
     updates: Count
@@ -107,6 +109,7 @@ class StateBegin(TaskReport):
 class StatePart(TaskReport):
     """A chunk of a state."""
 
+    ARRIVES: ClassVar = "command"
     ARRAYS: ClassVar = {"data": ("|u1", 1)}
     MAX_BYTES: ClassVar = CHUNK_BYTES
 
@@ -115,6 +118,8 @@ class StatePart(TaskReport):
 
 class StateEnd(TaskReport):
     """The state was taken or sent."""
+
+    ARRIVES: ClassVar = "command"
 
     sequence: Count
 

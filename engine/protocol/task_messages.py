@@ -27,12 +27,16 @@ NonFinite = Literal["nan", "inf", "-inf"]  # after divergence, which ``--on-nan`
 class Ready(TaskReport):
     """The task is warm, with this number format and device (``cpu``, ``gpu``), if the backend says so."""
 
+    ARRIVES: ClassVar = "requested"
+
     precision_used: Name | None
     device_used: Name | None
 
 
 class CompileTimed(TaskReport):
     """Times of a step with and without compilation; as many `tasks` report them."""
+
+    ARRIVES: ClassVar = 1
 
     plain_seconds: Elapsed
     compiled_seconds: Elapsed | None
@@ -43,11 +47,15 @@ class CompileTimed(TaskReport):
 class WorkerStalled(TaskReport):
     """The chief has waited too long for a worker."""
 
+    ARRIVES: ClassVar = 1000
+
     worker: Number
 
 
 class Done(TaskReport):
     """A command is done; `drain_seconds` were spent on training before it."""
+
+    ARRIVES: ClassVar = "command"
 
     sequence: Count
     command: Name
@@ -58,6 +66,7 @@ class Done(TaskReport):
 class Steps(TaskReport):
     """A group of updates: see `StepResult`."""
 
+    ARRIVES: ClassVar = "command"
     ARRAYS: ClassVar = {"losses": ("<f4", 1), "staleness": ("<i8", 1)}
     OPTIONAL: ClassVar = frozenset({"staleness"})
 
@@ -107,6 +116,8 @@ def step_record(result: StepResult, epoch: int, now: float, rates: NDArray[np.fl
 class Evaluated(TaskReport):
     """An evaluation's sums, the answer to command `sequence`."""
 
+    ARRIVES: ClassVar = "command"
+
     sequence: Count
     split: Name
     sums: Annotated[dict[Name, float | NonFinite], msgspec.Meta(max_length=MAX_SUMS)]
@@ -127,6 +138,7 @@ class Evaluated(TaskReport):
 class Predicted(TaskReport):
     """Logits float32 [examples, classes] of the examples from `start` on."""
 
+    ARRIVES: ClassVar = "command"
     ARRAYS: ClassVar = {"logits": ("<f4", 2)}
 
     start: Count
@@ -134,6 +146,8 @@ class Predicted(TaskReport):
 
 class Decoded(TaskReport):
     """A task's translation sums of an order, and the sentences without finite log-probabilities; a heartbeat if not `complete`."""
+
+    ARRIVES: ClassVar = "command"
 
     start: Count
     sums: Sums
@@ -150,6 +164,7 @@ class Decoded(TaskReport):
 class Translated(TaskReport):
     """Each sentence's hypotheses, best first (`models.decoding.search`), the answer to command `order`."""
 
+    ARRIVES: ClassVar = "command"
     ARRAYS: ClassVar = {
         **dict.fromkeys(("counts", "lengths", "pieces", "ended"), ("<i8", 1)),
         **dict.fromkeys(("scores", "log_probabilities"), ("<f8", 1)),
@@ -191,6 +206,8 @@ def _cut(values: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[
 
 class Calibrated(TaskReport):
     """A worker's figures."""
+
+    ARRIVES: ClassVar = "command"
 
     result: CalibrationResult
 

@@ -13,13 +13,7 @@ from typing import Any
 
 from ...engine.protocol.task_messages import Command
 
-_OF_NODES = frozenset({"hello", "leaving", "peers_probed", "ports", "probe_port", "sampled", "states", "stacks", "stopped"})
-_OF_COMMANDS = frozenset(
-    {"done", "steps", "evaluated", "predicted", "decoded", "translated", "calibrated", "state_begin", "state_part", "state_end"}
-)
 _OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "state_end"})  # only the first leading task reports these
-_ONCE_ENDING = frozenset({"log", "trace"})  # sent between the request to stop and its confirmation
-_MAX_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000, "compile_timed": 1}  # per task; a start has about six
 MAX_SIGNS = 100_000  # heartbeats during one translation: more than a day at one a second
 _SPARE_SAMPLES = 20  # beyond the interval, as a busy machine may send some in quick succession
 # Steps are reported during any command, as each but ``train`` first makes the cluster quiescent.
@@ -55,7 +49,7 @@ class OutstandingRequests:
         self._commands: dict[str, deque[_Command]] = {}
         self._states: deque[_State] = deque()
         self._trains = False
-        self._remarks: Counter[tuple[str, str]] = Counter()
+        self._remarks: Counter[tuple[int | str, str]] = Counter()
         self._samples: Counter[int] = Counter()
         self._sampling: dict[int, tuple[float, float]] = {}
         for node in nodes:
@@ -67,8 +61,9 @@ class OutstandingRequests:
 
     def of_new_agent(self, node: int) -> None:
         """Note a new agent of a node, which owes only its greeting."""
-        for key in [key for key in self._owed if key[0] == node]:
-            del self._owed[key]
+        for counts in (self._owed, self._remarks):
+            for key in [key for key in counts if key[0] == node]:
+                del counts[key]
         self._await_greeting(node)
         self._samples[node] = 0
         self._sampling.pop(node, None)
@@ -105,26 +100,26 @@ class OutstandingRequests:
 
     def wrong_with(self, node: int, message: Any) -> str | None:
         """Return why a valid message may not arrive now; else None, and its request is answered."""
-        kind = message.kind
-        if kind in _OF_NODES or kind == "ready":
-            key = (message.task if kind == "ready" else node, kind)
-            if not self._owed[key]:
+        kind, arrives, owner = message.kind, message.ARRIVES, getattr(message, "task", node)
+        if arrives == "requested":
+            if not self._owed[owner, kind]:
                 return f"a message {kind!r} that nobody asked for"
-            self._owed[key] -= 1
-        elif kind in _OF_COMMANDS:
+            self._owed[owner, kind] -= 1
+        elif arrives == "command":
             wrong = self._wrong_with_answer(message)
             return None if wrong is None else f"a message {kind!r} {wrong}"
-        elif kind in _ONCE_ENDING:
+        elif arrives == "ending":
             return None if self._owed[node, "stopped"] else f"a message {kind!r} before it was asked to stop"
-        elif kind in _MAX_REMARKS:
-            task = message.task
-            if kind == "worker_stalled" and task != next(iter(self._commands), None):
-                return f"a message {kind!r} from {task}, which does not report that"
-            self._remarks[task, kind] += 1
-            return f"more messages {kind!r} of {task} than there can be" if self._remarks[task, kind] > _MAX_REMARKS[kind] else None
-        elif kind == "sample":
+        elif arrives == "always":
+            return None
+        elif arrives == "sample":
             self._samples[node] += 1
             return f"more messages {kind!r} than its interval allows" if self._samples[node] > self._most_samples(node) else None
+        else:
+            if kind == "worker_stalled" and owner != next(iter(self._commands), None):
+                return f"a message {kind!r} from {owner}, which does not report that"
+            self._remarks[owner, kind] += 1
+            return f"more messages {kind!r} of {owner} than there can be" if self._remarks[owner, kind] > arrives else None
         return None
 
     def _most_samples(self, node: int) -> float:

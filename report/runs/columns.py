@@ -50,6 +50,11 @@ def _batch(value: float | str | None) -> str:
     return value if isinstance(value, str) else count_text(value)  # a text if batches have a number of tokens
 
 
+def _error(figures: Mapping[str, Any]) -> Any:
+    accuracy = figures["eval_accuracy"]
+    return 1 - accuracy if isinstance(accuracy, int | float) else accuracy  # null, or the name of a non-finite value
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A figure of a run: its key in a flat row, and how tables show it. Keys that begin with ``node_`` have a value per node."""
@@ -61,13 +66,14 @@ class Column:
     header: str = ""  # shorter label
     better: int = 0  # 1 if more of it is better, −1 if less is: tables then also have it relative to the first row's
     path: tuple[str, ...] = ()  # in a summary, or in its node; by default the key, or that of an object and the key in it
-    names: tuple[str, ...] = ()  # further names for `--metric`; the first is the title in the list of runs
+    names: tuple[str, ...] = ()  # further names for `--metric`; the first is the title in the list of runs, also for its options
     setting: int = 0  # place among the settings in tables with a line per figure; 0: not there
     line: int = 0  # place among the figures there
     speed: int = 0  # place in the table of speeds with a row per run
     learning: bool = False  # whether in the table of learning with a row per run, as all figures of `LEARNING` are
     listed: tuple[int, int] = (0, 0)  # place in the list of runs, and in the order of those dropped on a narrow terminal (0: never)
     only_with: str = ""  # shown only if a run's summary has this figure
+    of: Callable[[Mapping[str, Any]], Any] | None = None  # computes it from a row's other figures; `path` then has its type alone
     derived: bool = False  # follows from others, so the table of one run omits it
     averaged: bool = True  # whether the mean of repeats has a meaning
 
@@ -152,9 +158,17 @@ COLUMNS: tuple[Column, ...] = (
     Column("staleness_mean", "mean staleness (updates)", decimal, header="staleness", names=("staleness",), line=13, learning=True),
     Column("staleness_p95", "staleness p95", decimal),
     Column("staleness_max", "staleness max", decimal),
-    # 1 − accuracy, by `row`.
     Column(
-        "eval_error", "test error", number_text, METRICS, header="error", path=("eval", "accuracy"), names=("error",), line=11, derived=True
+        "eval_error",
+        "test error",
+        number_text,
+        METRICS,
+        header="error",
+        path=("eval", "accuracy"),
+        of=_error,
+        names=("error",),
+        line=11,
+        derived=True,
     ),
     Column("node_cpu_cores_used_mean", "CPU cores used", decimal, RESOURCES, header="CPU cores", names=("cpu",), line=1),
     Column("node_cpu_fraction_mean", "CPU share", _percent, RESOURCES, "CPU", line=2, derived=True),
@@ -205,8 +219,7 @@ def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return a summary as a flat row; ``node_`` figures are lists in node order."""
     nodes = summary["per_node"]
     flat = {one.key: [reach(node, one.path) for node in nodes] if one.of_node else reach(summary, one.path) for one in COLUMNS}
-    accuracy = flat["eval_accuracy"]
-    flat["eval_error"] = 1 - accuracy if isinstance(accuracy, int | float) else accuracy  # null, or the name of a non-finite value
+    flat |= {one.key: one.of(flat) for one in COLUMNS if one.of is not None}
     for kind in ("eval", "best_eval"):
         flat.update({f"{kind}_{name}": value for name, value in metrics_of(summary.get(kind)).items()})
     return flat | {f"end_{name}": value for name, value in metrics_at_the_end(summary).items()}

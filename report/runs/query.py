@@ -14,7 +14,7 @@ from ...core.console import note
 from ...core.errors import TrainerError, UsageError
 from ...records.store.jsonl import NON_FINITE
 from ...records.summary import job_fields, read_job
-from .columns import figure_key, figure_type
+from .columns import COLUMNS, figure_key, figure_type
 from .columns import row as flat_row
 from .locate import is_run, run_names
 from .run import Run
@@ -67,15 +67,9 @@ def _without_summary(run: Run) -> dict[str, Any]:
     return flat_row({**job_fields(job, run.own_name), "target": job.until, "per_node": []})
 
 
-ALIASES: Mapping[str, str] = {
-    "name": "run",
-    "when": "created_at",
-    "accuracy": "eval_accuracy",
-    "loss": "eval_loss",
-    "batch": "global_batch_size",
-    "time_to_target": "time_to_target_seconds",
-    "cause": "problem",
-}  # short names, including the columns of the table of runs
+_TITLES = {one.names[0]: one.key for one in COLUMNS if one.names and one.listed[0]}
+ALIASES: Mapping[str, str] = {"name": "run", "when": "created_at", "accuracy": "eval_accuracy", **_TITLES, "cause": "problem"}
+"""Short names, with the titles of the list of runs."""
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">=": lambda value, wanted: bool(value >= wanted),

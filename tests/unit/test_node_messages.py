@@ -24,7 +24,7 @@ from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError
 from crosstrain.engine.protocol.answer_checks import read_node_message
 from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, MAX_STACK_CHARACTERS, PROTOCOL, Message, ProtocolError, RawArray, Stream
-from crosstrain.engine.protocol.node_messages import Death
+from crosstrain.engine.protocol.node_messages import Death, FromNode
 from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.protocol.task_messages import Calibrated, Evaluate, Evaluated, SendState, Steps, Train
 from crosstrain.engine.task import _report_error
@@ -118,6 +118,23 @@ SOUND = {
         Message("state_end", {**OWN, "sequence": 1}),
     ]
 }  # fmt: skip
+
+
+def leaves(kind):
+    below = kind.__subclasses__()
+    return [leaf for each in below for leaf in leaves(each)] if below else [kind]
+
+
+def test_every_message_of_a_node_declares_when_it_arrives():
+    assert [kind for kind in leaves(FromNode) if kind.__module__.startswith("crosstrain") and kind.ARRIVES == 0] == []
+
+
+def test_undeclared_message_is_refused():
+    class Undeclared(FromNode):
+        pass
+
+    assert OutstandingRequests([0]).wrong_with(0, Undeclared()) == "more messages 'undeclared' of 0 than there can be"
+
 
 STRANGE = st.recursive(
     st.sampled_from([None, True, -1, 1.5, 2**70, 10**400, float("nan"), float("inf"), "", "\ud800", "worker-0", "x" * 5000])
