@@ -1,4 +1,4 @@
-"""How large the product is at some commits: `python tests/product_size.py [COMMIT ...]`, without tests, benchmarks and documents."""
+"""How large the product is at some commits: `python tests/product_size.py [COMMIT ...]`, with examples, without tests, benchmarks and documents."""
 
 import ast
 import io
@@ -9,7 +9,7 @@ import tokenize
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_PRODUCT = ("tests", "benchmarks", "docs", "examples", "scripts")
+NOT_PRODUCT = ("tests", "benchmarks", "docs")
 SHORT_LINES = 80
 
 
