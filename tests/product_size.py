@@ -1,4 +1,7 @@
-"""How large the product is at some commits: `python tests/product_size.py [COMMIT ...]`, with examples, without tests, benchmarks and documents."""
+"""How large the product is at some commits, with examples, without tests, benchmarks and documents.
+
+Usage: `python tests/product_size.py [COMMIT ...]`.
+"""
 
 import ast
 import io
