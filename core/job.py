@@ -49,7 +49,7 @@ from .units import MAX_AMOUNT, Cadence, Target, decimal_number, parse_bandwidth
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_EPOCHS = 10
-RESTARTS_CADENCE = "10s"  # default of a run with restarts: at least this far apart (`engine.checkpoint_policy`)
+RESTARTS_CADENCE = "10s"  # default of a run with restarts: at least this far apart (`engine.policies`)
 MAX_RESTARTS = 100_000  # of a run; no run that trains in between reaches it
 MAX_NODES = 4096  # of a run; also of tasks of a kind and of threads of a task
 MAX_RUN_NAME_BYTES = 200  # file systems allow 255, and --repeats adds a number

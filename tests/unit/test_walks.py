@@ -208,3 +208,19 @@ def test_a_wrong_walk_is_found(tmp_path, lines, expected):
     (walk,) = read_walks(f"# A\n\n## Four walks through the code\n\n{lines}\n\n## More\n")
     max_files = 1 if "files" in "".join(expected) else 2
     assert problems(walk, max_files, tmp_path) == expected
+
+
+def test_places_of_things_exist():
+    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = [line for line in text.partition("## Where things are")[2].partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    for row in rows:
+        folder = Path()
+        for file, names in re.findall(r"`([\w/]+\.py)`(?: \(((?:`\w+`(?:, )?)+)\))?", row.split("|")[2]):
+            folder = Path(file).parent if "/" in file else folder
+            path = REPOSITORY / folder / Path(file).name
+            assert path.exists(), f"{row}: {file}"
+            for name in re.findall(r"\w+", names):
+                assert re.search(rf"^(class {name}\b|def {name}\b|{name}\b.* = )", path.read_text(encoding="utf-8"), re.M), (
+                    f"{file}: {name}"
+                )
