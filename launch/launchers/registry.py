@@ -50,7 +50,7 @@ class LauncherPlugin:
     """A launcher for commands. A plain function `make` is short for `LauncherPlugin(make)`.
 
     `make` returns the launcher of a request; for its exceptions see `Launcher`. `takes` are its options about nodes, by their names in the
-    user's own file: ``hosts``, ``hostfile``, ``python`` and the rest of `core.settings.personal_options`. Other flags about nodes are
+    user's own file: ``hosts``, ``hostfile``, ``python`` and the rest of `core.settings.personal`. Other flags about nodes are
     refused as idle, except ``--hosts``, which each launcher checks itself. `allocation` returns a batch system's nodes from a process's
     variables, None outside of its jobs; they set the default number of nodes. `places` returns whether this process runs where this
     launcher has nodes; then hosts of the user's own file are ignored. `nodes_in_words` describes these nodes. `own_cluster`: its nodes are
