@@ -199,11 +199,11 @@ class Sampled(FromNode):
 
 
 class States(FromNode):
-    """The kernel's state letter of each task."""
+    """The kernel's state letter of each task, or ``gone`` if it has ended and its death was not reported yet."""
 
     ARRIVES: ClassVar = "requested"
 
-    states: dict[Name, Annotated[str, msgspec.Meta(min_length=1, max_length=1)]]
+    states: dict[Name, Annotated[str, msgspec.Meta(pattern=r"\A(?:[A-Za-z]|gone)\Z")]]
 
 
 class _Stack(_Fields):

@@ -129,6 +129,14 @@ def test_every_message_of_a_node_declares_when_it_arrives():
     assert [kind for kind in leaves(FromNode) if kind.__module__.startswith("crosstrain") and kind.ARRIVES == 0] == []
 
 
+def test_state_of_a_task_that_has_just_ended_is_accepted():
+    for state in ("S", "t", "gone"):
+        assert read_node_message(1, Message("states", {"states": {"worker-1": state}}), NODE_OF).states == {"worker-1": state}
+    for state in ("", "SS", "S\n", "going", "-"):
+        with pytest.raises(ProtocolError, match="'states' that is none"):
+            read_node_message(1, Message("states", {"states": {"worker-1": state}}), NODE_OF)
+
+
 def test_undeclared_message_is_refused():
     class Undeclared(FromNode):
         pass
