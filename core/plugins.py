@@ -47,6 +47,11 @@ class Plugin:
     requires_also: tuple[str, ...] = ()  # modules that it needs in turn
 
     @property
+    def described(self) -> str:
+        """Its name, object and package, for messages."""
+        return f"{self.name!r} ({self.target}{f', of the package {self.provider!r}' if self.provider else ''})"
+
+    @property
     def installed(self) -> bool:
         """Whether the needed modules can be found; none is imported."""
         return not self.requires or not missing_packages([self.requires, *self.requires_also])
@@ -245,8 +250,7 @@ def plugin_code(plugin: Plugin, kind: Kind, part: str) -> Iterator[None]:
 
 
 def _raised_by(plugin: Plugin, kind: Kind, error: BaseException, part: str) -> str:
-    package = f", of the package {plugin.provider!r}" if plugin.provider else ""
-    return f"{kind}: {plugin.name!r} ({plugin.target}{package}) has raised {raised(error)} in {part}; that is for its authors to mend"
+    return f"{kind}: {plugin.described} has raised {raised(error)} in {part}; that is for its authors to mend"
 
 
 _third_party: dict[str, tuple[Plugin, Kind]] = {}  # loaded plugins of other packages, by their top-level module

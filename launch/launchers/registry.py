@@ -137,9 +137,8 @@ def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] 
     if isinstance(launcher, Launcher):
         return launcher
     lacks = ", ".join(sorted(name for name in _METHODS if not hasattr(launcher, name)))
-    package = f", of the package {row.provider!r}" if row.provider else ""
     returned = f"has returned {launcher!r}, which is no launcher: missing {lacks}"
-    raise UsageError(f"launcher: {row.name!r} ({row.target}{package}) {returned}; that is for its authors to mend")
+    raise UsageError(f"launcher: {row.described} {returned}; that is for its authors to mend")
 
 
 _METHODS = ("check", "close", "ended", "interrupt", "kill", "prestart", "replace", "start")
