@@ -197,13 +197,21 @@ class Attempt:
             load_state(self.tasks, self.origin.state, self.training.job.stall_timeout)
 
     def train(self) -> None:
-        """Train until the end or an interrupt."""
-        self.began = more = True
-        while more:
-            try:
-                more = self.loop.advance()
-            finally:
-                self._report_restarted_tasks()
+        """Train until the end or an interrupt; `translate` does what is left then."""
+        self.began = True
+        while not self.loop.only_translates and self._advance():
+            pass
+
+    def translate(self) -> None:
+        """Finish the final translations, or stop at an interrupt."""
+        while self._advance():
+            pass
+
+    def _advance(self) -> bool:
+        try:
+            return self.loop.advance()
+        finally:
+            self._report_restarted_tasks()
 
     def can_restart_task(self, error: TrainerError) -> bool:
         """Return whether training can continue after an error while the failed task restarts."""

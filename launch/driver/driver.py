@@ -59,7 +59,8 @@ class RunPhase(Enum):
 
     CONNECTING = "connecting"  # to the agents of its nodes
     STARTING = "starting"  # the tasks of an attempt
-    TRAINING = "training"  # until the end or an interrupt, including final translations
+    TRAINING = "training"  # until the end or an interrupt
+    TRANSLATING = "translating"  # the test split, by the trained model
     RESTARTING = "restarting"  # a failed task or all of them, as the policy decides
     RESIZING = "resizing"  # to more nodes
     RESUMING = "resuming"  # from the newest checkpoint, after a failure
@@ -210,6 +211,7 @@ class Driver:
             RunPhase.CONNECTING: self._connect,
             RunPhase.STARTING: self._start,
             RunPhase.TRAINING: self._train,
+            RunPhase.TRANSLATING: self._translate,
             RunPhase.RESTARTING: self._restart,
             RunPhase.RESIZING: self._resize,
             RunPhase.RESUMING: self._resume,
@@ -218,7 +220,7 @@ class Driver:
         try:
             return steps[self._phase]()
         except TrainerError as error:
-            if self._phase in (RunPhase.STARTING, RunPhase.TRAINING):
+            if self._phase in (RunPhase.STARTING, RunPhase.TRAINING, RunPhase.TRANSLATING):
                 self._failure = error
                 return RunPhase.RESTARTING
             if self._phase is RunPhase.RESTARTING and isinstance(error, RunFailedError | InterruptedRunError):
@@ -335,8 +337,14 @@ class Driver:
     def _train(self) -> RunPhase:
         attempt = self._attempts[-1]
         attempt.train()
+        if attempt.loop.only_translates:
+            return RunPhase.TRANSLATING
         paused = attempt.totals.interrupted and not self._signals.interrupted
         return RunPhase.RESIZING if paused else RunPhase.COMPLETING
+
+    def _translate(self) -> RunPhase:
+        self._attempts[-1].translate()
+        return RunPhase.COMPLETING
 
     def _restart(self) -> RunPhase:
         """Do what the policy decides about a failure. Raises the failure that ends the run."""
@@ -454,8 +462,8 @@ class Driver:
         }
 
     def _end_in_good_order(self) -> None:
-        if self._phase is RunPhase.TRAINING and self._attempts[-1].interrupt():
-            translates = self._attempts[-1].loop.only_translates
+        translates = self._phase is RunPhase.TRANSLATING
+        if (translates or self._phase is RunPhase.TRAINING) and self._attempts[-1].interrupt():
             what = "ending the translation; the run is complete" if translates else "saving a checkpoint and ending the run"
             note(f"trainer: {what} (once more to end it at once)")
             return
