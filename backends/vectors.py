@@ -260,7 +260,7 @@ class FlatValues:
 
     def set_initial(self, spec: ModelSpec, seed: int) -> None:
         """Write the model's initial values."""
-        for views, values in ((self.parameters, spec.initial(seed)), (self.buffers, spec.initial_buffers())):
+        for views, values in ((self.parameters, spec.initial(seed)), (self.buffers, spec.initial_buffers(seed))):
             for name, view in views.items():
                 np.copyto(view, values[name])
 

@@ -9,13 +9,13 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -132,6 +132,7 @@ DOWNLOADER = Plugin(
     requires_also=("torch",),
 )
 _MODELS = ("logreg", "cnn", "alexnet", "resnet18", "transformer")  # folders with a forward function per built-in backend
+IMPORTED = "imported"  # forward functions of references
 BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
     "backend": _BACKENDS,
     "model": tuple(Plugin(name, f"crosstrain.models.{name}:build") for name in _MODELS),
@@ -147,7 +148,9 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),
-    "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
+    "forward": tuple(
+        Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in (*_MODELS, IMPORTED) for on in _BACKENDS
+    ),
     "launcher": (
         *(Plugin(name, f"crosstrain.launch.launchers.{name}:LAUNCHER") for name in ("rendezvous", "local", "ssh", "slurm")),
         Plugin("ray", "crosstrain.launch.launchers.ray:LAUNCHER", requires="ray", install="pip install 'crosstrain[ray]'"),
@@ -191,8 +194,35 @@ def module_exists(name: str) -> bool:
 
 
 def model_base(text: str) -> str:
-    """Return NAME of a model ``NAME[:SIZE][?key=value&key=value]``; it may be a module's path."""
-    return re.split("[:?]", text, maxsplit=1)[0]
+    """Return NAME of a model ``NAME[:SIZE][?key=value&key=value]``; it may be a module's path, or a reference (`is_reference`)."""
+    before = text.partition("?")[0]
+    return before if is_reference(before) else before.partition(":")[0]
+
+
+def is_reference(base: str) -> bool:
+    """Return whether a model without arguments names a class or function: ``FILE.py:NAME``, ``module:NAME``, ``torchvision:NAME``.
+
+    Imports nothing. An installed model's name, and a module with forward functions, are followed by a size instead.
+    """
+    place, colon, _ = base.rpartition(":")
+    if not colon or place.endswith(".py"):
+        return bool(colon)
+    if place in available("model") or not all(part.isidentifier() for part in place.split(".")):
+        return False
+    return not _has_forward_functions(place)
+
+
+def _has_forward_functions(module: str) -> bool:
+    """Return whether a module's package has files named like backends; also for one that cannot be found, unless it is below a package."""
+    top, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return not rest
+    folders = spec.submodule_search_locations or []
+    return any(Path(folder, *rest, f"{backend}.py").is_file() for folder in folders for backend in available("backend"))
 
 
 def find(kind: Kind, name: str) -> Plugin:
@@ -206,6 +236,8 @@ def find(kind: Kind, name: str) -> Plugin:
         known = available(kind)
     if name in known:
         return known[name]
+    if kind == "model" and is_reference(name):
+        return Plugin(name, "crosstrain.models.imported.importing:build")
     if kind == "model" and "." in name and all(name.split(".")):
         return Plugin(name, f"{name}:build")
     key = "data" if kind == "dataset" else kind
@@ -267,7 +299,7 @@ def plugin_problem(error: BaseException) -> str | None:
 
 def forward_plugin(model: str, backend: str) -> Plugin:
     """Return a model's forward function on a backend, ``<path>.<backend>``. Raises UsageError."""
-    model = model_base(model)
+    model = IMPORTED if is_reference(model_base(model)) else model_base(model)
     key = f"{model}/{backend}"
     known = _built_in("forward")
     if key not in known:
@@ -283,7 +315,7 @@ def forward_plugin(model: str, backend: str) -> Plugin:
 
 def forward_backends(model: str) -> list[str]:
     """Return the backends with a model's forward function. Raises UsageError for a bad path."""
-    model = model_base(model)
+    model = IMPORTED if is_reference(model_base(model)) else model_base(model)
     known = available("forward")
     own = "." in model and model not in available("model")
     if own and not module_exists(model):

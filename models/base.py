@@ -100,12 +100,15 @@ class ModelSpec:
         """FLOPs of training on one example (or piece): two per multiply-add, three forward passes."""
         return 6 * (self.size if self.multiply_adds is None else self.multiply_adds)
 
+    def refuse_backend(self, name: str) -> None:
+        """Raise UsageError if the model is known not to run on this backend."""
+
     def initial(self, seed: int) -> dict[str, Array]:
         """Return initial values by canonical name, which depend on the seed only."""
         return initial_values(self.parameters, seed)
 
-    def initial_buffers(self) -> dict[str, Array]:
-        """Return the buffers' initial values by canonical name."""
+    def initial_buffers(self, seed: int = 0) -> dict[str, Array]:
+        """Return the buffers' initial values by canonical name; those of imported models may depend on the seed."""
         return {buffer.name: np.full(buffer.shape, buffer.constant, np.float32) for buffer in self.buffers}
 
 

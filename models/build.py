@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from ..core.errors import TrainerError, UsageError, raised
 from ..core.job import Job
-from ..core.plugins import find, load, model_base
+from ..core.plugins import find, is_reference, load, model_base
 from ..core.units import decimal_number
 from ..data.base import DataInfo
 from ..data.store import location as resolve
 from .base import ModelSpec
+from .imported.importing import build as build_reference
+from .imported.reference import read_reference
 
 # Arguments are the keyword-only parameters of a model's `build`: int, float, bool, str or a Literal of texts (``| None`` with the default
 # None), each with a default. Ranges, ``Annotated[float, Range(0.0, 1.0)]``, are checked without data. ``wide:big?dropout=0.1`` calls
@@ -162,6 +164,8 @@ def write_arguments(base: str, values: Mapping[str, Value], arguments: Mapping[s
 def canonical_model(text: str) -> str:
     """Return a model's text in the order of `build`, without defaults. Raises UsageError for invalid arguments."""
     base = model_base(text)
+    if is_reference(base):
+        return read_reference(base).text + text[len(base) :]
     if text == base:
         return text
     arguments = arguments_of(base, load(find("model", text), "model"))
@@ -173,8 +177,7 @@ def written_out(job: Job) -> Job:
     return resolve.written_out(job).model_copy(update={"model": canonical_model(job.model)})
 
 
-def build_model(name: str, data: DataInfo) -> ModelSpec:
-    """Build the model `name` for this data. Raises UsageError for unknown models, invalid arguments, missing columns."""
+def _built(name: str, data: DataInfo) -> ModelSpec:
     build = load(find("model", name), "model")
     given = read_arguments(name, arguments_of(model_base(name), build))
     try:
@@ -185,6 +188,12 @@ def build_model(name: str, data: DataInfo) -> ModelSpec:
         raise UsageError(f"model: {name!r} cannot be built for {data.name!r}: {raised(error)}") from error
     if not isinstance(spec, ModelSpec):
         raise UsageError(f"model: the `build` of {name!r} returned {type(spec).__name__}, not a ModelSpec")
+    return spec
+
+
+def build_model(name: str, data: DataInfo) -> ModelSpec:
+    """Build the model `name` for this data. Raises UsageError for unknown models, invalid arguments, missing columns."""
+    spec = build_reference(name, data) if is_reference(model_base(name)) else _built(name, data)
     if not spec.inputs:
         raise UsageError(f"model: {name!r} reads no column; its `inputs` are empty")
     there = [column.name for column in data.columns]

@@ -133,7 +133,7 @@ class Model:
     @classmethod
     def initial(cls, job: Job, spec: ModelSpec, rank: int, device: torch.device) -> Model:
         """Make a model with memory of its own, at the initial values."""
-        values, buffers = spec.initial(job.seed), spec.initial_buffers()
+        values, buffers = spec.initial(job.seed), spec.initial_buffers(job.seed)
         leaves = [torch.nn.Parameter(torch.from_numpy(values[parameter.name]).to(device)) for parameter in spec.parameters]
         return cls(job, spec, rank, leaves, [torch.from_numpy(buffers[buffer.name]).to(device) for buffer in spec.buffers])
 

@@ -14,7 +14,7 @@ import click
 from ...core.console import json_text, note
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
-from ...core.plugins import model_base
+from ...core.plugins import is_reference, model_base
 from ...core.settings.personal import shown_command
 from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.settings.sweeps import MAX_REPEATS, SWEEP_FILE, Grid, read_grid
@@ -263,7 +263,8 @@ def _start_timeout(resume: Path, given: Mapping[str, Any]) -> float:
 def _with_lasting_names(resolved: Resolved) -> Resolved:
     """Make data and model names independent of the working directory."""
     job = resolved.job
-    if ":" not in job.data and job.data_dir is None and job.vocabulary is None and model_base(job.model) == job.model:
+    plain_model = model_base(job.model) == job.model and not is_reference(job.model)
+    if ":" not in job.data and job.data_dir is None and job.vocabulary is None and plain_model:
         return resolved  # nothing to name, and no import before the nodes start
     from ...models.build import written_out
 

@@ -25,6 +25,7 @@ from ..plugins import (
     available,
     find,
     forward_plugin,
+    is_reference,
     load,
     missing_packages,
     model_base,
@@ -359,7 +360,7 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValu
             listed += ", or the dotted path of your own module, such as my_package.my_model"
         raise UsageError.of(value.key, name, listed, names, value.place) from None
     base = model_base(name)
-    if kind == "model" and "." in base and base not in available(kind) and not module_exists(base):
+    if kind == "model" and "." in base and not is_reference(base) and base not in available(kind) and not module_exists(base):
         place = f" (from {value.place})" if value.place else ""
         raise UsageError(f"{value.key}: got {base!r}{place}, {NO_MODULE}")
 

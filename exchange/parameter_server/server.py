@@ -82,7 +82,7 @@ def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
 def initial_shard(job: Job, model: ModelSpec, index: int, make_rule: MakeRule) -> Shard:
     """Return shard `index` at the model's initial values."""
     start, stop = shard_bounds(model, job.ps)[index]
-    parameters, buffers = model.initial(job.seed), model.initial_buffers()
+    parameters, buffers = model.initial(job.seed), model.initial_buffers(job.seed)
     flat = np.empty(stop - start, dtype=np.float32)
     position = 0
     for spec, values in ((spec, values) for specs, values in ((model.parameters, parameters), (model.buffers, buffers)) for spec in specs):

@@ -22,7 +22,7 @@ from ...checkpoint.reader import data_problem, model_problem
 from ...core.console import note
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.plugins import BUILT_IN, SEPARATE, available, model_base
+from ...core.plugins import BUILT_IN, SEPARATE, available, is_reference, model_base
 from ...core.schedules import SCHEDULES
 from ...core.settings.job_fields import DECLARED, fields_with_role, flag_name
 from ...core.settings.personal import PERSONAL_OPTIONS
@@ -49,7 +49,11 @@ LINK = "link"  # link that leads out of a run directory or a sweep's folder
 
 
 def _is_module(value: Any) -> bool:
-    return isinstance(value, str) and "." in model_base(value) and model_base(value) not in available("model")
+    """Return whether a model's text names code of the user's; imports none."""
+    if not isinstance(value, str):
+        return False
+    base = model_base(value)
+    return is_reference(base) or ("." in base and base not in available("model"))
 
 
 def _names_a_path(value: Any) -> bool:
@@ -388,7 +392,7 @@ def _fill_missing_parameters(state: State, spec: ModelSpec, seed: int) -> State:
     def fill(initial: Mapping[str, NDArray[np.float32]], known: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
         return {name: known[name] if name in known and known[name].shape == value.shape else value for name, value in initial.items()}
 
-    buffers = fill(spec.initial_buffers(), state.buffers)
+    buffers = fill(spec.initial_buffers(seed), state.buffers)
     return State(fill(spec.initial(seed), state.parameters), {}, state.updates, buffers, state.scalars)
 
 

@@ -131,7 +131,7 @@ class AsyncSession:
         return sum(result.seconds / result.count for result in found) / len(found)
 
     def _begin(self) -> None:
-        self.load(State(self._spec.initial(self._job.seed), buffers=self._spec.initial_buffers()))
+        self.load(State(self._spec.initial(self._job.seed), buffers=self._spec.initial_buffers(self._job.seed)))
 
     def warm_up(self, seconds: float) -> None:
         """Have every worker run every function, then restore the initial state."""

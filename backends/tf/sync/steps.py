@@ -31,11 +31,11 @@ class Replica:
 
     def __init__(self, job: Job, model: TfModel) -> None:
         spec = self._spec = model.spec
-        self._model = model
+        self._model, self._seed = model, job.seed
         self.optimizer: Optimizer = build_optimizer(job)
         self._parameters = [tf.Variable(self._held(name, value), name=name) for name, value in spec.initial(job.seed).items()]
         self._slots = [{slot: tf.Variable(tf.zeros_like(variable)) for slot in self.optimizer.slots} for variable in self._parameters]
-        self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers().items()}
+        self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers(job.seed).items()}
         self.loss_scale = LossScale() if job.precision == "fp16" else None
         self._clip_norm = job.clip_norm
         self.compiled = False
@@ -91,7 +91,7 @@ class Replica:
         for variable in (variable for slots in self._slots for variable in slots.values()):
             variable.assign(tf.zeros_like(variable))
         self._reset_averages()
-        for name, value in self._spec.initial_buffers().items():
+        for name, value in self._spec.initial_buffers(self._seed).items():
             self._buffers[name].assign(value)
         if self.loss_scale is not None:
             self.loss_scale.restore({})

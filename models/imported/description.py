@@ -1,0 +1,109 @@
+"""What is known of an imported model without its framework: a folder of files, written by a process that has the framework.
+
+The folder's name is a digest of the reference, its arguments, the data's shape and the framework's version. It is used again as long as the
+sources that the model was made from have the recorded digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...core.errors import UsageError
+from ..base import Array, ModelSpec
+
+DESCRIPTION, TRAINING, EVALUATION, CONSTANTS = "description.json", "training.json", "evaluation.json", "constants.npz"
+MASKED_RANKS = (2, 3, 4)  # dimensions of tensors for which `models.dropout_masks` has masks
+BUFFER = "buffer/"  # prefix of buffers' and frozen parameters' names in files of initial values
+
+
+class Description(msgspec.Struct):
+    """What a process with the framework found out about a model.
+
+    `frozen`: parameters without a gradient, which count as buffers. `kernels`: weights that only convolutions read. `dropouts`: the batch's
+    axis of each tensor that the model drops in, in order, −1 where an example has several rows. `sources`: SHA-256 of each file by path.
+    `problems`: why a backend cannot train it, by the backend's name.
+    """
+
+    parameters: dict[str, tuple[int, ...]]
+    buffers: dict[str, tuple[int, ...]]
+    frozen: list[str]
+    kernels: list[str]
+    dropouts: list[int]
+    classes: int
+    multiply_adds: int
+    sources: dict[str, str]
+    problems: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The settings of an imported model's spec, for forward functions."""
+
+    reference: str
+    folder: Path
+    inputs: tuple[str, ...]
+    kernels: tuple[str, ...]
+    dropouts: tuple[int, ...]
+    request: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedSpec(ModelSpec):
+    """A model whose initial values are its framework's own, by seed. `problems`: as in `Description`."""
+
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse_backend(self, name: str) -> None:
+        """Raise UsageError if the model is known not to run on this backend."""
+        if problem := self.problems.get(name):
+            raise UsageError(f"{problem} It trains with --backend torch.")
+
+    def initial(self, seed: int) -> dict[str, Array]:
+        """Return the parameters' initial values by name."""
+        values = self._initial(seed)
+        return {parameter.name: values[parameter.name] for parameter in self.parameters}
+
+    def initial_buffers(self, seed: int = 0) -> dict[str, Array]:
+        """Return the initial values by name of the buffers, and of parameters that are not trained."""
+        values = self._initial(seed)
+        return {buffer.name: values[buffer.name] for buffer in self.buffers}
+
+    def _initial(self, seed: int) -> Mapping[str, Array]:
+        from .importing import initial_values
+
+        return initial_values(self.settings, seed)
+
+
+def initial_file(folder: Path, seed: int) -> Path:
+    """Return the file of the initial values for a seed."""
+    return folder / f"initial-{seed}.npz"
+
+
+def read_description(folder: Path) -> Description | None:
+    """Read a folder's description; None if there is none, or a source has changed since."""
+    try:
+        found = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Description)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return found if all(file_digest(Path(path)) == digest for path, digest in found.sources.items()) else None
+
+
+def read_constants(folder: Path) -> dict[str, Array]:
+    """Read the model's whole-number and boolean state, which training never changes."""
+    with np.load(folder / CONSTANTS, allow_pickle=False) as file:
+        return dict(file)
+
+
+def file_digest(path: Path) -> str:
+    """Return a file's SHA-256; "" if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""

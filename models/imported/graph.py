@@ -1,0 +1,60 @@
+"""A model's operations as data, which one framework writes and another carries out.
+
+A graph is a list of nodes in order of execution, for training or for evaluation. Operations have the names of torch's ATen library
+(https://docs.pytorch.org/docs/stable/torch.compiler_ir.html), with every argument by name and defaults filled in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+STATE, INPUT, CONSTANT, ITEM = "state", "input", "constant", "item"  # nodes that are no operations
+NODE, FORMAT, INFINITY = "node", "format", "infinity"  # keys of encoded arguments
+MAX_GRAPH_BYTES = 256 << 20
+
+
+class Node(msgspec.Struct, omit_defaults=True):
+    """One operation, or a value that enters the graph.
+
+    `arguments` are JSON values; ``{"node": name}`` is an earlier result, ``{"format": "float32"}`` a number format, ``{"infinity": -1}``
+    an infinity. `shape` has None for a size that varies, and is None if the result is no tensor. `line`: in the user's source.
+    """
+
+    name: str
+    operation: str
+    arguments: dict[str, Any] = {}
+    shape: list[int | None] | None = None
+    line: str = ""
+
+
+class Graph(msgspec.Struct):
+    """The nodes, the name of the result, and the results that are new values of buffers, by the buffer's name."""
+
+    nodes: list[Node]
+    result: str
+    updated: dict[str, str] = {}
+
+    @property
+    def operations(self) -> dict[str, str]:
+        """The operations, each with the line of its first use."""
+        used: dict[str, str] = {}
+        for node in self.nodes:
+            if node.operation not in (STATE, INPUT, CONSTANT, ITEM):
+                used.setdefault(node.operation, node.line)
+        return used
+
+    def write(self, path: Path) -> None:
+        """Write the graph as JSON."""
+        path.write_bytes(msgspec.json.encode(self))
+
+
+def read_graph(path: Path) -> Graph:
+    """Read a graph that `Graph.write` wrote. Raises ValueError for anything else."""
+    with path.open("rb") as file:
+        content = file.read(MAX_GRAPH_BYTES + 1)
+    if len(content) > MAX_GRAPH_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_GRAPH_BYTES >> 20} MiB")
+    return msgspec.json.decode(content, type=Graph)

@@ -1,0 +1,177 @@
+"""Imported models on TensorFlow: their exported graphs, carried out while TensorFlow traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ....core.errors import UsageError
+from ...base import ForwardContext, ModelSpec
+from ...layers.formulas import StorageLayout
+from ...layers.tf import HeldParameters
+from ..description import EVALUATION, MASKED_RANKS, TRAINING, Imported, read_constants
+from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node, read_graph
+from . import image_operations, recurrent
+from .operations import OPERATIONS, canonical
+
+_FILLED_BY_IMPORT = image_operations, recurrent  # register their operations
+MIN_ROWS = 2  # batch statistics of a single row can be undefined
+
+
+def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:
+    """Return [h, w, in, out] for the weights that convolutions alone read."""
+    shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
+    found: dict[str, StorageLayout] = {}
+    for name in spec.settings.kernels:
+        shape = shapes[name]
+        found[name] = StorageLayout(shape, (2, 3, 1, 0), (shape[2], shape[3], shape[1], shape[0]))
+    return found
+
+
+def forward(parameters: Mapping[str, tf.Tensor], x: Any, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
+    """Return the model's result for a batch, [batch, …] float32; of an empty batch from blank examples, which are cut off."""
+    imported: Imported = context.settings
+    columns = x if isinstance(x, Mapping) else {imported.inputs[0]: x}
+    inputs = [columns[name] for name in imported.inputs]
+    rows = tf.shape(inputs[0])[0]
+    blank = tf.where(rows > 0, 0, MIN_ROWS)
+    inputs = [
+        tf.ensure_shape(tf.pad(value, [[0, blank], *[[0, 0]] * (value.shape.rank - 1)]), [None, *value.shape[1:]]) for value in inputs
+    ]
+    graph, constants = _graph(imported.folder, context.training), _constants(imported.folder)
+    execution = Execution(graph, context, rows)
+    result, updated = execution.run({**constants, **context.buffers}, parameters, inputs)
+    context.updated.update(updated)
+    return tf.cast(result, tf.float32)[:rows] if result.dtype != tf.float64 else result[:rows]
+
+
+@lru_cache(maxsize=8)
+def _graph(folder: Path, training: bool) -> Graph:
+    graph = read_graph(folder / (TRAINING if training else EVALUATION))
+    for name, line in graph.operations.items():
+        if name not in OPERATIONS:
+            raise UsageError(
+                f"model: the operation {name} has no form on TensorFlow yet{f' ({line})' if line else ''}. Choose --backend torch."
+            )
+    return graph
+
+
+@lru_cache(maxsize=8)
+def _constants(folder: Path) -> Mapping[str, Any]:
+    return read_constants(folder)
+
+
+class _Kernel:
+    """A convolution's weight that is stored as [h, w, in, out]."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: tf.Tensor) -> None:
+        self.value = value
+
+
+class Execution:
+    """One pass over a graph, in ops."""
+
+    def __init__(self, graph: Graph, context: ForwardContext[tf.Tensor], rows: tf.Tensor) -> None:
+        self._graph, self._context, self._rows = graph, context, rows
+        self._layer = 0
+        self.operation = ""
+
+    @property
+    def training(self) -> bool:
+        """Whether the model trains."""
+        return self._context.training
+
+    def low(self, x: tf.Tensor) -> tf.Tensor:
+        """Cast an operand to the job's precision."""
+        return x if self._context.compute is None else tf.cast(x, self._context.compute)
+
+    def kernel(self, weight: Any) -> tf.Tensor:
+        """Return a convolution's weight as [h, w, in, out]."""
+        return self.low(weight.value if isinstance(weight, _Kernel) else tf.transpose(weight, [2, 3, 1, 0]))
+
+    def moved(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+        """Return a buffer's new value, or the old one for an empty batch."""
+        return tf.where(self._rows > 0, after, before)
+
+    def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
+        """Drop by the next dropout layer's number; an empty batch's blank examples keep all."""
+        layer, self._layer = self._layer, self._layer + 1
+        if rate >= 1.0:
+            return tf.zeros_like(x)
+        axis = self._context.settings.dropouts[layer]
+
+        def drop() -> tf.Tensor:
+            if axis == 1:
+                return _swapped(self._dropped(_swapped(x), rate, layer, whole=True))
+            return self._dropped(x, rate, layer, whole=axis == 0)
+
+        y = tf.cond(self._rows > 0, drop, lambda: tf.identity(x))
+        y.set_shape(x.shape)
+        return y
+
+    def _dropped(self, x: tf.Tensor, rate: float, layer: int, *, whole: bool) -> tf.Tensor:
+        """Drop in a tensor [batch, …], or with several rows for each example unless `whole`."""
+        if whole and x.shape.rank in MASKED_RANKS:
+            return self._context.dropout(x, rate, layer)
+        flat = tf.reshape(x, tf.stack([tf.maximum(self._rows, 1), -1]))
+        return tf.reshape(self._context.dropout(flat, rate, layer), tf.shape(x))
+
+    def run(
+        self, state: Mapping[str, Any], parameters: Mapping[str, tf.Tensor], inputs: list[tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Return the result, and new values of buffers by name."""
+        values: dict[str, Any] = {}
+        remaining = iter(inputs)
+        for node in self._graph.nodes:
+            if node.operation == STATE:
+                values[node.name] = self._state(node.arguments["name"], state, parameters)
+            elif node.operation == INPUT:
+                values[node.name] = next(remaining)
+            elif node.operation == CONSTANT:
+                values[node.name] = tf.constant(node.arguments["value"], tf.as_dtype(node.arguments["format"]))
+            elif node.operation == ITEM:
+                values[node.name] = _decoded(node.arguments["of"], values)[node.arguments["position"]]
+            else:
+                values[node.name] = self._carried_out(node, values)
+        updated = {name: values[result] for name, result in self._graph.updated.items() if name in self._context.buffers}
+        return canonical(values[self._graph.result]), updated
+
+    def _state(self, name: str, state: Mapping[str, Any], parameters: Mapping[str, tf.Tensor]) -> Any:
+        if name in parameters:
+            if isinstance(parameters, HeldParameters) and name in parameters.layouts:
+                return _Kernel(parameters.held[name])
+            return parameters[name]
+        return state[name]
+
+    def _carried_out(self, node: Node, values: Mapping[str, Any]) -> Any:
+        self.operation = node.operation
+        arguments = {name: _decoded(argument, values) for name, argument in node.arguments.items()}
+        try:
+            result = OPERATIONS[node.operation](self, **arguments)
+        except NotImplementedError as error:
+            place = f" ({node.line})" if node.line else ""
+            raise UsageError(f"model: {error} has no form on TensorFlow yet{place}. Choose --backend torch.") from error
+        if node.shape is not None and tf.is_tensor(result):
+            result.set_shape(node.shape)
+        return result
+
+
+def _swapped(x: tf.Tensor) -> tf.Tensor:
+    return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
+
+
+def _decoded(argument: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(argument, dict):
+        if NODE in argument:
+            return values[argument[NODE]]
+        if FORMAT in argument:
+            return tf.as_dtype(argument[FORMAT])
+        return math.inf * argument[INFINITY]
+    return [_decoded(part, values) for part in argument] if isinstance(argument, list) else argument

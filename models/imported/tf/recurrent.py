@@ -1,0 +1,93 @@
+"""GRU and LSTM layers on TensorFlow, as `models.imported.torch.recurrent` writes them; x [time, batch, features]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .operations import Pass, canonical, operation
+
+Step = Callable[[tf.Tensor, list[tf.Tensor]], list[tf.Tensor]]  # (projected input, state) -> new state, the output first
+
+
+def _scanned(projected_tbg: tf.Tensor, state: list[tf.Tensor], step: Step, backwards: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Return all outputs [time, batch, width] and the last state."""
+    time = tf.shape(projected_tbg)[0]
+    inputs = tf.TensorArray(projected_tbg.dtype, time).unstack(projected_tbg)
+    outputs = tf.TensorArray(projected_tbg.dtype, time)
+
+    def body(number: tf.Tensor, outputs: tf.TensorArray, *state: tf.Tensor) -> tuple[Any, ...]:
+        place = time - 1 - number if backwards else number
+        new = step(inputs.read(place), list(state))
+        return number + 1, outputs.write(place, new[0]), *new
+
+    _, outputs, *last = tf.while_loop(lambda number, *_: number < time, body, (0, outputs, *state))
+    return outputs.stack(), list(last)
+
+
+def _layers(
+    x_tbf: tf.Tensor,
+    states: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+    layers: int,
+    bidirectional: bool,
+    cell: Callable[[tf.Tensor, tf.Tensor], Step],
+    bias: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Run all layers and directions. `states`: initial values [layers · directions, batch, width] of each part of the state."""
+    directions = 2 if bidirectional else 1
+    ends: list[list[tf.Tensor]] = []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            place = layer * directions + direction
+            input_weight, hidden_weight, input_bias, hidden_bias = weights[4 * place : 4 * place + 4]
+            projected = tf.einsum("tbf,gf->tbg", x_tbf, input_weight) + bias(input_bias, hidden_bias)
+            y, last = _scanned(projected, [state[place] for state in states], cell(hidden_weight, hidden_bias), direction == 1)
+            y.set_shape([x_tbf.shape[0], x_tbf.shape[1], hidden_weight.shape[1]])
+            outputs.append(y)
+            ends.append(last)
+        x_tbf = outputs[0] if directions == 1 else tf.concat(outputs, -1)
+    return x_tbf, [tf.stack(parts) for parts in zip(*ends, strict=True)]
+
+
+@operation("crosstrain.gru.default")
+def _gru(run: Pass, x: Any, h0: Any, weights: Sequence[Any], layers: int, bidirectional: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gates r, z, n (https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html): n = tanh(x_n + r · (W_hn h + b_hn))."""
+
+    def cell(hidden_weight: tf.Tensor, hidden_bias: tf.Tensor) -> Step:
+        def step(projected_bg: tf.Tensor, state: list[tf.Tensor]) -> list[tf.Tensor]:
+            (hidden,) = state
+            hidden_r, hidden_z, hidden_n = tf.split(tf.matmul(hidden, hidden_weight, transpose_b=True) + hidden_bias, 3, -1)
+            input_r, input_z, input_n = tf.split(projected_bg, 3, -1)
+            reset, update = tf.sigmoid(input_r + hidden_r), tf.sigmoid(input_z + hidden_z)
+            candidate = tf.tanh(input_n + reset * hidden_n)
+            return [candidate + update * (hidden - candidate)]
+
+        return step
+
+    y, (last,) = _layers(canonical(x), [h0], weights, layers, bidirectional, cell, lambda input_bias, _: input_bias)
+    return y, last
+
+
+@operation("crosstrain.lstm.default")
+def _lstm(
+    run: Pass, x: Any, h0: Any, c0: Any, weights: Sequence[Any], layers: int, bidirectional: bool
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Gates i, f, g, o (https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)."""
+
+    def cell(hidden_weight: tf.Tensor, hidden_bias: tf.Tensor) -> Step:
+        def step(projected_bg: tf.Tensor, state: list[tf.Tensor]) -> list[tf.Tensor]:
+            hidden, memory = state
+            entering, kept, candidate, shown = tf.split(projected_bg + tf.matmul(hidden, hidden_weight, transpose_b=True), 4, -1)
+            memory = tf.sigmoid(kept) * memory + tf.sigmoid(entering) * tf.tanh(candidate)
+            return [tf.sigmoid(shown) * tf.tanh(memory), memory]
+
+        return step
+
+    y, (last, cells) = _layers(
+        canonical(x), [h0, c0], weights, layers, bidirectional, cell, lambda input_bias, hidden_bias: input_bias + hidden_bias
+    )
+    return y, last, cells

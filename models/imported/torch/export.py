@@ -1,0 +1,175 @@
+"""Export an nn.Module as a `Graph` (torch.export, https://docs.pytorch.org/docs/stable/export.html)."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram, export
+
+from ....core.errors import UsageError
+from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node
+from .recurrent import as_operations
+
+MAX_BATCH = 1 << 20
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_FORMATS = {
+    torch.bool: "bool",
+    torch.uint8: "uint8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A graph, the batch's axis of each tensor that it drops in (`_batch_axes`), and tensors that it holds as constants."""
+
+    graph: Graph
+    dropouts: list[int]
+    constants: Mapping[str, Any]
+
+
+def exported_graph(module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, training: bool, lengths: Sequence[int] = ()) -> Exported:
+    """Return the graph of ``module(*inputs)`` for any batch size. `lengths`: positions of inputs whose second size varies too.
+
+    Raises UsageError, with the user's line, for code that cannot be exported, such as branches that depend on data.
+    """
+    batch = Dim("batch", min=2, max=MAX_BATCH)
+    time = Dim("time", min=2, max=MAX_BATCH)
+    sizes = tuple({0: batch, 1: time} if position in lengths else {0: batch} for position in range(len(inputs)))
+    module.train(training)
+    with as_operations(module):
+        try:
+            program = export(module, tuple(inputs), dynamic_shapes=(sizes,) if _is_variadic(module) else sizes, strict=False)
+            program = program.run_decompositions({})
+        except Exception as error:  # torch and the user's code may raise anything
+            raise UsageError(f"model: {_export_problem(error)}") from error
+    return Exported(_graph(program), _batch_axes(program) if training else [], program.constants)
+
+
+def _is_variadic(module: torch.nn.Module) -> bool:
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in inspect.signature(module.forward).parameters.values())
+
+
+def _export_problem(error: BaseException) -> str:
+    text = str(error)
+    place = _user_place(text)
+    where = f" ({place})" if place else ""
+    if "data-dependent" in text or "DataDependent" in type(error).__name__ or "unbacked" in text.lower():
+        return f"it cannot be translated: a branch or a size depends on the values of a tensor{where}. Use torch.where or masks instead."
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return f"it cannot be translated: {type(error).__name__}: {first[:400]}{where}"
+
+
+def _user_place(trace: str) -> str:
+    places = [(path, line) for path, line in _PLACE.findall(trace) if "/torch/" not in path and not path.startswith("<")]
+    return f"{places[-1][0]}, line {places[-1][1]}" if places else ""
+
+
+def _batch_axes(program: ExportedProgram) -> list[int]:
+    """Return, for each operation that draws, in order, the axis of its tensor that is the batch; −1 if each example has several rows."""
+    batch = next(node.meta["val"].shape[0] for node in program.graph.nodes if node.op == "placeholder" and _is_input(program, node))
+    axes: list[int] = []
+    for node in program.graph.nodes:
+        if node.op != "call_function" or not _draws(node):
+            continue
+        shape = node.args[0].meta["val"].shape
+        axes.append(next((axis for axis in (0, 1) if len(shape) > axis and str(shape[axis]) == str(batch)), -1))
+    return axes
+
+
+def _is_input(program: ExportedProgram, node: torch.fx.Node) -> bool:
+    return node.name in program.graph_signature.user_inputs
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    name = str(node.target)
+    if name == "aten.scaled_dot_product_attention.default":
+        return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+    if name == "aten.bernoulli.p":
+        return node.args[1] not in (0.0, 1.0)
+    return name in ("aten.native_dropout.default", "aten.dropout.default") and node.args[1] > 0 and node.args[2] is not False
+
+
+def _graph(program: ExportedProgram) -> Graph:
+    signature = program.graph_signature
+    states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    constants: Mapping[str, str] = signature.inputs_to_lifted_tensor_constants
+    nodes: list[Node] = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            nodes.append(_placeholder(program, node, states, constants))
+        elif node.op == "call_function":
+            nodes.append(_call(node))
+        elif node.op != "output":
+            raise UsageError(
+                f"model: it cannot be translated: control flow of torch ({node.target}) at {_line(node) or 'an unknown line'}."
+            )
+    results = list(signature.user_outputs)
+    if len(results) != 1:
+        raise UsageError(f"model: its forward returns {len(results)} tensors; one is needed, the logits.")
+    updated = {buffer: result for result, buffer in signature.buffers_to_mutate.items()}
+    return Graph(nodes, str(results[0]), updated)
+
+
+def _placeholder(program: ExportedProgram, node: torch.fx.Node, states: Mapping[str, str], constants: Mapping[str, str]) -> Node:
+    shape = _shape(node)
+    if node.name in states:
+        return Node(node.name, STATE, {"name": states[node.name]}, shape)
+    if node.name in constants:
+        value = program.constants[constants[node.name]]
+        return Node(node.name, CONSTANT, {"value": value.tolist(), "format": _FORMATS[value.dtype]}, shape)
+    return Node(node.name, INPUT, {}, shape)
+
+
+def _call(node: torch.fx.Node) -> Node:
+    target, line = node.target, _line(node)
+    if isinstance(target, torch._ops.OpOverload):
+        arguments: dict[str, Any] = {}
+        for position, parameter in enumerate(target._schema.arguments):
+            if position < len(node.args):
+                arguments[parameter.name] = _encoded(node.args[position])
+            elif parameter.name in node.kwargs:
+                arguments[parameter.name] = _encoded(node.kwargs[parameter.name])
+            elif parameter.has_default_value():
+                arguments[parameter.name] = _encoded(parameter.default_value)
+        return Node(node.name, str(target), arguments, _shape(node), line)
+    if target is operator.getitem:
+        return Node(node.name, ITEM, {"of": _encoded(node.args[0]), "position": node.args[1]}, _shape(node))
+    positional = {f"a{position}": _encoded(argument) for position, argument in enumerate(node.args)}
+    return Node(node.name, f"python.{getattr(target, '__name__', target)}", positional, None, line)
+
+
+def _shape(node: torch.fx.Node) -> list[int | None] | None:
+    value = node.meta.get("val")
+    return [size if isinstance(size, int) else None for size in value.shape] if isinstance(value, torch.Tensor) else None
+
+
+def _line(node: torch.fx.Node) -> str:
+    return _user_place(node.meta.get("stack_trace") or "")
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return {NODE: value.name}
+    if isinstance(value, list | tuple):
+        return [_encoded(part) for part in value]
+    if isinstance(value, torch.dtype):
+        return {FORMAT: _FORMATS[value]}
+    if isinstance(value, torch.device | torch.layout | torch.memory_format):
+        return None
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return {INFINITY: 1 if value > 0 else -1}
+    if value is None or isinstance(value, int | float | bool | str):
+        return value
+    raise UsageError(f"model: it cannot be translated: an operation has an argument of type {type(value).__name__}.")

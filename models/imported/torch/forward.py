@@ -1,0 +1,203 @@
+"""Imported models on torch: the user's own module, with the run's parameters and buffers in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ...base import ForwardContext
+from ..description import MASKED_RANKS, Imported
+from ..reference import read_reference
+from .modules import built, carried, trained
+
+MIN_ROWS = 2  # batch statistics of a single row can be undefined
+_drawing: Draws | None = None  # of the pass in progress: a task computes one at a time
+
+
+def forward(parameters: Mapping[str, torch.Tensor], x: Any, context: ForwardContext[torch.Tensor]) -> torch.Tensor:
+    """Return the module's result for a batch; of an empty batch from blank examples, which are cut off."""
+    imported: Imported = context.settings
+    columns = x if isinstance(x, Mapping) else {imported.inputs[0]: x}
+    inputs = [columns[name] for name in imported.inputs]
+    bound = _bound(imported)
+    rows = len(inputs[0])
+    if not rows:
+        inputs = [value.new_zeros(MIN_ROWS, *value.shape[1:]) for value in inputs]
+    bound.bind(parameters, context, changes=bool(rows))
+    with _drawn_by(context, imported, rows):
+        result: torch.Tensor = bound.module(*inputs)
+    if context.training and rows:
+        context.updated.update(bound.buffers())
+    return result if rows else result[:0]
+
+
+class _Bound:
+    """A module whose parameters and buffers are replaced by a run's."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        owners = dict(module.named_modules())
+
+        def places(named: Mapping[str, torch.Tensor], of_all: Iterator[tuple[str, torch.Tensor]], store: str) -> dict[str, list[Any]]:
+            by_value = {id(value): name for name, value in named.items()}
+            found: dict[str, list[Any]] = {name: [] for name in named}
+            for name, value in of_all:
+                if id(value) in by_value:
+                    owner, _, attribute = name.rpartition(".")
+                    found[by_value[id(value)]].append((getattr(owners[owner], store), attribute))
+            return found
+
+        state, frozen = carried(module), dict(module.named_parameters())
+        floats = {name: value for name, value in state.items() if name not in frozen}
+        fixed = {name: value for name, value in state.items() if name in frozen}
+        self._parameters = places(trained(module), module.named_parameters(remove_duplicate=False), "_parameters")
+        self._fixed = places(fixed, module.named_parameters(remove_duplicate=False), "_parameters")
+        self._buffers = places(floats, module.named_buffers(remove_duplicate=False), "_buffers")
+        self._bound_to: Mapping[str, torch.Tensor] | None = None
+        for part in module.modules():
+            if isinstance(part, _BatchNorm):
+                part.forward = _normalised_single.__get__(part)
+
+    def bind(self, parameters: Mapping[str, torch.Tensor], context: ForwardContext[torch.Tensor], *, changes: bool) -> None:
+        """Put parameters and buffers in place; a training pass writes to copies of the buffers."""
+        if self.module.training != context.training:
+            self.module.train(context.training)
+        if parameters is not self._bound_to:
+            _put(self._parameters, parameters)
+            self._bound_to = parameters
+        copied = context.training
+        for name, places in self._buffers.items():
+            value = context.buffers[name].clone() if copied else context.buffers[name]
+            for store, attribute in places:
+                store[attribute] = value
+        if self._fixed:
+            _put(self._fixed, context.buffers)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers' values after a pass."""
+        return {name: places[0][0][places[0][1]] for name, places in self._buffers.items()}
+
+
+def _put(places: Mapping[str, list[Any]], values: Mapping[str, torch.Tensor]) -> None:
+    for name, each in places.items():
+        value = values[name]
+        for store, attribute in each:
+            store[attribute] = value
+
+
+_modules: dict[Path, _Bound] = {}  # by the folder of the description
+
+
+def _bound(imported: Imported) -> _Bound:
+    known = _modules.get(imported.folder)
+    if known is None:
+        facts = imported.request
+        module = built(read_reference(imported.reference), facts["arguments"], facts["shape"], facts["classes"], 0)
+        known = _modules[imported.folder] = _Bound(module)
+    return known
+
+
+def _normalised_single(self: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+    """Normalise a batch; of one value per channel, which torch rejects in training, only the shift remains."""
+    if not self.training or x.numel() != x.shape[1] or self.running_mean is None:
+        return type(self).forward(self, x)
+    with torch.no_grad():
+        share = 0.1 if self.momentum is None else self.momentum
+        self.running_mean.lerp_(x.detach().flatten(), share)
+        self.running_var.mul_(1 - share)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    y = x * 0
+    return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
+
+
+class Draws:
+    """Random numbers of one training pass, by the number of the drawing operation."""
+
+    def __init__(self, context: ForwardContext[torch.Tensor], imported: Imported, rows: int) -> None:
+        self._context, self._axes, self._rows = context, imported.dropouts, rows
+        self._layer = 0
+
+    def dropped(self, x: torch.Tensor, rate: float) -> torch.Tensor:
+        """Zero elements with probability `rate` and scale the others; an empty batch's blank examples keep all."""
+        layer, self._layer = self._layer, self._layer + 1
+        if rate >= 1.0:
+            return torch.zeros_like(x)
+        if not self._rows:
+            return x
+        axis = self._axes[layer] if layer < len(self._axes) else 0 if x.shape[0] == self._rows else -1
+        if axis == 1:
+            return self._masked(x.transpose(0, 1), rate, layer, whole=True).transpose(0, 1)
+        return self._masked(x, rate, layer, whole=axis == 0)
+
+    def _masked(self, x: torch.Tensor, rate: float, layer: int, *, whole: bool) -> torch.Tensor:
+        if whole and x.ndim in MASKED_RANKS:
+            return self._context.dropout(x, rate, layer)
+        return self._context.dropout(x.reshape(self._rows, -1), rate, layer).reshape(x.shape)
+
+
+@contextmanager
+def _drawn_by(context: ForwardContext[torch.Tensor], imported: Imported, rows: int) -> Iterator[None]:
+    """Within the block, what draws at random in training draws by the run's seed, the update and the layer."""
+    global _drawing
+    if not context.training:
+        yield
+        return
+    _install()
+    _drawing = Draws(context, imported, rows)
+    try:
+        yield
+    finally:
+        _drawing = None
+
+
+_original_dropout = functional.dropout
+_original_attention = functional.scaled_dot_product_attention
+_original_bernoulli = torch.Tensor.bernoulli_
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    if _drawing is None or not training or p == 0:
+        return _original_dropout(input, p, training, inplace)
+    return _drawing.dropped(input, p)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if _drawing is None or not dropout_p:
+        return _original_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    scores = query @ key.transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return _drawing.dropped(scores.softmax(-1), dropout_p) @ value
+
+
+def _bernoulli(self: torch.Tensor, p: Any = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    if _drawing is None or not isinstance(p, int | float) or p in (0, 1):
+        return _original_bernoulli(self, p, generator=generator)
+    return self.copy_(_drawing.dropped(torch.ones_like(self), 1.0 - p) * p)
+
+
+@lru_cache(maxsize=1)
+def _install() -> None:
+    """Replace what draws in torch's own modules; without a training pass in progress these do as before."""
+    replaced: dict[str, Callable[..., Any]] = {"dropout": _dropout, "scaled_dot_product_attention": _attention}
+    for name, function in replaced.items():
+        setattr(functional, name, function)
+    torch.Tensor.bernoulli_ = _bernoulli

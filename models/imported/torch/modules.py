@@ -1,0 +1,148 @@
+"""Find, build and describe nn.Modules; imports torch, and the user's code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ....core.errors import TrainerError, UsageError, raised
+from ....core.suggestions import did_you_mean
+from ..reference import Reference
+
+# Parameters of constructors that get a fact of the data, unless they are given.
+_FACTS: Mapping[str, str] = {
+    **dict.fromkeys(("classes", "num_classes", "n_classes", "num_labels", "out_features", "output_dim"), "classes"),
+    **dict.fromkeys(("channels", "in_channels", "in_chans", "num_channels", "input_channels"), "channels"),
+    **dict.fromkeys(("input_shape", "image_shape", "in_shape"), "shape"),
+    **dict.fromkeys(("image_size", "img_size"), "side"),
+}
+
+
+def found(reference: Reference) -> Callable[..., Any]:
+    """Import the class or function of a reference. Raises UsageError."""
+    module = _imported(reference)
+    value: Any = module
+    for name in reference.attribute.split("."):
+        if not hasattr(value, name):
+            public = [known for known in vars(value) if not known.startswith("_")]
+            raise UsageError(f"model: {reference.place} has no {reference.attribute!r}.{did_you_mean(name, public)}")
+        value = getattr(value, name)
+    if isinstance(value, torch.nn.Module):
+        raise UsageError(f"model: {reference.text} is a module that is built already. Name its class, or a function that returns it.")
+    if not callable(value):
+        raise UsageError(f"model: {reference.text} is {type(value).__name__}, not an nn.Module class or a function that returns one.")
+    built: Callable[..., Any] = value
+    return built
+
+
+def _imported(reference: Reference) -> ModuleType:
+    try:
+        if reference.kind != "file":
+            return importlib.import_module(reference.place)
+        path = Path(reference.place)
+        name = path.stem
+        if (known := sys.modules.get(name)) is not None and getattr(known, "__file__", None) == str(path):
+            return known
+        if str(path.parent) not in sys.path:
+            sys.path.insert(0, str(path.parent))
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise UsageError(f"model: {str(path)!r} cannot be imported.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    except TrainerError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UsageError(f"model: {reference.place} cannot be imported: there is no module {error.name!r}.") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"model: {reference.place} cannot be imported: {raised(error)}.") from error
+    return module
+
+
+def built(reference: Reference, arguments: Mapping[str, str], shape: Sequence[int], classes: int, seed: int) -> torch.nn.Module:
+    """Build the module with the initial values of a seed, on the CPU. Raises UsageError."""
+    build = found(reference)
+    values = _values(reference, build, arguments, shape, classes)
+    torch.manual_seed(seed)
+    try:
+        module = build(**values)
+    except (Exception, SystemExit) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        raise UsageError(f"model: {reference.text}({given}) fails: {raised(error)}.") from error
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"model: {reference.text} returned {type(module).__name__}, not an nn.Module.")
+    return module
+
+
+def _values(
+    reference: Reference, build: Callable[..., Any], arguments: Mapping[str, str], shape: Sequence[int], classes: int
+) -> dict[str, Any]:
+    try:
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(build).parameters
+    except ValueError:  # some callables of C have no signature
+        parameters = {}
+    named = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    sides = shape[1:]
+    facts = {"classes": classes, "channels": shape[0], "shape": tuple(shape), "side": sides[0] if len(set(sides)) == 1 else tuple(sides)}
+    values: dict[str, Any] = {name: facts[_FACTS[name]] for name in named if name in _FACTS}
+    if anything and reference.kind == "torchvision":
+        values["num_classes"] = classes
+    for name, text in arguments.items():
+        if name not in named and not anything:
+            allowed = ", ".join(f"{known}=…" for known in named) or "no arguments"
+            raise UsageError.of(f"model: argument of {reference.text}", name, allowed, named)
+        values[name] = _value(reference, name, text, named.get(name))
+    missing = [name for name, parameter in named.items() if parameter.default is parameter.empty and name not in values]
+    if missing:
+        example = "&".join(f"{name}=…" for name in missing)
+        raise UsageError(f"model: {reference.text} needs a value for {', '.join(missing)}; write {reference.text}?{example}.")
+    return values
+
+
+def _value(reference: Reference, name: str, text: str, parameter: inspect.Parameter | None) -> Any:
+    """Read an argument as its default's type, or as Python's literal for a number, true, false or none."""
+    default = None if parameter is None or parameter.default is parameter.empty else parameter.default
+    if isinstance(default, str):
+        return text
+    literals = {"true": True, "false": False, "none": None}
+    if text.lower() in literals:
+        value: Any = literals[text.lower()]
+    else:
+        try:
+            value = int(text)
+        except ValueError:
+            try:
+                value = float(text)
+            except ValueError:
+                value = text
+    wanted = type(default)
+    fits = default is None or isinstance(value, wanted) or (wanted is float and isinstance(value, int)) or value is None
+    if not fits or (wanted is int and isinstance(value, bool)):
+        kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+        raise UsageError.of(f"model: {name} of {reference.text}", text, kinds.get(wanted, wanted.__name__))
+    return float(value) if wanted is float and value is not None else value
+
+
+def trained(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters that training changes, each once."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def carried(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state without a gradient: float buffers, then frozen parameters."""
+    buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+    return buffers | {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}

@@ -1,0 +1,177 @@
+"""The process that reads a user's module: ``python -m crosstrain.models.imported.torch.process``, a `Request` as JSON on standard input.
+
+It writes the model's description, graphs and initial values into the request's folder, and prints null, or the problem, as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ....core.errors import TrainerError, UsageError, raised
+from ..description import BUFFER, CONSTANTS, DESCRIPTION, EVALUATION, TRAINING, Description, file_digest, initial_file
+from ..graph import STATE, Graph
+from ..importing import Request, write_values
+from ..reference import Reference, read_reference
+from .export import exported_graph
+from .modules import built, carried, trained
+
+EXAMPLES = 4  # rows of the batch that a model is exported with
+
+
+def main() -> None:
+    """Answer one request; what the user's code prints goes to standard error."""
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    problem = answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))
+    with os.fdopen(answer_to, "wb") as stream:
+        stream.write(msgspec.json.encode(problem))
+
+
+def answer(request: Request) -> str | None:
+    """Write what is asked for; return what is wrong with the model, or None."""
+    try:
+        _write(request)
+    except TrainerError as error:
+        return str(error)
+    return None
+
+
+def _write(request: Request) -> None:
+    reference, folder = read_reference(request.reference), Path(request.folder)
+    module = built(reference, request.arguments, request.shape, request.classes, request.seed)
+    if request.describe:
+        description = _described(reference, module, request, folder)
+        _write_initial(module, initial_file(folder, request.seed), reference)
+        (folder / DESCRIPTION).write_bytes(msgspec.json.encode(description))
+    else:
+        _write_initial(module, initial_file(folder, request.seed), reference)
+
+
+def _write_initial(module: torch.nn.Module, path: Path, reference: Reference) -> None:
+    values = {name: value.detach().numpy() for name, value in trained(module).items()}
+    values |= {BUFFER + name: value.detach().numpy() for name, value in carried(module).items()}
+    for name, value in values.items():
+        if not np.isfinite(value).all():
+            raise UsageError(f"model: the initial values of {name.removeprefix(BUFFER)!r} of {reference.text} are not finite.")
+    write_values(path, values)
+
+
+def _described(reference: Reference, module: torch.nn.Module, request: Request, folder: Path) -> Description:
+    parameters = trained(module)
+    if not parameters:
+        raise UsageError(f"model: {reference.text} has no parameter to train.")
+    if wide := next((name for name, value in module.named_parameters() if value.dtype != torch.float32), None):
+        raise UsageError(f"model: the parameter {wide!r} of {reference.text} is {module.get_parameter(wide).dtype}; float32 is needed.")
+    images = torch.randn(EXAMPLES, *request.shape, generator=torch.Generator().manual_seed(0))
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    classes, multiply_adds = _tried(reference, module, images, request)
+    module.load_state_dict(state)
+    description = Description(
+        parameters={name: tuple(value.shape) for name, value in parameters.items()},
+        buffers={name: tuple(value.shape) for name, value in carried(module).items()},
+        frozen=[name for name, value in module.named_parameters() if not value.requires_grad],
+        kernels=[],
+        dropouts=[],
+        classes=classes,
+        multiply_adds=multiply_adds,
+        sources=_sources(reference),
+    )
+    try:
+        _export(module, images, folder, description)
+    except UsageError as error:
+        description.problems["tf"] = str(error)
+    return description
+
+
+def _tried(reference: Reference, module: torch.nn.Module, images: torch.Tensor, request: Request) -> tuple[int, int]:
+    """Run the module; return the number of logits, and the multiply-adds of an example."""
+    counter = FlopCounterMode(display=False)
+    module.eval()
+    shape = "×".join(map(str, request.shape))
+    try:
+        with torch.no_grad(), counter:
+            logits = module(images)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"model: {reference.text} fails on images of {shape} (channels, height, width): {raised(error)}.") from error
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != len(images):
+        kind = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"{type(logits).__name__}"
+        raise UsageError(f"model: {reference.text} returns {kind} for {len(images)} images; logits [batch, classes] are needed.")
+    if logits.shape[1] != request.classes:
+        raise UsageError(
+            f"model: {reference.text} returns {logits.shape[1]} logits for data of {request.classes} classes. Set its number of classes."
+        )
+    return logits.shape[1], counter.get_total_flops() // 2 // len(images)
+
+
+def _export(module: torch.nn.Module, images: torch.Tensor, folder: Path, description: Description) -> None:
+    names = _canonical_names(module)
+    constants: dict[str, np.ndarray] = {}
+    graphs: list[Graph] = []
+    for training, file in ((False, EVALUATION), (True, TRAINING)):
+        exported = exported_graph(module, [images], training=training)
+        graph = exported.graph
+        for node in graph.nodes:
+            if node.operation == STATE:
+                name = node.arguments["name"] = names.get(node.arguments["name"], node.arguments["name"])
+                if name not in description.parameters and name not in description.buffers:
+                    constants[name] = module.state_dict(keep_vars=True).get(name, exported.constants.get(name)).detach().numpy()
+        graph.updated = {names.get(name, name): result for name, result in graph.updated.items()}
+        graph.write(folder / file)
+        graphs.append(graph)
+        if training:
+            description.dropouts = exported.dropouts
+    write_values(folder / CONSTANTS, constants)
+    description.kernels = [name for name in _kernels(graphs) if name in description.parameters]
+
+
+def _canonical_names(module: torch.nn.Module) -> dict[str, str]:
+    """Return the name of each parameter under each of its names: tied weights have several."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(value), name) for name, value in module.named_parameters(remove_duplicate=False)}
+
+
+def _kernels(graphs: list[Graph]) -> list[str]:
+    """Return the state that is read as the weight of two-dimensional convolutions, and by nothing else."""
+    as_kernels: set[str] = set()
+    otherwise: set[str] = set()
+    for graph in graphs:
+        states = {node.name: node.arguments["name"] for node in graph.nodes if node.operation == STATE}
+        for node in graph.nodes:
+            for argument, value in node.arguments.items():
+                for name in _nodes_in(value):
+                    if name in states:
+                        kernel = node.operation.startswith("aten.conv2d.") and argument == "weight"
+                        (as_kernels if kernel else otherwise).add(states[name])
+    return sorted(as_kernels - otherwise)
+
+
+def _nodes_in(value: object) -> list[str]:
+    if isinstance(value, Mapping):
+        return [str(value["node"])] if "node" in value else []
+    return [name for part in value for name in _nodes_in(part)] if isinstance(value, list) else []
+
+
+def _sources(reference: Reference) -> dict[str, str]:
+    """Return the digests of the user's files that were imported."""
+    if reference.kind == "torchvision":
+        return {}
+    folder = Path(reference.place).parent if reference.kind == "file" else None
+    top = reference.place.partition(".")[0]
+    files = set()
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and path.endswith(".py") and (Path(path).is_relative_to(folder) if folder else name.partition(".")[0] == top):
+            files.add(path)
+    return {path: file_digest(Path(path)) for path in sorted(files) if "site-packages" not in path}
+
+
+if __name__ == "__main__":
+    main()

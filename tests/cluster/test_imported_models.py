@@ -1,0 +1,160 @@
+"""nn.Modules as they are: on torch, and translated to TensorFlow."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crosstrain.conformance.runs import relative_difference, run_job, trainer
+
+pytestmark = pytest.mark.cluster
+FOLDER = Path(__file__).parent.parent / "imported"
+NETS = FOLDER / "nets.py"
+NET = Path(__file__).parents[2] / "examples/own_torch/net.py"
+TRANSLATED = ("Recurrent", "Attentive", "Convolutional")
+SMALL_STEPS = {"data": "glyphs", "global_batch_size": 12, "steps": 8, "lr": 0.001, "deterministic": True, "eval_every": "end"}
+
+ASYNC = {name: value for name, value in SMALL_STEPS.items() if name != "deterministic"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of its own, so that models are described by this test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINER_DATA_CACHE", str(tmp_path_factory.mktemp("cache") / "data"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def passes(cache, tmp_path_factory):
+    """One pass of each module on torch, and one on TensorFlow from its translation."""
+    folder = tmp_path_factory.mktemp("passes")
+    for framework in ("torch", "tf"):
+        command = [sys.executable, FOLDER / "passes.py", framework, folder]
+        references = "\n".join(f"{NETS}:{name}" for name in TRANSLATED)
+        subprocess.run(command, input=references, text=True, check=True, stdout=subprocess.PIPE)
+    return {
+        name: [np.load(folder / f"{framework}-{number}.npz") for framework in ("torch", "tf")] for number, name in enumerate(TRANSLATED)
+    }
+
+
+def difference(actual, expected):
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_translation_equals_module(passes, name):
+    expected, actual = passes[name]
+    assert sorted(actual.files) == sorted(expected.files)
+    assert difference(actual["evaluated"], expected["evaluated"]) <= 1e-5
+    assert difference(actual["trained"], expected["trained"]) <= 1e-5
+    gradients = [key for key in expected.files if key.startswith("gradient ")]
+    flat = [np.concatenate([found[key].ravel() for key in gradients]) for found in (actual, expected)]
+    assert difference(*flat) <= 1e-4
+    for key in expected.files:
+        if key.startswith("buffer "):
+            np.testing.assert_allclose(actual[key], expected[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def runs(cache, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    return {
+        backend: run_job(out, backend=backend, model=f"{NET}:Net", nodes=2, tensorboard=False, **SMALL_STEPS) for backend in ("torch", "tf")
+    }
+
+
+def test_runs_of_a_module_agree_on_both_frameworks(runs):
+    assert relative_difference(runs["tf"].losses, runs["torch"].losses) <= 1e-4
+    assert len(set(runs["torch"].losses)) == SMALL_STEPS["steps"]
+
+
+def test_run_records_the_absolute_path_of_its_module(runs):
+    for run in runs.values():
+        assert json.loads((run.path / "job.json").read_text())["model"] == f"{NET.resolve()}:Net"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["torch", "tf"])
+def test_module_trains_asynchronously(cache, tmp_path, backend):
+    run = run_job(tmp_path, backend=backend, model=f"{NET}:Net?width=8", mode="async", nodes=2, tensorboard=False, **ASYNC)
+    assert run.summary["updates_applied"] == SMALL_STEPS["steps"]
+
+
+@pytest.mark.thorough
+def test_run_of_a_module_resumes_on_the_other_framework(runs):
+    done = trainer("run", "--resume", str(runs["torch"].path), "--model", f"{NET}:Net", "--backend", "tf", "--steps", "+2")
+    assert done.returncode == 0, done.stderr
+
+
+PROBLEMS = {
+    "Stateless": "has no parameter to train",
+    "NotFinite": "the initial values of 'head.bias' of",
+    "Demanding": "needs a value for depth; write",
+    "Demanding?depth=2&rat=1": "got 'rat'; allowed: channels=…, num_classes=…, depth=…, rate=…. Did you mean 'rate'?",
+    "Demanding?depth=2&rate=high": "got 'high'; allowed: a number.",
+    "Images": "returns a tensor of shape (4, 4, 16, 16) for 4 images; logits [batch, classes] are needed.",
+    "Images?channels=1": "fails on images of 3×18×18 (channels, height, width): RuntimeError",
+    "OnlyColours?num_classes=7": "returns 7 logits for data of 5 classes",
+    "TABLE": "is dict, not an nn.Module class or a function that returns one.",
+    "broken": "fails: ValueError: no such width",
+    "a_list": "returned list, not an nn.Module.",
+    "Recurent": "has no 'Recurent'. Did you mean 'Recurrent'?",
+}
+ASK = """
+import json, sys
+sys.path[:0] = [{folder!r}]
+from passes import DATA
+from crosstrain.models.imported.importing import Request
+from crosstrain.models.imported.torch.process import answer
+problems = {{}}
+for name, arguments in json.load(sys.stdin).items():
+    request = Request("{nets}:" + name.partition("?")[0], arguments, list(DATA.input_shape), DATA.classes, 0, {out!r}, True)
+    problems[name] = answer(request)
+print(json.dumps(problems))
+"""
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    requests = {name: dict(part.split("=") for part in name.partition("?")[2].split("&") if part) for name in PROBLEMS}
+    script = ASK.format(folder=str(FOLDER), nets=NETS, out=str(tmp_path_factory.mktemp("described")))
+    done = subprocess.run([sys.executable, "-c", script], input=json.dumps(requests), text=True, check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_unusable_module_is_explained_in_a_sentence(problems, name):
+    assert problems[name].startswith("model: ")
+    assert PROBLEMS[name] in problems[name]
+    assert "\n" not in problems[name]
+
+
+def test_branch_on_values_trains_on_torch_alone(cache, tmp_path):
+    options = ["--data", "glyphs", "--steps", "2", "--global-batch-size", "8", "--eval-every", "end", "--out", str(tmp_path)]
+    model = ["--model", f"{NETS}:Branching"]
+    assert trainer("run", *model, "--backend", "torch", *options).returncode == 0
+    refused = trainer("run", *model, "--backend", "tf", *options)
+    assert refused.returncode == 2
+    assert "depends on the values of a tensor" in refused.stderr
+    assert "nets.py, line" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import sys\nsys.exit(3)", "SystemExit"),
+        ("raise RuntimeError('no data')", "RuntimeError: no data"),
+        ("import not_installed", "there is no module 'not_installed'"),
+        ("import os\nos._exit(4)", "ended with code 4"),
+    ],
+)
+def test_module_that_fails_at_import_is_refused(cache, tmp_path, source, expected):
+    (tmp_path / "own.py").write_text(source)
+    done = trainer("run", "--model", f"{tmp_path}/own.py:Net", "--backend", "torch", "--data", "glyphs", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1

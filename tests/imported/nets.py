@@ -1,0 +1,132 @@
+"""Modules of many kinds for tests of imported models; torch alone, and nothing of crosstrain."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Recurrent(nn.Module):
+    """Rows of an image through a GRU in both directions and a deep LSTM, and one linear layer used under two names."""
+
+    def __init__(self, image_size, channels, num_classes):
+        super().__init__()
+        self.gru = nn.GRU(channels * image_size, 12, batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(24, 16, num_layers=2)
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x):
+        batch, channels, height, width = x.shape
+        rows, _ = self.gru(x.permute(0, 2, 1, 3).reshape(batch, height, channels * width))
+        states, _ = self.lstm(rows.transpose(0, 1))
+        return self.head(self.second(torch.tanh(self.first(states[-1]))))
+
+
+class Attentive(nn.Module):
+    """Rows of an image through Transformer layers with dropout everywhere, time first."""
+
+    def __init__(self, image_size, channels, num_classes):
+        super().__init__()
+        self.embed = nn.Linear(channels * image_size, 16)
+        self.places = nn.Parameter(torch.randn(image_size, 1, 16) * 0.02)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.2, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x):
+        rows = x.permute(2, 0, 1, 3).flatten(2)
+        return self.head(self.encoder(self.embed(rows) + self.places).mean(0))
+
+
+class Convolutional(nn.Module):
+    """Grouped, depthwise, dilated and transposed convolutions, poolings with remainders, norms of several kinds, random depth."""
+
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(channels, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.Hardswish(inplace=True))
+        self.depthwise = nn.Conv2d(8, 16, 3, padding="same", groups=8)
+        self.grouped = nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=2, bias=False)
+        self.norm = nn.GroupNorm(4, 16)
+        self.up = nn.ConvTranspose2d(16, 8, 3, stride=2, padding=1, output_padding=1)
+        self.frozen = nn.Conv2d(8, 8, 1)
+        self.frozen.requires_grad_(False)
+        self.drop = nn.Dropout2d(0.2)
+        self.head = nn.Linear(8 * 9, num_classes)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = F.silu(self.norm(self.grouped(F.elu(self.depthwise(x)))))
+        x = F.avg_pool2d(x, 3, stride=2, padding=1, ceil_mode=True, count_include_pad=False)
+        x = self.up(x)
+        if self.training:
+            kept = torch.empty(len(x), 1, 1, 1).bernoulli_(0.8)
+            x = x * kept / 0.8
+        x = F.max_pool2d(self.drop(self.frozen(x)), 3, stride=2, padding=1, ceil_mode=True)
+        return self.head(F.adaptive_avg_pool2d(x, 3).flatten(1))
+
+
+class Branching(nn.Module):
+    """Cannot be exported: a branch depends on values."""
+
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.head = nn.LazyLinear(num_classes) if channels == 0 else nn.Linear(channels, num_classes)
+
+    def forward(self, x):
+        means = x.mean((2, 3))
+        return self.head(means if means.sum() > 0 else -means)
+
+
+class Stateless(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+class NotFinite(nn.Module):
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.head = nn.Linear(channels, num_classes)
+        nn.init.constant_(self.head.bias, float("nan"))
+
+    def forward(self, x):
+        return self.head(x.mean((2, 3)))
+
+
+class Demanding(nn.Module):
+    def __init__(self, channels, num_classes, depth, rate=0.5):
+        super().__init__()
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x):
+        return self.head(x.mean((2, 3)))
+
+
+class OnlyColours(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv = nn.Conv2d(3, num_classes, 3)
+
+    def forward(self, x):
+        return self.conv(x).mean((2, 3))
+
+
+class Images(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+TABLE = {"not": "a model"}
+
+
+def broken(channels):
+    raise ValueError("no such width")
+
+
+def a_list():
+    return [nn.Linear(1, 1)]
