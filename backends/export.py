@@ -134,6 +134,7 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
         written = PLAIN_FORMATS[export_format]
         export_plain(request, description)
     else:
+        spec.refuse_program()
         exporter = load_backend(backend)
         formats = exporter.capabilities.export_formats
         if export_format not in formats:

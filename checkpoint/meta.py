@@ -203,6 +203,7 @@ def described_model(spec: ModelSpec) -> dict[str, Any]:
         "loss": spec.objective.loss,
         "parameters": [[parameter.name, list(parameter.shape)] for parameter in spec.parameters],
         "buffers": [[buffer.name, list(buffer.shape)] for buffer in spec.buffers],
+        **({"source": spec.source} if spec.source else {}),
     }
 
 

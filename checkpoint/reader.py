@@ -65,7 +65,12 @@ def rebuilt_model(meta: Meta) -> ModelSpec:
                 f"model: {name!r} is not what the checkpoint was made of; its {kind} differ in {', '.join(differing[:5])}"
                 f"{' and others' if len(differing) > 5 else ''}. Use the release that trained it."
             )
+    if spec.source != meta.model.get("source", ""):
+        raise UsageError(f"model: {_CHANGED_SOURCE.format(name=name)}. Restore the files that it was trained from.")
     return spec
+
+
+_CHANGED_SOURCE = "the source of {name} has changed since the checkpoint was saved"
 
 
 def model_problem(spec: ModelSpec, meta: Meta) -> list[str]:
@@ -77,7 +82,7 @@ def model_problem(spec: ModelSpec, meta: Meta) -> list[str]:
             if built.get(name) != known.get(name):
                 one = kind.removesuffix("s")
                 return [f"{one} {name} has shape {built.get(name, 'none')} in the model and {known.get(name, 'none')} in the checkpoint"]
-    return []
+    return [] if spec.source == meta.model.get("source", "") else [_CHANGED_SOURCE.format(name=spec.name)]
 
 
 def data_problem(data: StoredDataset, meta: Meta) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
+from ..core.job import Job
 from ..data.base import IMAGE, LABEL
 from .objectives import CLASSIFICATION, Objective
 
@@ -56,6 +57,7 @@ class ModelSpec:
     - `buffers`: values that training changes without a gradient, such as running statistics.
     - `dropout`: whether the forward function draws at random while training; otherwise it must not.
     - `width`: size of the vectors computed with throughout (a Transformer's d_model), for the schedule ``noam``.
+    - `source`: digest of the user's files that an imported model was made from.
 
     Names follow `_NAME`, are distinct, and none is a prefix of another (``a`` and ``a.b``), so every export format can hold them.
     """
@@ -73,6 +75,7 @@ class ModelSpec:
     logits_per_position: int = 0
     settings: Any = None
     width: int | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         names = [part.name for part in (*self.parameters, *self.buffers)]
@@ -100,8 +103,11 @@ class ModelSpec:
         """FLOPs of training on one example (or piece): two per multiply-add, three forward passes."""
         return 6 * (self.size if self.multiply_adds is None else self.multiply_adds)
 
-    def refuse_backend(self, name: str) -> None:
-        """Raise UsageError if the model is known not to run on this backend."""
+    def refuse(self, job: Job) -> None:
+        """Raise UsageError if the model is known not to train as the job asks."""
+
+    def refuse_program(self) -> None:
+        """Raise UsageError if the model's weights are all that can be exported."""
 
     def initial(self, seed: int) -> dict[str, Array]:
         """Return initial values by canonical name, which depend on the seed only."""

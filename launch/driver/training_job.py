@@ -72,7 +72,7 @@ class TrainingJob:
             refuse_unscorable(data, model.objective.translation)
         refuse_without_width(job, model.width)
         forward_plugin(job.model, job.backend)
-        model.refuse_backend(job.backend)
+        model.refuse(job)
         refuse_empty_servers(job, model)
         backend = load_backend(job.backend)
         declared = backend.capabilities

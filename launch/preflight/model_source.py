@@ -20,8 +20,9 @@ from typing import Any
 
 from ...core.bounded_json import UnreadableError, parse_json
 from ...core.errors import UsageError
-from ...core.plugins import BUILT_IN, NO_MODULE, find, forward_plugin, load, model_base, module_exists
+from ...core.plugins import BUILT_IN, NO_MODULE, find, forward_plugin, is_reference, load, model_base, module_exists
 from ...core.process import command_ending_with_parent, python, there_to_work_in
+from ...models.imported.reference import local_sources, read_reference
 
 MAX_BYTES = 64 * 2**20  # total size limit of a package's sources
 MAX_ENTRIES = 20_000  # limit of files and folders in a package: large Python packages have a few thousand
@@ -42,6 +43,8 @@ def model_source(model: str) -> ModelSource | None:
     UsageError if there is no such module, or it is too large itself.
     """
     module = model_base(model)
+    if is_reference(module):
+        return _reference_source(module)
     if "." not in module:
         return None
     if not module_exists(module):
@@ -55,8 +58,23 @@ def model_source(model: str) -> ModelSource | None:
     raise UsageError(f"model: {module!r} has more than {MAX_ENTRIES:,} files, or {MAX_BYTES >> 20} MiB of Python; is it the right package?")
 
 
+def _reference_source(base: str) -> ModelSource | None:
+    reference = read_reference(base)
+    if reference.kind == "torchvision":  # its version is compared with the packages'
+        return None
+    if reference.kind == "file":
+        return ModelSource(reference.place, _digest(local_sources(Path(reference.place))))
+    package = reference.place.partition(".")[0]
+    files = _python_files(package)
+    if not files:
+        raise UsageError(f"model: got {base!r}, {NO_MODULE}")
+    return ModelSource(package, _digest(files))
+
+
 def package_path(name: str) -> Path | None:
     """Return a package's folder or a module's file; None if it has none."""
+    if name.endswith(".py"):
+        return Path(name)
     spec = importlib.util.find_spec(name)
     if spec is None:
         return None
@@ -94,8 +112,8 @@ def _digest(files: Mapping[str, Path]) -> str:
 
 def import_problem(model: str, backend: str) -> str | None:
     """Return why a backend cannot import a user's model, by a child process. Main thread only."""
-    if model_base(model) in {plugin.name for plugin in BUILT_IN["model"]}:
-        return None
+    if is_reference(model_base(model)) or model_base(model) in {plugin.name for plugin in BUILT_IN["model"]}:
+        return None  # the node's own process with torch says what is wrong with a reference's
     command = command_ending_with_parent(python(__name__, model, backend))
     output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
     child = subprocess.run(command, check=False, cwd=there_to_work_in(), **output)

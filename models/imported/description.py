@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from ...core.errors import UsageError
+from ...core.job import Job
 from ..base import Array, ModelSpec
 
 DESCRIPTION, TRAINING, EVALUATION, CONSTANTS = "description.json", "training.json", "evaluation.json", "constants.npz"
@@ -60,10 +61,20 @@ class ImportedSpec(ModelSpec):
 
     problems: Mapping[str, str] = field(default_factory=dict)
 
-    def refuse_backend(self, name: str) -> None:
-        """Raise UsageError if the model is known not to run on this backend."""
-        if problem := self.problems.get(name):
+    def refuse(self, job: Job) -> None:
+        """Raise UsageError if the model is known not to train as the job asks."""
+        if problem := self.problems.get(job.backend):
             raise UsageError(f"{problem} It trains with --backend torch.")
+        if job.precision != "fp32":
+            raise UsageError(f"precision: got {job.precision!r}; {self.name} is an imported model, which trains in fp32 only.")
+        if job.compile != "off":
+            raise UsageError(f"compile: got {job.compile!r}; {self.name} is an imported model, which trains with --compile off only.")
+
+    def refuse_program(self) -> None:
+        """Raise UsageError, as a module has its own means to export programs."""
+        raise UsageError(
+            f"--format: of {self.name}, an imported model, the weights can be exported: --format safetensors has its state_dict's names."
+        )
 
     def initial(self, seed: int) -> dict[str, Array]:
         """Return the parameters' initial values by name."""
@@ -99,6 +110,14 @@ def read_constants(folder: Path) -> dict[str, Array]:
     """Read the model's whole-number and boolean state, which training never changes."""
     with np.load(folder / CONSTANTS, allow_pickle=False) as file:
         return dict(file)
+
+
+def source_digest(sources: Mapping[str, str]) -> str:
+    """Return a digest of the contents of files, which does not depend on where they are; "" for none."""
+    if not sources:
+        return ""
+    contents = sorted((Path(path).name, digest) for path, digest in sources.items())
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:

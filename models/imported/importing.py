@@ -22,7 +22,7 @@ from ...core.process import command_ending_with_parent, python, there_to_work_in
 from ...data.base import IMAGE, LABEL, DataInfo
 from ...data.store.location import cache_root
 from ..base import Array, ParameterSpec
-from .description import BUFFER, Description, Imported, ImportedSpec, initial_file, read_description
+from .description import BUFFER, Description, Imported, ImportedSpec, initial_file, read_description, source_digest
 from .reference import read_reference
 
 MAX_SECONDS = 600.0  # for importing, building and exporting a model
@@ -97,6 +97,7 @@ def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: D
         target=LABEL,
         settings=settings,
         problems=description.problems,
+        source=source_digest(description.sources),
     )
 
 

@@ -5,7 +5,9 @@ What stands there is an nn.Module class, or a function that returns a module. ``
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,3 +49,32 @@ def read_reference(base: str) -> Reference:
         hint = f" Did you mean {near!r}?" if near else ""
         raise UsageError(f"model: got {base!r}, but there is no file {str(path)!r}.{hint}")
     return Reference("file", str(path), attribute)
+
+
+def local_sources(path: Path) -> dict[str, Path]:
+    """Return a file and the modules next to it that it imports, by name, from their text: nothing is imported. Raises UsageError."""
+    found: dict[str, Path] = {}
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        name = file.relative_to(path.parent).as_posix()
+        if name in found:
+            continue
+        found[name] = file
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+            raise UsageError(f"model: {str(file)!r} cannot be read as Python: {error}.") from error
+        for module in _imported_modules(tree):
+            place = path.parent.joinpath(*module.split("."))
+            waiting += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return found
+
+
+def _imported_modules(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
