@@ -67,6 +67,10 @@ def _export_problem(error: BaseException) -> str:
     where = f" ({place})" if place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__ or "unbacked" in text.lower():
         return f"it cannot be translated: a branch or a size depends on the values of a tensor{where}. Use torch.where or masks instead."
+    if "Constraints violated" in text or "ConstraintViolation" in type(error).__name__:
+        return (
+            f"it cannot be translated: the batch size becomes a fixed number{where}. Use x.shape[0] instead of len(x), and no loop over it."
+        )
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return f"it cannot be translated: {type(error).__name__}: {first[:400]}{where}"
 

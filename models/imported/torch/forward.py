@@ -157,7 +157,9 @@ def _drawn_by(context: ForwardContext[torch.Tensor], imported: Imported, rows: i
         _drawing = None
 
 
+_SELU_LIMIT = -1.7580993408473766
 _original_dropout = functional.dropout
+_original_alpha_dropout = functional.alpha_dropout
 _original_attention = functional.scaled_dot_product_attention
 _original_bernoulli = torch.Tensor.bernoulli_
 
@@ -166,6 +168,26 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
     if _drawing is None or not training or p == 0:
         return _original_dropout(input, p, training, inplace)
     return _drawing.dropped(input, p)
+
+
+def _channel_dropout(original: Callable[..., torch.Tensor], dimensions: int) -> Callable[..., torch.Tensor]:
+    """Return dropout of whole channels of [batch, channels, …] with so many further dimensions."""
+
+    def channels_dropped(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if _drawing is None or not training or p == 0 or input.ndim != 2 + dimensions:
+            return original(input, p, training, inplace)
+        return input * _drawing.dropped(input.new_ones(*input.shape[:2], *[1] * dimensions), p)
+
+    return channels_dropped
+
+
+def _alpha_dropout(input: torch.Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> torch.Tensor:
+    """Drop to SELU's negative limit and keep mean and variance (Klambauer et al. 2017)."""
+    if _drawing is None or not training or p == 0:
+        return _original_alpha_dropout(input, p, training, inplace)
+    kept = _drawing.dropped(torch.ones_like(input), p) * (1 - p)
+    scale = ((1 - p) * (1 + p * _SELU_LIMIT**2)) ** -0.5
+    return (input * kept + _SELU_LIMIT * (1 - kept)) * scale - scale * _SELU_LIMIT * p
 
 
 def _attention(
@@ -189,7 +211,7 @@ def _attention(
 
 
 def _bernoulli(self: torch.Tensor, p: Any = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    if _drawing is None or not isinstance(p, int | float) or p in (0, 1):
+    if _drawing is None or generator is not None or not isinstance(p, int | float) or p in (0, 1):
         return _original_bernoulli(self, p, generator=generator)
     return self.copy_(_drawing.dropped(torch.ones_like(self), 1.0 - p) * p)
 
@@ -197,7 +219,12 @@ def _bernoulli(self: torch.Tensor, p: Any = 0.5, *, generator: torch.Generator |
 @lru_cache(maxsize=1)
 def _install() -> None:
     """Replace what draws in torch's own modules; without a training pass in progress these do as before."""
-    replaced: dict[str, Callable[..., Any]] = {"dropout": _dropout, "scaled_dot_product_attention": _attention}
+    replaced: dict[str, Callable[..., Any]] = {
+        "dropout": _dropout,
+        "alpha_dropout": _alpha_dropout,
+        "scaled_dot_product_attention": _attention,
+        **{f"dropout{number}d": _channel_dropout(getattr(functional, f"dropout{number}d"), number) for number in (1, 2, 3)},
+    }
     for name, function in replaced.items():
         setattr(functional, name, function)
     torch.Tensor.bernoulli_ = _bernoulli
