@@ -31,7 +31,7 @@ def settled(flags):
 
 
 @given(ours=TYPED, theirs=TYPED)
-def test_whoever_was_asked_for_something_else_is_told_apart(ours, theirs):
+def test_process_with_other_settings_is_reported(ours, theirs):
     found = difference(asked(ours), asked(theirs))
     assert (found is None) == (settled(ours) == settled(theirs))
     for field in settled(ours).keys() ^ settled(theirs).keys():
@@ -39,7 +39,7 @@ def test_whoever_was_asked_for_something_else_is_told_apart(ours, theirs):
         assert "not given" in found
 
 
-def test_a_file_the_environment_and_a_flag_say_the_same(tmp_path):
+def test_source_of_a_setting_makes_no_difference(tmp_path):
     config = tmp_path / "job.toml"
     config.write_text("lr = 0.5\ncores_per_node = 2\nbatch_size = 8\n")
     by_flag = {"lr": ".5", "cores_per_node": "2", "batch_size": "8"}
@@ -47,7 +47,7 @@ def test_a_file_the_environment_and_a_flag_say_the_same(tmp_path):
     assert difference(asked({}, {"TRAINER_LR": "0.50"}, config), asked(by_flag, {"TRAINER_LR": "7"})) is None
 
 
-def test_another_run_is_another_run():
+def test_another_resumed_run_is_a_difference():
     assert "'second' instead of 'first'" in difference(asked({}), asked({}, resume="/elsewhere/second"))
     assert difference(asked({}), asked({}, resume="/elsewhere/first")) is None
     assert "--resume" in difference(asked({}), job_request(Job()))
@@ -55,6 +55,6 @@ def test_another_run_is_another_run():
 
 
 @pytest.mark.parametrize("flags", [{"lr": "fast"}, {"steps": "-1"}, {"steps": "+x"}, {"mode": "both"}, {"nodes": "0"}])
-def test_what_is_wrong_by_itself_ends_the_command_on_its_own_node(flags):
+def test_invalid_setting_fails_on_its_node(flags):
     with pytest.raises(UsageError, match=f"--{next(iter(flags))}"):
         given_settings(flags, {})

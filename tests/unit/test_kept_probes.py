@@ -50,7 +50,7 @@ FOUND = [Availability("counting", "1.0", ("cpu",))]
 
 
 @pytest.mark.thorough
-def test_it_is_asked_once(asked):
+def test_framework_is_probed_once(asked):
     assert [probe_kept(["counting"]) for _ in range(3)] == [FOUND] * 3
     assert asked() == 1
     assert probe_kept(["counting"], fresh=True) == FOUND
@@ -68,14 +68,14 @@ def changes(tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["another package", "the backend's file", "a variable"])
-def test_it_is_asked_again_where_what_it_depends_on_has_changed(asked, tmp_path, monkeypatch, change):
+def test_changed_dependency_probes_again(asked, tmp_path, monkeypatch, change):
     probe_kept(["counting"])
     changes(tmp_path, monkeypatch)[change]()
     assert probe_kept(["counting"]) == FOUND
     assert asked() == 2
 
 
-def test_a_problem_is_not_kept(asked, monkeypatch):
+def test_problem_is_not_cached(asked, monkeypatch):
     monkeypatch.setenv("COUNTING_PROBLEM", "it is broken")
     assert [probe_kept(["counting"])[0].problem for _ in range(2)] == ["it is broken"] * 2
     assert asked() == 2
@@ -87,7 +87,7 @@ def test_a_problem_is_not_kept(asked, monkeypatch):
 @pytest.mark.parametrize(
     "found", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
 )
-def test_a_file_that_is_none_is_made_anew(asked, found):
+def test_invalid_cache_file_is_replaced(asked, found):
     kept_file().parent.mkdir(parents=True)
     kept_file().write_text(found)
     assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
@@ -96,14 +96,14 @@ def test_a_file_that_is_none_is_made_anew(asked, found):
 
 
 @pytest.mark.thorough
-def test_a_file_that_others_may_write_to_is_not_believed(asked):
+def test_cache_file_writable_by_others_is_ignored(asked):
     probe_kept(["counting"])
     kept_file().chmod(0o666)
     probe_kept(["counting"])
     assert asked() == 2
 
 
-def test_nothing_is_kept_where_nothing_can_be(asked, monkeypatch):
+def test_unwritable_cache_folder_caches_nothing(asked, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
     assert asked() == 2

@@ -70,7 +70,7 @@ def container_of(found):
 
 @pytest.mark.parametrize("more", [[], ["--volume-claim", "runs", "--namespace", "ml", "--gpus", "2", "--procs-per-node", "2"]])
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_what_its_readers_take_strictly(kind, more):
+def test_each_kind_passes_strict_validation(kind, more):
     found = printed("--kind", kind, "--cpus", "500m", "--memory", "1.5Gi", *more)
     assert [document["kind"] for document in found] == KINDS[kind]
     for document in [*found, job_of(found)]:
@@ -79,7 +79,7 @@ def test_each_kind_is_what_its_readers_take_strictly(kind, more):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_broken_copy_is_refused(kind):
+def test_invalid_copy_is_refused(kind):
     found = printed("--kind", kind)
     for path, value in [
         (("spec", "completions"), "three"),
@@ -104,7 +104,7 @@ def test_a_broken_copy_is_refused(kind):
     ("kind", "host"),
     [("job", "quickstart-0.quickstart"), ("jobset", "quickstart-node-0-0.quickstart"), ("trainjob", "quickstart-node-0-0.quickstart")],
 )
-def test_the_pods_are_nodes_that_meet_at_the_first_one(kind, host):
+def test_pods_are_nodes_that_join_the_first(kind, host):
     found = printed("--kind", kind, "--port", "4711")
     spec = job_of(found)["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
@@ -126,7 +126,7 @@ def test_the_pods_are_nodes_that_meet_at_the_first_one(kind, host):
         assert found[2]["spec"]["trainer"]["numNodes"] == found[1]["spec"]["mlPolicy"]["numNodes"] == 3
 
 
-def test_only_the_pods_of_the_run_reach_each_other():
+def test_only_pods_of_the_run_reach_each_other():
     found = printed()
     fence, labels = found[0]["spec"], job_of(found)["spec"]["template"]["metadata"]["labels"]
     assert fence["podSelector"]["matchLabels"] == labels
@@ -145,7 +145,7 @@ def action(policy, exit_code=None, *, disrupted=False):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_with_a_volume_goes_on_and_its_exit_codes_say_how(kind):
+def test_run_with_volume_resumes_by_exit_code(kind):
     found = printed("--kind", kind, "--volume-claim", "runs")
     spec = job_of(found)["spec"]
     policy = spec["podFailurePolicy"]
@@ -161,7 +161,7 @@ def test_a_run_with_a_volume_goes_on_and_its_exit_codes_say_how(kind):
     assert container["command"] == [*command, "--start-timeout", "600", "--checkpoint-every", "600s", "--resume", "auto"]
 
 
-def test_a_run_without_a_volume_is_not_started_again():
+def test_run_without_volume_is_not_restarted():
     found = printed()
     spec = job_of(found)["spec"]
     assert spec["backoffLimit"] == 0
@@ -170,13 +170,13 @@ def test_a_run_without_a_volume_is_not_started_again():
     assert "cannot go on" in shown(*ASKED).stderr
 
 
-def test_what_the_job_says_itself_is_left_as_it_is():
+def test_settings_of_the_job_are_kept():
     command = container_of(printed("--volume-claim", "runs", "--checkpoint-every", "100steps", "--start-timeout", "30"))["command"]
     assert command[4:8] == ["--checkpoint-every", "100steps", "--start-timeout", "30"]
     assert command.count("--checkpoint-every") == command.count("--start-timeout") == 1
 
 
-def test_a_file_of_the_users_own_is_in_the_pods(tmp_path):
+def test_configuration_file_is_mounted_in_the_pods(tmp_path):
     path = tmp_path / "My Run.toml"
     path.write_text('# mine\nlr = 0.25\n\nname = "other"\n')
     done = shown(str(path), "--nodes", "2", "--image", "trainer")
@@ -192,14 +192,14 @@ def test_a_file_of_the_users_own_is_in_the_pods(tmp_path):
     assert found[0]["metadata"]["name"] == "my-run"
 
 
-def test_processes_of_one_pod_have_shared_memory_and_gpus_are_asked_for():
+def test_pods_have_shared_memory_and_requested_gpus():
     pod = job_of(printed("--gpus", "2", "--procs-per-node", "2"))["spec"]["template"]["spec"]
     assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
 
 
-def test_the_secret_is_named_and_never_there(monkeypatch):
+def test_secret_is_referenced_and_never_written(monkeypatch):
     monkeypatch.setenv("TRAINER_SECRET", "0123456789abcdef0123456789abcdef")
     done = shown(*ASKED, "--secret", "shared", "--namespace", "ml")
     assert "0123456789abcdef" not in done.output
@@ -207,7 +207,7 @@ def test_the_secret_is_named_and_never_there(monkeypatch):
     assert "kind: Secret" not in done.stdout
 
 
-def test_whom_a_run_tells_may_stand_in_the_same_secret(monkeypatch):
+def test_notification_address_may_be_in_the_secret(monkeypatch):
     monkeypatch.setenv("TRAINER_NOTIFY", "https://me:pass@hooks.example/SECRET")
     monkeypatch.setenv("TRAINER_ON_FAILURE", "mail me@example.org")
     done = shown(*ASKED, "--secret", "shared")
@@ -220,14 +220,14 @@ def test_whom_a_run_tells_may_stand_in_the_same_secret(monkeypatch):
     assert "me@example.org" not in done.output
 
 
-def test_what_the_pods_wait_for_is_told_where_the_manifest_goes_elsewhere():
+def test_required_objects_are_listed_in_piped_manifest():
     done = shown(*ASKED, "--namespace", "ml")
     made = "openssl rand -hex 16 | kubectl create secret generic quickstart --namespace ml --from-file=TRAINER_SECRET=/dev/stdin"
     assert f"#   {made}\n" in done.stdout
     assert f"once, before the manifest is applied: {made}\n" in done.stderr
 
 
-def test_gpus_are_insisted_on_and_those_that_nothing_uses_are_told():
+def test_gpus_are_required_and_unused_ones_reported():
     assert container_of(printed("--gpus", "1"))["command"][-2:] == ["--device", "gpu"]
     assert "--device" not in container_of(printed())["command"]
     done = shown(*ASKED, "--gpus", "4", "--procs-per-node", "2")
@@ -238,7 +238,7 @@ def test_gpus_are_insisted_on_and_those_that_nothing_uses_are_told():
     assert command.count("--device") == 1
 
 
-def test_variables_of_this_machine_that_the_pods_lack_are_told(monkeypatch):
+def test_variables_missing_in_the_pods_are_reported(monkeypatch):
     monkeypatch.setenv("TRAINER_LR", "0.5")
     done = shown(*ASKED)
     assert done.exception is None
@@ -267,7 +267,7 @@ def test_variables_of_this_machine_that_the_pods_lack_are_told(monkeypatch):
         (["--mlflow", "https://me:pass@example.org"], "mlflow: has a password"),
     ],
 )
-def test_what_would_fail_in_the_cluster_is_refused_at_once(arguments, message):
+def test_invalid_request_is_refused_immediately(arguments, message):
     done = shown(*ASKED, *arguments)
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
@@ -293,7 +293,7 @@ HOSTILE = st.sampled_from(
 @pytest.mark.thorough
 @given(words=st.lists(TEXT | HOSTILE, max_size=4), kind=st.sampled_from(sorted(KINDS)))
 @settings(deadline=None)
-def test_every_word_reaches_the_container_as_it_was_given(words, kind):
+def test_every_argument_reaches_the_container(words, kind):
     run = KubernetesRun("mine", 2, "trainer", command=("trainer", "run", *words), kind=kind)
     command = container_of(list(yaml.safe_load_all(manifest_text(run))))["command"]
     variables = {"TRAINER_SECRET": "secret", "TRAINER_RENDEZVOUS": "host"}
@@ -301,7 +301,7 @@ def test_every_word_reaches_the_container_as_it_was_given(words, kind):
 
 
 @given(config=TEXT.flatmap(lambda line: st.lists(st.just(line) | TEXT, max_size=4).map("\n".join)) | st.text("a \n\t#:", max_size=12))
-def test_a_configuration_arrives_as_it_is(config):
+def test_configuration_arrives_unchanged(config):
     run = KubernetesRun("mine", 2, "trainer", command=("trainer",), config=config)
     found = next(document for document in yaml.safe_load_all(manifest_text(run)) if document["kind"] == "ConfigMap")
     assert found["data"]["config.toml"] == config
@@ -313,21 +313,21 @@ PARTS = st.recursive(
 
 
 @given(st.dictionaries(TEXT | HOSTILE, PARTS, max_size=3))
-def test_a_document_is_read_as_it_was_written(document):
+def test_yaml_document_round_trips(document):
     assert yaml.safe_load(yaml_document(document)) == document
 
 
-def test_text_that_is_none_is_refused():
+def test_invalid_text_is_refused():
     with pytest.raises(UsageError, match="no character"):
         manifest_text(KubernetesRun("mine", 2, "trainer", command=("trainer", "\udcff")))
 
 
-def test_documents_are_what_is_printed():
+def test_documents_are_the_printed_manifest():
     run = KubernetesRun("mine", 2, "trainer", command=("trainer", "run"), claim="runs", restarts=1)
     assert list(yaml.safe_load_all(manifest_text(run))) == documents(run)
 
 
-def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypatch):
+def test_documentation_shows_the_printed_manifest(repository, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('backend = "torch"\n')
     text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
@@ -339,7 +339,7 @@ def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypat
         left = left.partition(part)[2]
 
 
-def test_the_image_is_made_of_extras_that_exist(repository):
+def test_image_installs_existing_extras(repository):
     dockerfile = (repository / "docs/docker/Dockerfile").read_text(encoding="utf-8")
     extras = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     (named,) = re.findall(r"^# EXTRA   (.*?)\.", dockerfile, re.MULTILINE)
@@ -351,7 +351,7 @@ def test_the_image_is_made_of_extras_that_exist(repository):
     assert 'ENTRYPOINT ["trainer"]' in dockerfile
 
 
-def test_settings_that_can_be_read_only_once_are_refused(tmp_path):
+def test_settings_from_standard_input_are_refused(tmp_path):
     pipe = tmp_path / "a.toml"
     os.mkfifo(pipe)
     done = shown(str(pipe), *ASKED[1:])

@@ -40,7 +40,7 @@ def grid(**axes):
 
 @pytest.mark.thorough
 @given(sizes=st.fixed_dictionaries({name: st.integers(1, len(values)) for name, values in AXES.items()}))
-def test_no_two_lines_of_a_panel_look_alike(sizes):
+def test_lines_of_a_panel_are_distinct(sizes):
     """Whatever the axes: colours and dashes tell the lines of each of the small multiples apart."""
     while np.prod(list(sizes.values())) > 60:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -56,7 +56,7 @@ def test_no_two_lines_of_a_panel_look_alike(sizes):
         assert all(line.label for line in found.all)
 
 
-def test_colour_is_for_one_axis_and_dash_for_the_other():
+def test_colour_shows_one_axis_and_dash_the_other():
     found = lines_of(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
     assert (found.coloured, found.dashed) == ("mode", "global_batch_size")
     for line in found.all:
@@ -66,7 +66,7 @@ def test_colour_is_for_one_axis_and_dash_for_the_other():
     assert found.parts == ("",)
 
 
-def test_a_third_axis_makes_small_multiples():
+def test_third_axis_makes_small_multiples():
     found = lines_of(grid(backend=("torch", "tf"), mode=("sync", "async"), lr=(0.1, 0.2)))
     assert found.parts == ("learning rate 0.1", "learning rate 0.2")
 
@@ -79,7 +79,7 @@ def test_more_names_than_colours_make_small_multiples():
     assert len({(line.part, line.stroke) for line in found.all}) == 7
 
 
-def test_a_disturbed_run_is_drawn_over_updates_alone_and_named():
+def test_contended_run_is_drawn_over_updates_only():
     runs = [made(f"t-{seed}", seed=seed) for seed in range(2)] + [made("f", backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"per_node": [starved_node(0.5)]}))
     found = lines_of(labelled(runs))
@@ -109,7 +109,7 @@ def drawn(folder):
     return {picture.name: picture for picture in found}
 
 
-def test_the_first_picture_ranks_the_set_ups(drawn):
+def test_first_chart_ranks_the_configurations(drawn):
     dots, learnt = drawn["decision"].panels
     assert isinstance(dots, Dots)
     assert dots.title == "Time to accuracy>=0.6"
@@ -134,7 +134,7 @@ def test_repeats_are_one_line(drawn):
     assert not over_seconds.counts
 
 
-def test_figures_are_drawn_over_a_setting_that_is_a_number(drawn):
+def test_numeric_setting_is_the_x_axis(drawn):
     panels = {panel.title: panel for panel in drawn["over-global_batch_size"].panels}
     assert list(panels) == ["Examples per second", "Time to the target", "Test accuracy at the end", "CPU", "Sent", "Memory"]
     speed = {curve.name: curve for curve in panels["Examples per second"].curves}
@@ -147,7 +147,7 @@ def test_figures_are_drawn_over_a_setting_that_is_a_number(drawn):
     assert (band.high - band.low).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_speed_up_and_efficiency_have_the_ideal_beside_them(tmp_path):
+def test_speedup_and_efficiency_show_the_ideal(tmp_path):
     for nodes, speed in ((1, 100.0), (2, 150.0)):
         path = make_run(tmp_path, f"n{nodes}", nodes=nodes, steps=40)
         summary = json.loads((path / "summary.json").read_text())
@@ -160,7 +160,7 @@ def test_speed_up_and_efficiency_have_the_ideal_beside_them(tmp_path):
     assert panels["Efficiency"].curves[0].y.tolist() == [100.0, 75.0]
 
 
-def test_of_many_set_ups_the_rest_is_behind_a_click(drawn):
+def test_many_configurations_hide_charts_behind_a_click(drawn):
     places = {name: picture.place for name, picture in drawn.items()}
     assert places["loss"] == "plots"
     assert {places["accuracy"], places["test-loss"], places["time-shares"]} == {"more"}
@@ -171,7 +171,7 @@ finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=6), min_size=2, max_size=5))
-def test_the_mean_of_repeats_lies_within_their_band_as_far_as_all_go(curves):
+def test_mean_of_repeats_lies_within_their_band(curves):
     """Both ways of putting curves together, with curves of different lengths; what is longer goes on by itself."""
     pairs = [(np.arange(1.0, len(curve) + 1), np.array(curve)) for curve in curves]
     shortest, longest = min(map(len, curves)), max(map(len, curves))
@@ -189,7 +189,7 @@ def test_the_mean_of_repeats_lies_within_their_band_as_far_as_all_go(curves):
             assert y[1:].tolist() == curve[shortest:]
 
 
-def test_a_repeat_that_goes_on_longer_makes_no_mean():
+def test_longer_repeat_adds_no_mean():
     """The mean of two that rise does not fall where the better one has reached its goal."""
     short, long = (np.array([0.0, 1.0]), np.array([0.65, 0.96])), (np.array([0.0, 1.0, 2.0]), np.array([0.65, 0.80, 0.84]))
     found = one_by_one([short, long])
@@ -198,7 +198,7 @@ def test_a_repeat_that_goes_on_longer_makes_no_mean():
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0.80, 0.84])
 
 
-def test_what_cannot_be_compared_is_not_ranked(tmp_path):
+def test_incomparable_runs_are_not_ranked(tmp_path):
     """Another target is another race."""
     for name, job, seconds in (
         ("a", {"backend": "torch", "until": "accuracy>=0.9"}, 8.0),
@@ -216,7 +216,7 @@ def test_what_cannot_be_compared_is_not_ranked(tmp_path):
     assert dots.missing[-1] == "not comparable with those above"
 
 
-def test_no_two_pictures_have_one_name(folder, tmp_path):
+def test_chart_names_are_unique(folder, tmp_path):
     """Also where a metric is called as another picture."""
     shutil.copytree(folder / "tf-5-0", tmp_path / "run")
     path = tmp_path / "run" / "evals.jsonl"

@@ -29,7 +29,7 @@ def name(node):
 
 
 @given(st.integers(2, 6), st.integers(0, 2**32))
-def test_the_node_that_all_dead_links_have_in_common_is_blamed_and_only_where_there_are_dead_links(nodes, seed):
+def test_dead_links_blame_the_node_they_share(nodes, seed):
     draw = random.Random(seed)
     assert cut_off(observed(nodes, set()), name) is None
     blamed = draw.randrange(nodes)
@@ -57,20 +57,20 @@ def test_the_node_that_all_dead_links_have_in_common_is_blamed_and_only_where_th
         ({(0, 1), (1, 0)}, "node 0 and node 1 do not reach each other"),
     ],
 )
-def test_what_is_told(dead, told):
+def test_cut_off_node_is_described(dead, told):
     assert cut_off(observed(3, dead), name).described == told
 
 
-def test_a_connection_that_one_side_alone_can_make_is_no_dead_link():
+def test_one_way_connection_is_no_dead_link():
     """As where a filter of packets refuses new connections, and those that there are go on."""
     assert cut_off({0: Found([1], [1], []), 1: Found([0], [], [])}, name) is None
 
 
-def test_datagrams_that_are_filtered_alone_are_no_matter():
+def test_filtered_datagrams_are_no_dead_link():
     assert cut_off({0: Found([1], [1], []), 1: Found([0], [0], [])}, name) is None
 
 
-def test_packets_that_a_busy_link_drops_are_no_matter_while_others_arrive():
+def test_dropped_datagrams_are_no_dead_link():
     assert cut_off({0: Found([1], [], [1]), 1: Found([0], [], [0])}, name) is None
 
 
@@ -99,14 +99,14 @@ def free_port(count):
         return [server.getsockname()[1]]
 
 
-def test_nodes_that_reach_each_other_find_that_soon(monkeypatch):
+def test_connected_nodes_are_found_quickly(monkeypatch):
     monkeypatch.setattr(probe, "PROBE_SECONDS", 60.0)  # else a slow machine could not be told from a wait
     found = probing(["127.0.0.1", "127.0.0.2", "127.0.0.3"], [b"t" * 16] * 3)
     for node in range(3):
         assert set(found[node]["reached"]) == {0, 1, 2} - {node}
 
 
-def test_a_datagram_of_somebody_else_is_not_heard():
+def test_foreign_datagram_is_ignored():
     """192.0.2.1 is nobody's (RFC 5737), so that the probes last for their time."""
     addresses = ["127.0.0.1", "127.0.0.2", "192.0.2.1"]
     probes = [PeerProbe(0), PeerProbe(1)]
@@ -121,7 +121,7 @@ def test_a_datagram_of_somebody_else_is_not_heard():
     probes[1].close()
 
 
-def test_no_more_is_tried_than_nodes_of_the_run():
+def test_probes_are_limited_to_nodes_of_the_run():
     own = PeerProbe(0)
     own.addresses = ["127.0.0.1"] * 100
     own.listen(free_port)
@@ -141,7 +141,7 @@ def test_no_more_is_tried_than_nodes_of_the_run():
 
 
 @given(st.integers(2, 80), st.integers(0, 2**32))
-def test_every_node_is_asked_about_as_many_as_it_may_try_and_both_nodes_of_a_pair_are(nodes, seed):
+def test_inquiry_covers_both_nodes_of_each_pair(nodes, seed):
     draw = random.Random(seed)
     asked = []
     inquiry = LinkInquiry(lambda node, message, kind: asked.append((node, message, kind)))

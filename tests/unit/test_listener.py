@@ -84,18 +84,18 @@ def handshake_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("peer ")]
 
 
-def test_what_is_promised():
+def test_listener_limits_are_as_documented():
     assert (PROOF_SECONDS, MAX_UNPROVEN) == (5.0, 256)
 
 
 @KINDS
-def test_a_hundred_strangers_hold_nobody_up(prove, join):
+def test_hundred_unauthenticated_clients_delay_nobody(prove, join):
     with opened(prove) as (address, admitted, _), Strangers(address, 100):
         assert max(seconds_to_join(join, address, admitted) for _ in range(5)) < 1.0
 
 
 @KINDS
-def test_whoever_drips_is_sent_away_in_time(monkeypatch, prove, join):
+def test_slow_client_is_disconnected_in_time(monkeypatch, prove, join):
     monkeypatch.setattr(module, "PROOF_SECONDS", 1.5)
     with opened(prove) as (address, admitted, reports):
         assert dripping(address, 15.0) == pytest.approx(1.5, abs=0.8)
@@ -103,7 +103,7 @@ def test_whoever_drips_is_sent_away_in_time(monkeypatch, prove, join):
         wait_until(lambda: any("127.0.0.1" in text for text in reports), 5, "the report")
 
 
-def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
+def test_oldest_client_is_dropped_and_nothing_leaks(monkeypatch):
     """A flood: the newest are heard, files and threads are bounded; afterwards all of them are gone, and every one was counted."""
     monkeypatch.setattr(module, "MAX_UNPROVEN", 20)
     before = open_descriptors()
@@ -121,7 +121,7 @@ def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
     assert "since the last one that was named" in reports[-1]
 
 
-def test_without_descriptors_a_stranger_gives_up_its_own():
+def test_exhausted_descriptors_drop_a_client():
     """In a process of its own, where nothing else opens or closes descriptors."""
     command = [sys.executable, "-c", "import test_listener; test_listener.use_up_descriptors()"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -156,7 +156,7 @@ def use_up_descriptors():
         assert seconds_to_join(join_driver, address, admitted) < 2.0
 
 
-def test_who_has_another_secret_learns_it_and_does_not_try_again():
+def test_wrong_secret_is_reported_and_not_retried():
     with opened(as_driver) as (address, admitted, reports):
         with pytest.raises(WrongSecretError):
             connect(address, b"the secret of another run")
@@ -166,7 +166,7 @@ def test_who_has_another_secret_learns_it_and_does_not_try_again():
         wait_until(lambda: any("secret" in text for text in reports), 2, "the report")
 
 
-def test_a_shard_that_refuses_says_so_at_once():
+def test_refusing_shard_reports_it_immediately():
     with opened(as_shard) as (address, _, reports):
         began = time.monotonic()
         with pytest.raises(RunFailedError, match="refused"):
@@ -175,7 +175,7 @@ def test_a_shard_that_refuses_says_so_at_once():
         wait_until(lambda: any("7 elements" in text for text in reports), 2, "the report")
 
 
-def test_a_worker_whose_connection_was_dropped_tries_again():
+def test_worker_retries_after_dropped_connection():
     """The first connection is reset in mid-handshake; the second one is heard."""
     first = threading.Event()
 
@@ -189,7 +189,7 @@ def test_a_worker_whose_connection_was_dropped_tries_again():
         assert seconds_to_join(join_shard, address, admitted) < 2.0
 
 
-def test_who_listens_and_says_nothing_is_given_up():
+def test_silent_listener_times_out():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         with pytest.raises(HandshakeError):
@@ -197,7 +197,7 @@ def test_who_listens_and_says_nothing_is_given_up():
         assert time.monotonic() - began < 2.0
 
 
-def test_the_peers_that_were_let_in_talk_on_after_the_door_is_closed():
+def test_accepted_peers_stay_connected_after_close():
     with opened(as_driver) as (address, admitted, _):
         ours = join_driver(address)
         theirs, _ = admitted.get(timeout=5)
@@ -207,7 +207,7 @@ def test_the_peers_that_were_let_in_talk_on_after_the_door_is_closed():
     theirs.close()
 
 
-def test_strangers_do_not_hold_up_the_ranks_that_start_tensorflow():
+def test_foreign_clients_do_not_delay_tensorflow_start():
     ranks = tuple(TaskSpec("worker", index, 0, leading=True) for index in range(3))
     ports = dict(zip((rank.name for rank in ranks), range(free_ports(3), 30_000), strict=False))
     cluster = Cluster(ranks, ("127.0.0.1",), ports, SECRET)
@@ -228,7 +228,7 @@ def test_strangers_do_not_hold_up_the_ranks_that_start_tensorflow():
 @KINDS
 @hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.binary(max_size=200), max_size=6), right_start=st.booleans(), hangs_up=st.booleans())
-def test_random_bytes_get_nobody_in(doors, prove, join, pieces, right_start, hangs_up):
+def test_random_bytes_are_never_accepted(doors, prove, join, pieces, right_start, hangs_up):
     """Whatever is sent, nobody is let in, no thread dies of it, and whoever has the secret is heard afterwards."""
     address, admitted, _ = doors[prove]
     head = HELLO.packed() if right_start else b""

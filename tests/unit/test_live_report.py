@@ -73,7 +73,7 @@ def without_page(path):
 
 
 @pytest.mark.thorough
-def test_a_run_is_followed_from_its_empty_directory_to_its_end(tmp_path):
+def test_run_is_followed_from_start_to_end(tmp_path):
     followed = Followed(tmp_path)
     assert (followed.published.version, followed.published.runs) == (0, 0)
     assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)
@@ -100,7 +100,7 @@ def test_a_run_is_followed_from_its_empty_directory_to_its_end(tmp_path):
     ]
 
 
-def test_the_page_is_that_of_the_command_without_its_scripts(tmp_path):
+def test_live_page_equals_the_report_without_scripts(tmp_path):
     paths = [make_run(tmp_path, name, steps=40) for name in ("one", "two")]
     followed = Followed(tmp_path)
     page = render(started_runs(map(Run, paths)))
@@ -109,7 +109,7 @@ def test_the_page_is_that_of_the_command_without_its_scripts(tmp_path):
     assert "".join(re.split(r"<script>.*?</script>", page, flags=re.DOTALL)) == followed.page
 
 
-def test_nothing_is_rendered_where_nothing_changes(tmp_path):
+def test_unchanged_runs_are_not_rendered(tmp_path):
     run = GrowingRun(tmp_path, "one").describe().train(8)
     followed = Followed(run.path)
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_nothing_is_rendered_where_nothing_changes(tmp_path):
     run.close()
 
 
-def test_a_change_within_the_pause_waits_and_is_not_said_to_be_shown(tmp_path):
+def test_change_during_the_pause_is_deferred(tmp_path):
     run = GrowingRun(tmp_path, "one").describe().train(8)
     followed = Followed(run.path)
     before = followed.published
@@ -136,7 +136,7 @@ def test_a_change_within_the_pause_waits_and_is_not_said_to_be_shown(tmp_path):
     run.close()
 
 
-def test_a_page_that_nobody_looks_at_is_not_rendered(tmp_path, monkeypatch):
+def test_unwatched_page_is_not_rendered(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ASKED_SECONDS", 0.0)
     monkeypatch.setattr(module, "MIN_PAUSE_SECONDS", 0.0)
     run = GrowingRun(tmp_path, "one").describe().train(8)
@@ -169,7 +169,7 @@ def test_a_page_that_nobody_looks_at_is_not_rendered(tmp_path, monkeypatch):
     run.close()
 
 
-def test_a_run_that_is_killed_is_at_work_no_longer(tmp_path):
+def test_killed_run_is_no_longer_in_progress(tmp_path):
     run = GrowingRun(tmp_path, "one").describe().train(8)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
         run.writer.write_status("running", pid=driver.pid)
@@ -182,7 +182,7 @@ def test_a_run_that_is_killed_is_at_work_no_longer(tmp_path):
     assert ">died<" in followed.page
 
 
-def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
+def test_damaged_run_is_named_and_others_are_shown(tmp_path):
     paths = [make_run(tmp_path, f"run-{number}", steps=8) for number in range(5)]
     good = (paths[3] / "evals.jsonl").read_bytes()
     followed = Followed(tmp_path)
@@ -207,7 +207,7 @@ def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_is_removed_leaves_the_page_and_the_last_one_stays(tmp_path):
+def test_removed_run_leaves_the_page_unless_it_is_the_last(tmp_path):
     paths = [make_run(tmp_path / "runs", name, steps=8) for name in ("one", "two")]
     followed = Followed(tmp_path / "runs")
     shutil.rmtree(paths[0])
@@ -223,7 +223,7 @@ def test_what_is_removed_leaves_the_page_and_the_last_one_stays(tmp_path):
     assert followed.published.notes == ("no longer there: one",)
 
 
-def test_a_run_that_failed_before_anything_was_known_is_said_to_have_failed(tmp_path):
+def test_run_that_failed_early_is_shown_as_failed(tmp_path):
     run = GrowingRun(tmp_path, "one")
     run.writer.write_status("failed", cause="no such data", exit_code=2)
     run.close()
@@ -232,7 +232,7 @@ def test_a_run_that_failed_before_anything_was_known_is_said_to_have_failed(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read any folder")
-def test_a_folder_that_may_not_be_read_any_more_is_named(tmp_path):
+def test_unreadable_folder_is_named(tmp_path):
     folder = tmp_path / "runs"
     make_run(folder, "one", steps=8)
     followed = Followed(folder)
@@ -253,7 +253,7 @@ def whole(tmp_path_factory):
 @pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_however_files_are_damaged_there_is_a_page_or_a_reason(whole, tmp_path_factory, data):
+def test_damaged_files_give_a_page_or_a_reason(whole, tmp_path_factory, data):
     """A file is cut, overwritten in part, or removed, as while somebody writes or deletes it."""
     out = tmp_path_factory.mktemp("damaged")
     paths = [Path(shutil.copytree(path, out / path.name)) for path in whole]
@@ -275,7 +275,7 @@ def test_however_files_are_damaged_there_is_a_page_or_a_reason(whole, tmp_path_f
     shutil.rmtree(out)
 
 
-def test_a_run_that_is_no_run_any_more_has_a_reason(tmp_path):
+def test_vanished_run_has_a_reason(tmp_path):
     path = make_run(tmp_path, "one", steps=8)
     shutil.rmtree(path)
     assert "is not a run directory" in without_page(path)
@@ -290,7 +290,7 @@ def test_a_run_that_is_no_run_any_more_has_a_reason(tmp_path):
         )
     )
 )
-def test_a_page_is_taken_apart_at_its_scripts(parts):
+def test_page_is_split_at_its_scripts(parts):
     tags = {"json": '<script type="application/json" id="x">', "script": "<script>"}
     page = "".join(f"{text}{tags[kind]}{inside}</script>" for text, kind, inside in parts) + "end"
     found = content_of(page)
@@ -299,7 +299,7 @@ def test_a_page_is_taken_apart_at_its_scripts(parts):
     assert found.document == kept.encode()
 
 
-def test_a_place_is_a_run_or_a_folder(tmp_path):
+def test_place_is_a_run_or_a_folder(tmp_path):
     out = tmp_path / "runs"
     one, point = make_run(out, "one", steps=8), make_run(out / "sweep", "point-1", steps=8)
     (out / "empty").mkdir()
@@ -346,7 +346,7 @@ def state(address):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_command_serves_until_a_signal_and_leaves_nothing(tmp_path, number):
+def test_command_serves_until_a_signal_and_cleans_up(tmp_path, number):
     run = GrowingRun(tmp_path / "runs", "one").describe().train(8)
     before = {path.relative_to(run.path) for path in run.path.rglob("*")}
     with live(tmp_path, run.path) as process:
@@ -373,7 +373,7 @@ def test_the_command_serves_until_a_signal_and_leaves_nothing(tmp_path, number):
 
 
 @pytest.mark.thorough
-def test_an_interrupt_ends_the_command_while_it_renders(tmp_path):
+def test_interrupt_ends_the_command_while_rendering(tmp_path):
     path = make_run(tmp_path / "runs", "long", steps=40_000)
     with live(tmp_path, path) as process:
         address = process.stdout.readline().strip()
@@ -385,7 +385,7 @@ def test_an_interrupt_ends_the_command_while_it_renders(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_command_takes_a_folder_that_has_no_run_yet_and_names_what_comes(tmp_path):
+def test_empty_folder_is_followed_and_new_runs_are_named(tmp_path):
     folder = tmp_path / "runs" / "sweep"
     folder.mkdir(parents=True)
     with live(tmp_path, "sweep", "--out", tmp_path / "runs") as process:
@@ -398,7 +398,7 @@ def test_the_command_takes_a_folder_that_has_no_run_yet_and_names_what_comes(tmp
         assert "there is no run in it yet" in process.communicate(timeout=SECONDS)[1]
 
 
-def test_what_is_given_and_would_do_nothing_is_refused(tmp_path, capsys, monkeypatch):
+def test_ineffective_options_are_refused(tmp_path, capsys, monkeypatch):
     path = make_run(tmp_path, "one", steps=8)
     monkeypatch.chdir(tmp_path)
     assert invoke(["report", str(path), "--live", "-o", "report.html"]) == 2

@@ -68,7 +68,7 @@ def status(answer):
     return int(re.match(rb"HTTP/1\.1 (\d{3}) ", answer)[1])
 
 
-def test_the_address_is_answered_with_the_document_and_strict_headers(server):
+def test_address_serves_the_page_with_strict_headers(server):
     assert re.fullmatch(rf"http://127\.0\.0\.1:{server.port}/\?token=[\w-]{{43}}", server.address)
     for host in (None, f"localhost:{server.port}", f"LocalHost:{server.port}"):
         head, _, body = sent(server, request(server, host=host)).partition(b"\r\n\r\n")
@@ -108,7 +108,7 @@ def test_the_address_is_answered_with_the_document_and_strict_headers(server):
         ({"more": "".join(f"X-{number}: a\r\n" for number in range(2000))}, 431),
     ],
 )
-def test_all_else_is_refused_in_a_line(server, change, expected):
+def test_invalid_request_is_refused_with_one_line(server, change, expected):
     answer = sent(server, request(server, **change))
     assert status(answer) == expected
     assert len(answer) < 1500
@@ -117,21 +117,21 @@ def test_all_else_is_refused_in_a_line(server, change, expected):
     assert b"Access-Control" not in answer
 
 
-def test_another_path_is_nothing_but_for_who_has_the_token_alone(server):
+def test_token_alone_gives_not_found_for_other_paths(server):
     assert status(sent(server, request(server, f"/no?token={server.token}"))) == 404
     assert status(sent(server, request(server, "/no"))) == 403
     assert status(sent(server, request(server, f"/?token={server.token}x"))) == 403
     assert status(sent(server, request(server, f"/?token={server.token}&token={server.token}"))) == 403
 
 
-def test_a_flood_that_never_ends_is_refused_and_not_kept(server):
+def test_endless_request_is_refused_and_not_stored(server):
     """More than any buffer between holds is sent, so that who sends it notices that nobody reads."""
     with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
         sent(server, b"GET /" + b"a" * 100_000_000)
     assert status(sent(server, request(server))) == 200
 
 
-def test_who_is_slow_is_refused_after_a_while_and_who_is_silent_is_left(server):
+def test_slow_client_times_out_and_silent_one_is_dropped(server):
     with ExitStack() as opened:
         silent, slow, dripping = (opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)) for _ in range(3))
         slow.sendall(b"GET / HTTP/1.1\r\n")
@@ -157,7 +157,7 @@ def test_who_is_slow_is_refused_after_a_while_and_who_is_silent_is_left(server):
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300) | st.text(alphabet="GET /?token=HTP1.\r\n:os", max_size=200).map(str.encode))
-def test_whatever_is_sent_nothing_is_told_and_the_next_one_is_answered(server, data):
+def test_random_bytes_reveal_nothing_and_do_no_harm(server, data):
     answer = sent(server, data + b"\r\n\r\n", end=True)
     assert 400 <= status(answer) < 500
     assert len(answer) < 1500
@@ -169,7 +169,7 @@ def test_whatever_is_sent_nothing_is_told_and_the_next_one_is_answered(server, d
     lines=st.lists(st.tuples(st.sampled_from(["Host", "host", "X-A", "Cookie"]), st.text(max_size=40)), max_size=5),
     method=st.sampled_from(["GET", "get", "PUT", "DELETE"]),
 )
-def test_no_request_without_token_and_host_is_taken(target, lines, method):
+def test_request_without_token_and_host_is_refused(target, lines, method):
     head = "\r\n".join([f"{method} /{target} HTTP/1.1", *(f"{name}: {value}" for name, value in lines)]).encode("latin-1", "replace")
     with pytest.raises(RefusedRequestError):
         parse_request(head, HOSTS, "s3cret-token")
@@ -180,7 +180,7 @@ def test_no_request_without_token_and_host_is_taken(target, lines, method):
     host=st.sampled_from(sorted(HOSTS)),
     other=st.from_regex(r"[a-z]{1,4}=[a-z]{0,5}", fullmatch=True),
 )
-def test_a_request_with_both_is_taken(path, host, other):
+def test_request_with_token_and_host_is_accepted(path, host, other):
     head = f"GET {path}?{other}&token=s3cret HTTP/1.1\r\nAccept: */*\r\nhOsT:{host} \r\nCookie: a=b; token=no"
     assert parse_request(head.encode("latin-1"), HOSTS, "s3cret") == path
 
@@ -191,7 +191,7 @@ def strangers():
 
 
 @pytest.mark.thorough
-def test_hundreds_of_connections_keep_nobody_out():
+def test_hundreds_of_connections_block_nobody():
     with serving() as (server, _), ExitStack() as opened:
         for number in range(400):
             connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
@@ -201,7 +201,7 @@ def test_hundreds_of_connections_keep_nobody_out():
         wait_until(lambda: not strangers(), 60, "the strangers' threads to end")
 
 
-def test_no_more_is_answered_at_once_than_there_is_room_for():
+def test_concurrent_answers_are_limited():
     """Each of these takes its document slowly, so that it stays in hand."""
     body = b"x" * 30_000_000
     with serving(lambda path: Document("text/plain", body)) as (server, _), ExitStack() as opened:
@@ -231,13 +231,13 @@ def test_closing_leaves_neither_port_nor_thread():
     server.close()
 
 
-def test_a_door_that_was_never_opened_is_closed():
+def test_unopened_server_can_be_closed():
     with LocalServer(lambda path: None, lambda text: None) as server:
         assert listens(server.port)
     assert not listens(server.port)
 
 
-def test_this_machine_alone_can_connect(server):
+def test_server_accepts_local_connections_only(server):
     lines = Path("/proc/net/tcp").read_text().splitlines()
     (line,) = (line for line in lines if f":{server.port:04X} 00000000:0000 0A" in line)
     assert line.split()[1].startswith("0100007F:")

@@ -26,7 +26,7 @@ def out(tmp_path):
     return tmp_path / "runs"
 
 
-def test_runs_are_found_one_level_deep_and_no_deeper(out):
+def test_runs_are_found_one_level_deep(out):
     assert sorted(run_names(out)) == sorted(RUNS)
     assert list(run_names(out / "nothing")) == []
     assert list(run_names(out / "file")) == []
@@ -43,12 +43,12 @@ def test_runs_are_found_one_level_deep_and_no_deeper(out):
         ("runs/a/b/too-deep", "a/b/too-deep"),
     ],
 )
-def test_a_path_and_a_name_mean_the_same_run(out, monkeypatch, text, found):
+def test_path_and_name_find_the_same_run(out, monkeypatch, text, found):
     monkeypatch.chdir(out.parent)
     assert find_run(text, Path("runs")).resolve() == (out / found).resolve()
 
 
-def test_a_path_comes_before_a_name(out, monkeypatch):
+def test_path_has_priority_over_a_name(out, monkeypatch):
     monkeypatch.chdir(out / "sweep")
     assert find_run("twice", out) == Path("twice")
     assert find_run(".", out / "sweep" / "twice") == out / "sweep" / "twice"
@@ -69,19 +69,19 @@ def test_a_path_comes_before_a_name(out, monkeypatch):
         ("x" * 300, r"got 'x{300}'"),
     ],
 )
-def test_what_is_no_run_is_named_with_what_is_near(out, text, said):
+def test_unknown_run_suggests_near_names(out, text, said):
     with pytest.raises(UsageError, match=said):
         find_run(text, out)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_missing_folder_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"there is no folder '.*nowhere' \(--out, TRAINER_OUT\)"):
         find_run("x", tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"there are no runs in"):
         find_run("x", tmp_path)
 
 
-def test_a_folder_stands_for_its_runs_and_none_comes_twice(out):
+def test_folder_gives_its_runs_without_duplicates(out):
     found = find_runs(["logreg-c3d4", "sweep", "sweep/twice", str(out / "logreg-c3d4")], out)
     assert [path.relative_to(out).as_posix() for path in found] == [
         "logreg-c3d4",
@@ -94,7 +94,7 @@ def test_a_folder_stands_for_its_runs_and_none_comes_twice(out):
 
 
 @pytest.mark.parametrize("find", [find_runs, lambda texts, out: find_readable_runs(texts, out)[0]])
-def test_what_is_named_again_counts_once_and_is_told(out, capsys, find):
+def test_repeated_names_count_once_and_are_reported(out, capsys, find):
     (out / "link").symlink_to("logreg-a1b2")
     detour = str(out / "sweep" / ".." / "logreg-a1b2")
     found = find(["logreg-a1b2", "logreg-a1b2", detour, "link", "logreg-c3d4", "sweep", "sweep"], out)
@@ -107,7 +107,7 @@ def test_what_is_named_again_counts_once_and_is_told(out, capsys, find):
     ]
 
 
-def test_a_sweeps_runs_come_in_the_order_of_its_points(out):
+def test_runs_of_a_sweep_are_in_the_order_of_its_points(out):
     points = [{"name": "batch_size=5,seed=0"}, {"name": "never ran"}, {"name": "batch_size=10,seed=0"}]
     (out / "sweep" / "sweep.json").write_text(json.dumps({"points": points}))
     names = ["batch_size=5,seed=0", "batch_size=10,seed=0", "twice"]

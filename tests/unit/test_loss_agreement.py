@@ -38,7 +38,7 @@ LOSSES = np.linspace(2.3, 0.2, 50, dtype=np.float32).tolist()
     ],
     ids=["identical", "equal", "part", "first", "nan"],
 )
-def test_it_is_said_how_they_agree(tmp_path, change, said):
+def test_agreement_of_losses_is_described(tmp_path, change, said):
     other = [value * change.get(index, 1.0) for index, value in enumerate(LOSSES)]
     runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", backend="tf"), other)]
     (found,) = loss_agreements(runs)
@@ -51,7 +51,7 @@ def test_it_is_said_how_they_agree(tmp_path, change, said):
     [{"seed": 1}, {"lr": 0.2}, {"global_batch_size": 64}, {"mode": "async"}, {"precision": "bf16"}],
     ids=lambda other: next(iter(other)),
 )
-def test_runs_that_train_otherwise_are_not_held_against_each_other(tmp_path, other):
+def test_runs_with_different_training_are_not_compared(tmp_path, other):
     runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **other), LOSSES)]
     assert loss_agreements(runs) == []
 
@@ -66,7 +66,7 @@ def test_runs_that_train_otherwise_are_not_held_against_each_other(tmp_path, oth
         ({"backend": ["torch", "tf"], "epochs": [12, 20], "eval_every": ["1epoch", "end"]}, True),
     ],
 )
-def test_a_run_that_learnt_otherwise_before_it_was_resumed_is_left_out(tmp_path, changed, alike):
+def test_resumed_run_with_other_history_is_not_compared(tmp_path, changed, alike):
     first, second = recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b"), LOSSES)
     path = second.path / "job.json"
     segments = [{"step": 0, "run_seconds": 0.0}, {"step": 20, "run_seconds": 0.5, "changed": changed}]
@@ -77,7 +77,7 @@ def test_a_run_that_learnt_otherwise_before_it_was_resumed_is_left_out(tmp_path,
 @pytest.mark.parametrize(
     "other", [{"nodes": 2, "global_batch_size": 32}, {"steps": 30}, {"compile": "on"}], ids=lambda other: next(iter(other))
 )
-def test_those_that_should_train_alike_are(tmp_path, other):
+def test_comparable_runs_agree_on_common_updates(tmp_path, other):
     runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **other), LOSSES[:30])]
     (found,) = loss_agreements(runs)
     assert (found.updates, found.identical) == (30, True)
@@ -85,7 +85,7 @@ def test_those_that_should_train_alike_are(tmp_path, other):
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(2**-10, 2**10, width=32), min_size=1, max_size=20), st.integers(0, 19), st.floats(1e-6, 1.0))
-def test_they_part_where_the_first_difference_is_too_large(tmp_path_factory, losses, place, change):
+def test_losses_part_at_the_first_large_difference(tmp_path_factory, losses, place, change):
     folder = tmp_path_factory.mktemp("runs")
     other = [np.float32(value * (1 + change)) if index >= place else value for index, value in enumerate(losses)]
     (found,) = loss_agreements([recorded(folder, made("a"), losses), recorded(folder, made("b"), other)])

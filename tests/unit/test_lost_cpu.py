@@ -40,7 +40,7 @@ say()
 
 
 @on_linux
-def test_every_thread_of_a_process_counts_and_one_that_sleeps_waits_for_nobody():
+def test_all_threads_count_and_a_sleeping_one_does_not_wait():
     core = str(min(os.sched_getaffinity(0)))
     with program(THREADS, core) as busy, program("say()") as idle:
         for one in (busy, idle):
@@ -54,7 +54,7 @@ def test_every_thread_of_a_process_counts_and_one_that_sleeps_waits_for_nobody()
 
 
 @on_linux
-def test_two_processes_on_one_core_wait_half_of_the_time_each():
+def test_two_processes_on_one_core_wait_half_the_time():
     code = "os.sched_setaffinity(0, {int(sys.argv[1])})\nsay()\nburn(60)"
     core = str(max(os.sched_getaffinity(0)))
     with program(code, core) as one, program(code, core) as other:
@@ -74,7 +74,7 @@ def test_two_processes_on_one_core_wait_half_of_the_time_each():
 
 
 @on_linux
-def test_the_machine_s_cpu_time_has_everybody_s():
+def test_machine_cpu_time_includes_all_processes():
     before, pressure = read_machine_cpu_seconds(), read_pressure_seconds()
     with program("say()\nburn(0.5)\nsay()") as stranger:
         stranger.line()
@@ -102,7 +102,7 @@ print(json.dumps([[getattr(record, name) for name in names] + [record.time_secon
 
 
 @on_linux
-def test_a_stranger_on_the_task_s_core_takes_half_of_it():
+def test_competing_process_takes_half_of_a_core():
     """Real samples of a real fight for a core, all the way to the fraction."""
     core = str(max(os.sched_getaffinity(0)))
     code = "os.sched_setaffinity(0, {int(sys.argv[1])})\nsay()\nburn(60)"
@@ -141,7 +141,7 @@ print(json.dumps([[last - first for first, last in zip(read[0], read[-1])]]))
 
 
 @on_linux
-def test_what_a_limit_grants_and_how_long_it_holds_a_task_up():
+def test_cpu_limit_and_throttled_time_are_measured():
     """A task that computes at its limit and then waits, as one does for a peer. What it stands still for its limit counts as waiting.
 
     The limit is low, so that it is reached on a busy machine too, and the task waits for most of the time.
@@ -164,7 +164,7 @@ def test_what_a_limit_grants_and_how_long_it_holds_a_task_up():
 
 
 @on_linux
-def test_a_process_without_a_limit_has_nothing_granted():
+def test_process_without_a_limit_has_no_grant():
     if cpu_quota_cores() is not None:
         pytest.skip("a group above this process has a limit")
     assert QuotaCounter().read() is None
@@ -186,7 +186,7 @@ USES = st.builds(
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4), shared=st.booleans())
-def test_no_more_is_lost_than_others_used_than_was_waited_for_and_than_there_is(nodes, shared):
+def test_lost_cpu_is_bounded_by_wait_and_foreign_use(nodes, shared):
     machines = ["one"] * len(nodes) if shared else [str(number) for number in range(len(nodes))]
     found = lost_cpu(nodes, machines)
     for node, loss in zip(nodes, found, strict=True):
@@ -199,7 +199,7 @@ def test_no_more_is_lost_than_others_used_than_was_waited_for_and_than_there_is(
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4), share=st.floats(0.0, 1.0))
-def test_a_wait_is_lost_to_others_in_the_proportion_that_they_had_of_the_cores(nodes, share):
+def test_wait_is_lost_in_proportion_to_foreign_use(nodes, share):
     """Where others had little beside what the run's nodes had, nodes waited for each other."""
     own = sum(node.used + node.trainer for node in nodes)
     foreign = share * own
@@ -210,7 +210,7 @@ def test_a_wait_is_lost_to_others_in_the_proportion_that_they_had_of_the_cores(n
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=3), gone=USES, machines=st.lists(st.sampled_from("ab"), min_size=3, max_size=3))
-def test_what_a_node_used_whose_machine_is_not_known_is_nobody_else_s(nodes, gone, machines):
+def test_use_on_unknown_machine_is_not_foreign(nodes, gone, machines):
     machines = machines[: len(nodes)]
     found = lost_cpu([*nodes, gone], [*machines, None])
     for node, where, loss in zip(nodes, machines, found, strict=False):
@@ -220,7 +220,7 @@ def test_what_a_node_used_whose_machine_is_not_known_is_nobody_else_s(nodes, gon
 
 
 @given(segments=st.lists(USES, min_size=1, max_size=4))
-def test_a_run_of_several_segments_lost_what_these_lost_together(segments):
+def test_segments_add_their_losses(segments):
     known = [lost_cpu([segment], ["one"])[0] for segment in segments]
     whole = mean_over_segments([None, *known])
     seconds = sum(segment.seconds for segment in segments)
@@ -231,7 +231,7 @@ def test_a_run_of_several_segments_lost_what_these_lost_together(segments):
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4))
-def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_long_they_wait(nodes):
+def test_nodes_alone_on_a_machine_are_never_starved(nodes):
     own = sum(node.used + node.trainer for node in nodes)
     found = [loss.fraction for loss in lost_cpu([replace(node, machine=own) for node in nodes], ["one"] * len(nodes))]
     assert found == pytest.approx([0.0] * len(nodes), abs=1e-6)
@@ -257,7 +257,7 @@ def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_lon
         (CpuUse(0.6, 0.4, 0.0, 2.0, None), None),
     ],
 )
-def test_what_was_lost_by_hand(use, expected):
+def test_lost_cpu_by_hand(use, expected):
     (loss,) = lost_cpu([use], ["one"])
     found = None if loss is None else loss.fraction
     assert found == (pytest.approx(expected, abs=1e-9) if isinstance(expected, float) else expected)
@@ -275,7 +275,7 @@ def contended(seconds, **figures):
     return sample(0, seconds, cores_available=2.0, **{name: 100 + rate * seconds for name, rate in counters.items()} | figures)
 
 
-def test_a_summary_has_what_was_lost_and_what_was_waited():
+def test_summary_has_lost_and_waited_cpu():
     clock = replace(CLOCK, run_seconds=4.0)
     (node,) = per_node([contended(tick) for tick in range(5)], 1, clock, machines=["here"])
     assert (node["starved_fraction"], node["foreign_cpu_cores_used"]) == (pytest.approx(0.4), pytest.approx(1.4))
@@ -315,7 +315,7 @@ def run_of(*segments):
 
 
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (2, 2)])
-def test_a_run_that_went_on_with_other_nodes_is_starved_where_its_cores_were_taken(first, second):
+def test_resized_run_is_starved_in_its_contended_segment(first, second):
     """The second segment is too short to tell anything, and makes nothing unknown of the first."""
     samples = run_of((0.0, 8.5, first, 1.0), (8.5, 10.0, second, 1.0))
     known, *more = per_node(samples, second, CLOCK_OF_10, [8.5], ["here"] * second)
@@ -326,7 +326,7 @@ def test_a_run_that_went_on_with_other_nodes_is_starved_where_its_cores_were_tak
 
 
 @given(first=st.integers(1, 3), second=st.integers(1, 3), turn=st.sampled_from([3.0, 5.0, 7.0]))
-def test_what_nodes_used_that_are_no_longer_there_or_new_is_nobody_else_s(first, second, turn):
+def test_use_of_removed_or_new_nodes_is_not_foreign(first, second, turn):
     samples = run_of((0.0, turn, first, 0.0), (turn, 10.0, second, 0.0))
     found = per_node(samples, second, CLOCK_OF_10, [turn], ["here"] * second)
     assert [node["starved_fraction"] for node in found] == pytest.approx([0.0] * second, abs=1e-9)

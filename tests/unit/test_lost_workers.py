@@ -19,7 +19,7 @@ SEED = os.environ["CROSSTRAIN_TEST_SEED"]
 
 
 @pytest.mark.thorough
-def test_each_shard_applies_each_update_once_whatever_workers_die_of():
+def test_shards_apply_each_update_once_despite_deaths():
     script = Path(__file__).parent / "lost_workers_torch.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}
     done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True, env=environment)
@@ -27,7 +27,7 @@ def test_each_shard_applies_each_update_once_whatever_workers_die_of():
 
 
 @given(st.lists(st.integers(0, 40), max_size=80))
-def test_a_step_is_new_once(steps):
+def test_step_is_new_once(steps):
     applied, seen = AppliedSteps(), set()
     for step in steps:
         assert (step in applied) == (step in seen)
@@ -41,7 +41,7 @@ def test_a_step_is_new_once(steps):
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 8), st.integers(1, 30))
-def test_what_is_kept_of_steps_grows_with_the_tickets_handed_out_alone(random, workers, tickets):
+def test_stored_steps_grow_with_tickets_only(random, workers, tickets):
     """Tickets of ten steps, of which each worker carries out one at a time: never more intervals than workers and one."""
     applied, waiting, held = AppliedSteps(), [range(10 * number, 10 * number + 10) for number in range(tickets)], {}
     while waiting or held:
@@ -57,7 +57,7 @@ def test_what_is_kept_of_steps_grows_with_the_tickets_handed_out_alone(random, w
     assert len(applied) == 1
 
 
-def test_a_lease_ends_with_the_next_one_or_by_the_chief():
+def test_lease_ends_by_the_next_one_or_the_chief():
     leases = Leases()
     first = leases.begin(1, 1)
     with first:
@@ -90,7 +90,7 @@ class Link:
 
 @settings(max_examples=60)
 @given(st.permutations(range(5)), st.lists(st.floats(0, 0.003), min_size=5, max_size=5))
-def test_of_connections_of_one_worker_the_one_that_came_last_stays_in_whatever_order_their_threads_ask(order, pauses):
+def test_newest_connection_of_a_worker_wins(order, pauses):
     links, admitted = WorkerLinks(lambda worker: None, lambda worker: None), []
     own = [Link() for _ in order]
 

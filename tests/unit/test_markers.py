@@ -22,7 +22,7 @@ def test_cases(a, b, seed):
 """
 
 
-def test_alone_marks_are_few_and_have_their_reason():
+def test_alone_marks_are_few_and_explained():
     lines = [line for path in TESTS.rglob("*.py") for line in path.read_text().splitlines() if MARK.search(line)]
     assert 0 < len(lines) <= MAX_ALONE
     assert [line for line in lines if not REASON.search(line)] == []
@@ -37,7 +37,7 @@ def session(folder, named, *options):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_cases_that_are_not_named_are_thorough(tmp_path):
+def test_unnamed_cases_are_thorough(tmp_path):
     code, said = session(tmp_path, '"x[1]-2", "y-1"', "--seed", "0", "-s")
     assert code == 0, said
     assert "2 passed, 2 deselected" in said
@@ -45,13 +45,13 @@ def test_cases_that_are_not_named_are_thorough(tmp_path):
     assert "Tests left to other commands: 2 (make test-thorough)" in said
 
 
-def test_a_case_that_is_not_there_is_an_error(tmp_path):
+def test_unknown_case_is_an_error(tmp_path):
     code, said = session(tmp_path, '"y-1", "y-3"')
     assert code == 2, said
     assert "quick_cases has to name, once, cases that no marker leaves out: not ['y-3']" in said
 
 
-def test_whatever_has_the_marker_clusters_is_run_by_its_command():
+def test_clusters_marker_is_run_by_its_command():
     named = (TESTS.parent / "Makefile").read_text()
     marked = {path.name for path in TESTS.rglob("test_*.py") if re.search(r"mark[.]clusters\b", path.read_text())}
     assert [name for name in marked if f"tests/cluster/{name}" not in named] == []

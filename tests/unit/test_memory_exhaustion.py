@@ -31,25 +31,25 @@ TF = "OOM when allocating tensor with shape[70368744177664] and type float on /j
         (RuntimeError("RESOURCE_EXHAUSTED: received a message that is larger than allowed"), None),
     ],
 )
-def test_which_errors_are_that(error, told):
+def test_out_of_memory_errors_are_recognised(error, told):
     assert told_of(error) == told
     outer = RuntimeError("the step failed")
     outer.__cause__ = error
     assert told_of(outer) == told
 
 
-def test_a_real_refusal_of_numpys():
+def test_numpy_allocation_failure_is_recognised():
     with pytest.raises(MemoryError) as refused:
         np.zeros(2**60, np.uint8)
     assert told_of(refused.value).startswith("Unable to allocate 1.00 EiB for an array")
 
 
-def test_the_worker_that_tensorflow_names():
+def test_worker_is_read_from_tensorflow_error():
     assert worker_in(TF) == "worker-1"
     assert worker_in(TORCH) is None
 
 
-def test_the_kernels_count_is_there_on_linux():
+def test_kernel_oom_count_exists_on_linux():
     assert kernel_oom_kills() >= 0
 
 
@@ -61,7 +61,7 @@ def described(task, error=None, **death):
     return str(failures.death_of(0, "node 0", Death(task, **fields)))
 
 
-def test_a_death_of_it_says_what_helps():
+def test_out_of_memory_death_suggests_a_remedy():
     found = described("worker-1", {"out_of_memory": TORCH})
     assert found == f"task worker-1 on node 0 ended with exit code 1, as it ran out of memory ({TORCH}): {REMEDY}"
     assert "--accumulate" in REMEDY
@@ -71,7 +71,7 @@ def test_a_death_of_it_says_what_helps():
     assert found == "task worker-1 on node 0 ended with exit code 1 (SomeError: Graph execution error:)"
 
 
-def test_a_kill_is_that_only_where_the_kernel_has_killed_meanwhile():
+def test_kill_is_out_of_memory_if_the_kernel_counted_it():
     killed = {"code": None, "signal": "SIGKILL"}
     assert described("worker-1", **killed, oom_kills=1).endswith(f"it ran out of memory, most likely: {REMEDY}")
     for kills in (0, None):

@@ -51,7 +51,7 @@ def meshes(tasks, silence_seconds=5.0, join=None):
     seed=st.integers(0, 2**32 - 1),
 )
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_sums_are_those_in_the_order_of_the_ranks_to_the_bit(shared_meshes, ranks, data, elements, kind, seed):
+def test_sums_equal_those_in_rank_order_bit_by_bit(shared_meshes, ranks, data, elements, kind, seed):
     vectors = vectors_of(ranks, elements, kind, seed)
     expected = in_rank_order(vectors)
     late = data.draw(st.integers(0, ranks))
@@ -81,7 +81,7 @@ def shared_meshes():
         yield of
 
 
-def test_whole_vectors_and_shares_give_the_same_sums(monkeypatch):
+def test_whole_and_sharded_sums_are_equal(monkeypatch):
     vectors = vectors_of(3, 5000, np.float32, 7)
     found = {}
     for name, most in (("whole", 1 << 40), ("shares", -1)):
@@ -93,7 +93,7 @@ def test_whole_vectors_and_shares_give_the_same_sums(monkeypatch):
     np.testing.assert_array_equal(found["whole"], found["shares"])
 
 
-def test_background_sums_come_in_the_order_in_which_they_were_submitted():
+def test_background_sums_arrive_in_submission_order():
     many = [vectors_of(3, size, np.float32, size) for size in (10, 70_000, 3, 200_000)]
     copies = [[vector.copy() for vector in vectors] for vectors in many]
 
@@ -109,14 +109,14 @@ def test_background_sums_come_in_the_order_in_which_they_were_submitted():
             np.testing.assert_array_equal(vector, in_rank_order(vectors))
 
 
-def test_the_first_ranks_values_are_spread_as_they_are():
+def test_broadcast_delivers_values_unchanged():
     values = np.array([0.0, -0.0, 1.5, np.inf, -1e-42], np.float32)
     with meshes(tasks_of(3)) as (_, on_all):
         for found in on_all(lambda mesh: mesh.spread(values if mesh.rank == 0 else None, (5,))):
             np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
 
 
-def test_a_rank_that_leaves_is_named_at_once():
+def test_departed_rank_is_named_immediately():
     with meshes(tasks_of(3)) as (made, _):
         began = time.monotonic()
         threading.Timer(0.2, made[2].close).start()
@@ -125,7 +125,7 @@ def test_a_rank_that_leaves_is_named_at_once():
         assert time.monotonic() - began < 1.2  # of which 0.2 before it left
 
 
-def test_a_rank_that_leaves_in_the_middle_of_a_large_sum_is_named():
+def test_departed_rank_is_named_during_a_large_sum():
     """Two of three ranks are at it, in shares, when the third goes."""
     with meshes(tasks_of(3)) as (made, on_all):
         threading.Timer(0.3, made[1].close).start()
@@ -140,13 +140,13 @@ def test_a_rank_that_leaves_in_the_middle_of_a_large_sum_is_named():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("elements", [2, 2_000_000])
-def test_a_slow_rank_is_waited_for(elements):
+def test_slow_rank_is_waited_for(elements):
     """For longer than a silent one, and also where it leaves bytes unread meanwhile."""
     with meshes(tasks_of(3), silence_seconds=3.0) as (_, on_all):
         on_all(lambda mesh: (time.sleep(7.0 * (mesh.rank == 1)), mesh.add_up(np.zeros(elements))))
 
 
-def test_ranks_that_are_out_of_step_fail():
+def test_ranks_out_of_step_fail():
     """The one whose vector is smallest sees it, and the others lose that one."""
     with meshes(tasks_of(3)) as (_, on_all):
 
@@ -188,7 +188,7 @@ time.sleep(60)
     [(signal.SIGSTOP, 10.0, ".*not been heard of for 2 s"), (signal.SIGKILL, 1.0, "(?!.*not been heard of)")],
     ids=["frozen", "killed"],
 )
-def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):
+def test_frozen_or_killed_process_is_named(number, most_seconds, words):
     tasks = tasks_of(2)
     process = subprocess.Popen([sys.executable, "-c", RANK_IN_A_PROCESS, json.dumps(tasks[0].cluster.to_json())])
     try:
@@ -204,7 +204,7 @@ def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):
         process.wait()
 
 
-def test_nobody_joins_without_the_secret_or_of_another_job(caplog):
+def test_wrong_secret_or_job_cannot_join(caplog):
     tasks = tasks_of(2)
     stranger = tasks_of(2, tasks[0].port)[1]
     with ThreadPoolExecutor(2) as pool:
@@ -216,7 +216,7 @@ def test_nobody_joins_without_the_secret_or_of_another_job(caplog):
     assert "turned away a connection" in caplog.text
 
 
-def test_a_rank_of_another_number_of_ranks_is_refused():
+def test_another_world_size_is_refused():
     tasks = tasks_of(2)
     other = tasks_of(3, tasks[0].port, tasks[0].cluster.secret)[2]
     with ThreadPoolExecutor(2) as pool:
@@ -227,7 +227,7 @@ def test_a_rank_of_another_number_of_ranks_is_refused():
             first.result()
 
 
-def test_strangers_do_not_keep_ranks_from_joining(monkeypatch):
+def test_unauthenticated_clients_do_not_block_ranks(monkeypatch):
     """Who stands at the door longest has to make room, a rank too, and tries again."""
     monkeypatch.setattr(listener, "MAX_UNPROVEN", 4)
     tasks = tasks_of(3)
@@ -270,12 +270,12 @@ def test_strangers_do_not_keep_ranks_from_joining(monkeypatch):
             thread.join()
 
 
-def test_a_missing_rank_is_named_after_the_start_timeout():
+def test_missing_rank_is_named_after_the_start_timeout():
     with pytest.raises(RunFailedError, match="worker-0 still waits for worker-1 to join"):
         Mesh(tasks_of(2)[0], 0.5, 5.0)
 
 
-def test_more_ranks_than_a_mesh_connects_are_refused():
+def test_too_many_ranks_are_refused():
     refuse_too_many(MAX_RANKS)
     with pytest.raises(UsageError, match=r"64 at most, and this job has 65; choose native"):
         refuse_too_many(MAX_RANKS + 1)
@@ -308,7 +308,7 @@ def beside(tasks, **options):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_a_mesh_beside_another_exchange_needs_no_port_of_the_run(ranks):
+def test_trial_mesh_needs_no_port_of_the_run(ranks):
     tasks = tasks_of(ranks)
     taken = [socket.create_server((task.address, task.port)) for task in tasks]  # as the run's own exchange has them
     opened = beside(tasks)
@@ -323,7 +323,7 @@ def test_a_mesh_beside_another_exchange_needs_no_port_of_the_run(ranks):
     assert all((vector == sum(range(ranks))).all() for vector in vectors)
 
 
-def test_where_a_rank_cannot_listen_no_rank_has_a_mesh_and_that_one_says_why():
+def test_rank_that_cannot_listen_disables_the_mesh():
     tasks = tasks_of(3)
     elsewhere = replace(tasks[1], cluster=replace(tasks[1].cluster, addresses=(ADDRESS, "192.0.2.1", ADDRESS)))  # none of this machine
     opened = beside([tasks[0], elsewhere, tasks[2]])
@@ -332,7 +332,7 @@ def test_where_a_rank_cannot_listen_no_rank_has_a_mesh_and_that_one_says_why():
     assert "worker-1 could not listen on 192.0.2.1" in opened[1][1]
 
 
-def test_where_a_rank_is_refused_no_rank_has_a_mesh_and_all_come_back_in_time():
+def test_refused_rank_disables_the_mesh_in_time():
     tasks = tasks_of(3)
     stranger = replace(tasks[2], cluster=replace(tasks[2].cluster, secret=secrets.token_hex(32)))
     began = time.monotonic()

@@ -43,7 +43,7 @@ def through_pipe(message):
 @given(
     st.dictionaries(st.text(max_size=8).filter(lambda key: key not in ("kind", "arrays")), JSON, max_size=4), st.lists(ARRAYS, max_size=3)
 )
-def test_what_is_sent_arrives(fields, arrays):
+def test_message_round_trips(fields, arrays):
     named = {f"array {number}": array for number, array in enumerate(arrays)}
     received = through_pipe(Message("anything", fields, named))
     assert received.kind == "anything"
@@ -55,13 +55,13 @@ def test_what_is_sent_arrives(fields, arrays):
         assert received.array(name).shape == array.shape
 
 
-def test_what_is_passed_on_is_unchanged():
+def test_forwarded_message_is_unchanged():
     first = through_pipe(Message("steps", {"from": "worker-1"}, {"losses": np.arange(7, dtype=np.float32)}))
     second = through_pipe(first)
     np.testing.assert_array_equal(second.array("losses"), np.arange(7, dtype=np.float32))
 
 
-def test_messages_passed_on_through_one_room_are_unchanged():
+def test_forwarding_through_one_buffer_changes_nothing():
     """Each lies where the one before it lay, whatever their sizes."""
     generator = np.random.default_rng(5)
     sent = [[generator.integers(0, 255, size, np.uint8) for size in sizes] for sizes in ([5], [], [0, 300_000], [7, 9, 11], [300_001])]
@@ -94,7 +94,7 @@ def test_messages_passed_on_through_one_room_are_unchanged():
 
 
 @pytest.mark.parametrize("line", [b"hello\n", b"[]\n", b'{"no":"kind"}\n', b'{"kind":"x","arrays":[["a"]]}\n'])
-def test_what_is_no_message_is_refused(line):
+def test_invalid_message_is_refused(line):
     read, write = os.pipe()
     with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
         writer.write(line)
@@ -104,7 +104,7 @@ def test_what_is_no_message_is_refused(line):
 
 
 @pytest.mark.parametrize("cut", [1, 30, -1])
-def test_a_torn_message_is_never_half_a_message(cut):
+def test_truncated_message_is_never_delivered(cut):
     """Torn in its header it is the end of the stream; torn in an array it is an error."""
     read, write = os.pipe()
     with os.fdopen(read, "rb") as reader:
@@ -119,12 +119,12 @@ def test_a_torn_message_is_never_half_a_message(cut):
             assert Stream(reader, reader).receive() is None
 
 
-def test_objects_do_not_travel():
+def test_objects_are_refused():
     with pytest.raises(ProtocolError):
         Message("x", {}, {"a": RawArray("|O", [1], bytes(8))}).array("a")
 
 
-def test_plans_results_and_states_survive():
+def test_plans_results_and_states_round_trip():
     plan = Plan(10, 3, 2, 4, np.array([0.1, 0.1, 0.1]))
     again = typed(Train.of(plan)).plan()
     assert (again.first_step, again.count, again.epoch, again.first_in_epoch) == (10, 3, 2, 4)
@@ -175,7 +175,7 @@ def shake_hands(driver_secret, agent_secret):
     return results["driver"], results["agent"]
 
 
-def test_the_handshake_lets_equals_talk():
+def test_handshake_accepts_equal_secrets():
     driver, agent = shake_hands(b"the same secret for both", b"the same secret for both")
     driver.send(Message("welcome", {"n": 1}))
     assert agent.receive() == Message("welcome", {"n": 1})
@@ -183,13 +183,13 @@ def test_the_handshake_lets_equals_talk():
     agent.close()
 
 
-def test_the_handshake_refuses_another_secret():
+def test_handshake_refuses_another_secret():
     driver, agent = shake_hands(b"the secret of the driver", b"the secret of a stranger")
     assert isinstance(driver, HandshakeError)
     assert isinstance(agent, OSError)
 
 
-def test_a_reflected_proof_is_refused():
+def test_reflected_proof_is_refused():
     """A stranger that sends our own challenge and proof back to us must not get in: the roles are part of the proof."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as stranger:
         ours, _ = server.accept()
@@ -231,7 +231,7 @@ class SlowFile:
         self.file.close()
 
 
-def test_cut_beside_close_ends_no_connection_that_is_opened_meanwhile():
+def test_concurrent_cut_spares_a_new_connection():
     """The number of the closed descriptor is given to the next one that is opened."""
     with ExitStack() as files:
         ours, _ = map(files.enter_context, socket.socketpair())

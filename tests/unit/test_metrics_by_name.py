@@ -38,7 +38,7 @@ def ranked(name, rank=2.0, **fields):
 # Comparisons ---------------------------------------------------------------------------------------------------------
 
 
-def test_notes_and_marks_name_the_metrics_that_the_runs_have():
+def test_notes_name_the_metrics_of_the_runs():
     comparison = compare_runs([ranked("one"), ranked("two", seed=1)], fold=False)
     told = "\n".join([*above(comparison), *below(comparison)])
     assert "seed (one: 0; two: 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in told
@@ -50,18 +50,18 @@ def test_notes_and_marks_name_the_metrics_that_the_runs_have():
     assert found["not_comparable_with_the_first"] == [[], ["loss", "top3", "mean_rank", "time to target"]]
 
 
-def test_models_with_other_metrics_have_each_named_once():
+def test_metrics_of_different_models_are_named_once():
     comparison = compare_runs([ranked("one"), made("two", until="accuracy>=0.8"), made("three", seed=1)], fold=False)
     assert "loss, top-3 accuracy, mean rank, accuracy and time to target are not comparable" in "\n".join(above(comparison))
 
 
-def test_runs_with_an_accuracy_have_that_named():
+def test_runs_with_an_accuracy_name_it():
     comparison = compare_runs([made("one"), made("two", seed=1)], fold=False)
     assert "loss, accuracy and time to target are not comparable" in "\n".join(above(comparison))
     assert comparison.to_json()["comparability"]["differences"][0]["makes_not_comparable"] == ["loss", "accuracy", "time to target"]
 
 
-def test_curves_are_asked_for_as_other_figures_are(tmp_path, capsys):
+def test_curves_are_requested_like_other_figures(tmp_path, capsys):
     paths = written(tmp_path, ranked("one"))
     assert invoke(["compare", "--curves", "nothing", *paths]) == 2
     assert "loss, top3, mean_rank" in capsys.readouterr().err
@@ -69,7 +69,7 @@ def test_curves_are_asked_for_as_other_figures_are(tmp_path, capsys):
     assert "got 'mean_rank', of which none of these runs has anything recorded" in capsys.readouterr().err
 
 
-def test_repeats_average_the_metrics_that_there_are():
+def test_repeats_average_existing_metrics():
     found = aggregate([ranked("one", 1.0).summary, ranked("two", 3.0).summary])["figures"]
     assert found["mean_rank"]["mean"] == 2.0
     assert "accuracy" not in found
@@ -88,7 +88,7 @@ def own(name, *metrics):
 
 
 @pytest.mark.parametrize("metrics", [("accuracy",), ("error",), ("accuracy", "error")])
-def test_a_metric_that_is_called_as_that_of_classifiers_is_shown_under_its_own_label(metrics):
+def test_metric_named_like_a_builtin_keeps_its_label(metrics):
     for comparison in (compare_runs([own("one", *metrics)], fold=False), compare_runs([own("one", *metrics), ranked("two")], fold=False)):
         columns = {one.key: one.label for one in run_columns(comparison.runs)}
         shown = {key: label for key, label in columns.items() if key in ("eval_accuracy", "eval_error")}
@@ -97,13 +97,13 @@ def test_a_metric_that_is_called_as_that_of_classifiers_is_shown_under_its_own_l
         assert all(OWN_NAMES[metric] in text for metric in metrics)
 
 
-def test_the_error_of_classifiers_stays_beside_their_accuracy():
+def test_error_follows_accuracy():
     for runs in ([made("one")], [made("one"), ranked("two")]):
         keys = [one.key for one in run_columns(compare_runs(runs, fold=False).runs)]
         assert keys[keys.index("eval_accuracy") + 1] == "eval_error"
 
 
-def test_the_best_value_of_a_metric_can_be_asked_for(tmp_path, capsys):
+def test_best_value_of_a_metric_can_be_requested(tmp_path, capsys):
     paths = written(tmp_path, ranked("one"), own("two", "error"))
     for name, label in (("best_eval_mean_rank", "best mean rank"), ("best-top3", "best top-3 accuracy"), ("best_error", "best mean error")):
         assert invoke(["compare", "--metric", name, *paths]) == 0
@@ -119,7 +119,7 @@ def row(name, **figures):
     return {**dict.fromkeys(FIGURES), "created_at": STARTED.isoformat(), "run": name, "path": f"runs/{name}", **figures}
 
 
-def test_a_metric_has_one_name_in_the_list_whether_it_was_asked_for_or_not():
+def test_list_names_a_metric_equally_if_requested():
     table = [row("a", eval_top3=0.5, best_eval_top3=0.75), row("b", eval_top3=0.25, best_eval_top3=0.5)]
     plain, asked = (runs_table(table, None, names)[0].splitlines()[0] for names in ([], ["eval_top3"]))
     assert plain == asked
@@ -128,12 +128,12 @@ def test_a_metric_has_one_name_in_the_list_whether_it_was_asked_for_or_not():
     assert "accuracy" in runs_table(table, None, ["eval_accuracy"])[0].splitlines()[0]
 
 
-def test_an_error_that_is_a_metric_of_its_own_is_in_the_list():
+def test_list_shows_an_error_metric():
     assert "error" in runs_table([row("a", eval_error=0.5)], None)[0].splitlines()[0].split()
     assert "error" not in runs_table([row("a", eval_error=0.5, eval_accuracy=0.5)], None)[0].splitlines()[0].split()
 
 
-def test_further_metrics_leave_a_narrow_terminal_before_the_headline():
+def test_narrow_list_drops_further_metrics_first():
     table = [row("a" * 40, state="succeeded", eval_top3=0.5, eval_mean_rank=2.0, examples_per_second=10.0)]
     for width in range(40, 200):
         text, left_out = runs_table(table, width)
@@ -141,7 +141,7 @@ def test_further_metrics_leave_a_narrow_terminal_before_the_headline():
         assert "top3" not in left_out or "mean rank" in left_out
 
 
-def test_an_order_by_a_metric_is_known_where_no_run_fits(tmp_path, capsys):
+def test_order_by_metric_is_known_without_matches(tmp_path, capsys):
     found = documents(sync_run(tmp_path / "other"))
     metrics = {"eval": {"step": 10, "epoch": 1.0, "loss": 0.5, "mean_rank": 2.0}}
     write_run(tmp_path / "out" / "one", variant(found, 0, name="one", **metrics))
@@ -150,7 +150,7 @@ def test_an_order_by_a_metric_is_known_where_no_run_fits(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"runs": []}
 
 
-def test_a_summary_has_the_metrics_of_its_own_run_and_no_others(tmp_path):
+def test_summary_has_only_its_run_s_metrics(tmp_path):
     """Also the one of an earlier release, which had none but this."""
     runs = [RunReader(Path(path)).summary() for path in written(tmp_path, ranked("one"), made("two"))]
     assert [name for name in runs[0]["eval"] if name in ("accuracy", "top3", "mean_rank")] == ["top3", "mean_rank"]

@@ -37,7 +37,7 @@ def processor_seconds(started):
     return times.user + times.system
 
 
-def test_cores_used_and_share_of_the_cores_available():
+def test_cores_used_are_a_share_of_those_available():
     with program("say(); burn(60)") as busy, program("say()") as idle:
         sampler = quiet_sampler(cores_available=4.0)
         for task in (busy, idle):
@@ -67,7 +67,7 @@ def test_cores_used_and_share_of_the_cores_available():
     assert record.interval_seconds >= 0.5
 
 
-def test_totals_keep_what_ended_tasks_used_and_equal_wait4():
+def test_totals_include_ended_tasks_and_equal_wait4():
     """A task is started again under its name; the node's CPU seconds are the sum of both lives, and never fall."""
     sampler = quiet_sampler(isolated=False)
     charged, records = [], []
@@ -91,7 +91,7 @@ def test_totals_keep_what_ended_tasks_used_and_equal_wait4():
     assert [record.problems for record in records] == [()] * len(records)
 
 
-def test_a_task_that_vanishes_is_told_once_and_nothing_else_stops():
+def test_vanished_task_is_reported_once():
     with program("say()") as lost, program("say()") as kept:
         sampler = quiet_sampler()
         for name, task in (("worker-0", lost), ("worker-1", kept)):
@@ -109,7 +109,7 @@ def test_a_task_that_vanishes_is_told_once_and_nothing_else_stops():
     assert second.memory_rss_bytes == records[0].memory_rss_bytes > 0
 
 
-def test_a_process_that_never_was_is_null_not_zero():
+def test_process_that_never_existed_gives_none():
     with program("") as task:
         task.reap()
         sampler = quiet_sampler(isolated=False)
@@ -143,7 +143,7 @@ sampler.stop()
 """
 
 
-def test_what_the_system_does_not_let_us_see_is_null_and_told_once():
+def test_unreadable_counters_are_none_and_reported_once():
     with ExitStack() as stack:
         if os.geteuid() == 0:
             other = stack.enter_context(program("say()"))
@@ -168,7 +168,7 @@ def test_what_the_system_does_not_let_us_see_is_null_and_told_once():
     assert second["problems"] == []
 
 
-def test_the_thread_keeps_time_takes_a_last_sample_and_tells_its_own_cost(monkeypatch):
+def test_sampler_keeps_time_and_reports_its_cost(monkeypatch):
     monkeypatch.setattr(
         "crosstrain.monitor.collector._FIRST_PSS_SECONDS", 60.0
     )  # later than the last sample, however late this thread wakes
@@ -205,7 +205,7 @@ def test_the_thread_keeps_time_takes_a_last_sample_and_tells_its_own_cost(monkey
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("monitor")]
 
 
-def test_an_emit_that_fails_does_not_end_the_sampler():
+def test_failing_emit_does_not_end_the_sampler():
     records = []
 
     def emit(record) -> None:
@@ -223,7 +223,7 @@ def test_an_emit_that_fails_does_not_end_the_sampler():
     assert [problem for record in records for problem in record.problems] == ["handing a sample on: Broken pipe"]
 
 
-def test_pss_is_read_when_due_and_null_in_between():
+def test_pss_is_none_between_its_readings():
     now = [100.0]
     with program("say()") as task:
         task.line()
@@ -251,7 +251,7 @@ def test_no_descriptors_are_left_open():
 
 
 @pytest.mark.parametrize("isolated", [True, False])
-def test_watching_four_tasks_costs_less_than_one_percent_of_a_core(isolated):
+def test_watching_four_tasks_costs_under_1_percent(isolated):
     """At 0.5 s a sample may take 5 ms of CPU time; the tasks have threads and connections as frameworks have.
 
     The walk through its table of connections that the kernel makes for a sample takes 2 to 6 ms by itself, as large as the

@@ -65,7 +65,7 @@ def sampler():
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_tcp_bytes_of_each_task_are_exact_also_of_closed_connections(sampler, address):
+def test_tcp_bytes_include_closed_connections(sampler, address):
     """5 MB are seen while the connection is open; 15 MB more and the closing fall between two samples."""
     try:
         socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
@@ -107,7 +107,7 @@ def until(sampler, condition):
     return record
 
 
-def test_the_traffic_of_other_processes_is_not_a_task_s(sampler):
+def test_other_processes_traffic_is_not_counted(sampler):
     with program(RECEIVER, "127.0.0.1") as receiver, program(SENDER, "127.0.0.1", receiver.line()) as sender, program("say()") as idle:
         sender.line()
         idle.line()
@@ -119,7 +119,7 @@ def test_the_traffic_of_other_processes_is_not_a_task_s(sampler):
     assert traffic_by_task(record)["worker-0"] == (0, 0)
 
 
-def test_a_child_s_connection_counts_with_its_task(sampler):
+def test_child_s_connection_counts_for_its_task(sampler):
     code = RECEIVER.replace("say(str(count))", "").replace(
         "listener.accept()", "listener.accept()\nlistener.close()\nprint('accepted', flush=True)"
     )
@@ -189,7 +189,7 @@ def in_a_namespace(code):
     return json.loads(output.stdout)
 
 
-def test_interface_bytes_in_a_namespace_of_its_own():
+def test_interface_bytes_are_exact_in_a_namespace():
     seen = in_a_namespace(FRAMES)
     assert seen["source"] == "interface"
     assert seen["problems"] == []
@@ -199,7 +199,7 @@ def test_interface_bytes_in_a_namespace_of_its_own():
     assert seen["interfaces"]["lo"][0] == seen["interfaces"]["lo"][1] >= MEGABYTE
 
 
-def test_interface_counters_count_from_their_making():
+def test_interface_counters_start_at_creation():
     counters = InterfaceCounters()
     first = counters.read()
     assert "lo" in first
@@ -240,7 +240,7 @@ print(json.dumps([{"problems": record.problems, "sent": record.network_sent_byte
 """
 
 
-def test_more_closings_than_the_kernel_keeps_notices_of_are_told_and_survived():
+def test_overflow_of_closing_notices_is_reported():
     before, first, second = in_a_namespace(CLOSINGS)
     assert before["problems"] == []
     assert len(first["problems"]) == 1

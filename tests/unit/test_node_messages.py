@@ -125,7 +125,7 @@ def leaves(kind):
     return [leaf for each in below for leaf in leaves(each)] if below else [kind]
 
 
-def test_every_message_of_a_node_declares_when_it_arrives():
+def test_node_messages_declare_when_they_arrive():
     assert [kind for kind in leaves(FromNode) if kind.__module__.startswith("crosstrain") and kind.ARRIVES == 0] == []
 
 
@@ -201,12 +201,12 @@ def send(end, message):
 
 
 @pytest.mark.parametrize("kind", SOUND)
-def test_what_nodes_say_is_let_through(kind):
+def test_valid_node_message_is_accepted(kind):
     assert wrong_with(1, travelled(SOUND[kind]), NODE_OF) is None
 
 
 @pytest.mark.parametrize("kind", SOUND)
-def test_a_message_without_one_of_its_fields_or_with_another_is_none(kind):
+def test_message_with_missing_or_extra_field_is_refused(kind):
     sound = SOUND[kind]
     for name in sound.fields:
         less = {key: value for key, value in sound.fields.items() if key != name}
@@ -241,7 +241,7 @@ def damaged(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(damaged())
-def test_a_damaged_message_is_refused_or_harmless(message):
+def test_damaged_message_is_refused_or_harmless(message):
     """Never a traceback: the control makes of it the end of that node, or something of the form that its readers expect."""
     received = travelled(message)
     if (wrong := wrong_with(1, received, NODE_OF)) is not None:
@@ -310,7 +310,7 @@ def failures():
 
 
 @pytest.mark.parametrize("number", range(len(FORBIDDEN)), ids=lambda number: getattr(FORBIDDEN[number], "kind", f"raw {number}"))
-def test_a_node_that_sends_what_nobody_sends_is_cut_off_and_blamed(failures, number):
+def test_node_that_violates_the_protocol_is_cut_off(failures, number):
     failure = failures[number].result()
     assert re.search(r"node 1.* sent .*: it is broken, or hostile, and has been cut off", str(failure)), failure
     assert failure.task == "agent-1"
@@ -334,7 +334,7 @@ STATE_ANSWERS = [
 IN_ORDER = [SOUND["steps"], done(TRAIN), SOUND["steps"], SOUND["evaluated"], done(EVALUATE), done(STATE), *STATE_ANSWERS]
 
 
-def test_answers_in_their_order_are_let_through():
+def test_answers_in_order_are_accepted():
     with cluster() as (control, (_, node)):
         for command in (TRAIN, EVALUATE, STATE):
             control.send(command)
@@ -346,7 +346,7 @@ def test_answers_in_their_order_are_let_through():
 @given(st.permutations(range(len(IN_ORDER))))
 @example([1, 0, *range(2, len(IN_ORDER))])
 @example([*range(2, 5), 0, 1, *range(5, len(IN_ORDER))])
-def test_answers_in_an_order_that_cannot_be_are_wrong(order):
+def test_answers_out_of_order_are_refused(order):
     """Steps may come during any command; everything else has its place."""
     places = [place for place in order if place not in (0, 2)]
     possible = places == sorted(places) and max(order.index(0), order.index(2)) < order.index(5)
@@ -358,7 +358,7 @@ def test_answers_in_an_order_that_cannot_be_are_wrong(order):
     assert all(asked.wrong_with(1, read(IN_ORDER[place])) is None for place in order) == possible
 
 
-def test_what_is_forbidden_is_a_breach_also_while_the_run_ends():
+def test_violation_is_noticed_while_the_run_ends():
     with cluster() as (control, (first, node)):
         send(node, Message("nobody sends this"))
         answering = threading.Thread(target=lambda: (first.recv(2**16), send(first, Message("stopped"))))
@@ -370,7 +370,7 @@ def test_what_is_forbidden_is_a_breach_also_while_the_run_ends():
         assert "node 1 (host 127.0.0.1) sent a message 'nobody sends this'" in str(control.nodes.violation)
 
 
-def test_a_node_that_ends_in_the_middle_of_a_message_is_lost_and_no_breach():
+def test_truncated_message_is_a_loss_and_no_violation():
     with cluster() as (control, (_, node)):
         node.sendall(json.dumps({"kind": "log", "task": "worker-1", "arrays": [["text", "|u1", [9], 9]]}).encode() + b"\nabc")
         node.shutdown(socket.SHUT_RDWR)
@@ -389,7 +389,7 @@ def test_arrays_of_a_message_are_bounded():
             Stream(file, other).receive()
 
 
-def test_what_tasks_and_agents_really_send_is_let_through():
+def test_real_messages_of_tasks_and_agents_are_accepted():
     """Made by the functions that they make it by."""
     state = State({"w": np.ones((2, 3), np.float32)}, {"momentum": {"w": np.zeros((2, 3), np.float32)}}, 4, {}, {"loss_scale": 8.0})
     sent = [
@@ -409,7 +409,7 @@ def test_what_tasks_and_agents_really_send_is_let_through():
     assert wrong_with(1, travelled(hello), NODE_OF) is None
 
 
-def test_an_error_about_a_file_whose_name_is_no_unicode_is_told():
+def test_error_with_undecodable_file_name_is_accepted():
     sent = []
 
     class Channel:
@@ -434,7 +434,7 @@ def test_an_error_about_a_file_whose_name_is_no_unicode_is_told():
         (type("É", (MemoryError,), {})("could not load\udcff" * 10_000), None),
     ],
 )
-def test_whatever_a_users_code_raises_is_told(error, number):
+def test_error_of_user_code_is_accepted(error, number):
     """And the node is not taken for a broken one."""
     sent = []
 
@@ -448,7 +448,7 @@ def test_whatever_a_users_code_raises_is_told(error, number):
     assert any(text in received["message"] for text in ("could not load", "no such file"))
 
 
-def test_an_agent_names_the_task_whatever_the_task_says_itself():
+def test_agent_overrides_the_task_s_name():
     said = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
     assert read(travelled(said.sent_by("worker-1"))).task == "worker-1"
     assert said.sent_by("worker-1")["from"] == "worker-1"

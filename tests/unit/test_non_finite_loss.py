@@ -17,7 +17,7 @@ def guard(on_nan="fail"):
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.integers(0, 10**6))
-def test_the_first_loss_that_is_not_finite_ends_the_run(losses, first_step):
+def test_first_non_finite_loss_ends_the_run(losses, first_step):
     rates = np.linspace(0.1, 0.2, len(losses))
     bad = next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
     watched, told = guard()
@@ -33,7 +33,7 @@ def test_the_first_loss_that_is_not_finite_ends_the_run(losses, first_step):
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_an_evaluation_counts_too(loss):
+def test_non_finite_evaluation_ends_the_run(loss):
     watched, _ = guard()
     watched.evaluated(3, "test", 0.7)
     watched.trained(3, np.array([0.5, 0.4]), np.array([0.3, 0.2]))
@@ -41,7 +41,7 @@ def test_an_evaluation_counts_too(loss):
         watched.evaluated(5, "test", loss)
 
 
-def test_a_run_that_goes_on_says_so_once():
+def test_continuing_run_warns_once():
     watched, told = guard("continue")
     for step in range(3):
         watched.trained(step, np.array([math.nan]), np.array([0.1]))

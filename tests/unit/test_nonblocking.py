@@ -68,7 +68,7 @@ def taken(incoming):
 
 @settings(max_examples=40)
 @given(messages=st.lists(MESSAGES, max_size=6), pieces=st.lists(st.integers(1, 5000), min_size=1, max_size=40), held=st.integers(0, 500))
-def test_messages_arrive_whole_and_in_order_in_whatever_pieces_they_come(messages, pieces, held):
+def test_messages_arrive_in_order_from_any_pieces(messages, pieces, held):
     data = b"".join(bytes(part) for message in messages for part in encoded(message))
     with lent(held=data[:held]) as (ours, theirs):
         incoming, found, rest, turn = Incoming(ours), [], data[held:], 0
@@ -117,7 +117,7 @@ LINES = st.one_of(
 @example(b'{"kind":"x","arrays":[["a","|u1",[3],-1]]}')
 @example(b"[" * 100_000)
 @example(b'{"kind":"x","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
-def test_a_line_means_the_same_to_who_reads_and_to_who_waits(line):
+def test_blocking_and_nonblocking_readers_agree(line):
     """The reader of the standard library is the truth, but for nesting, of which either refuses what it cannot follow."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
@@ -142,7 +142,7 @@ def test_a_header_is_bounded(line):
 
 
 @given(before=st.lists(st.binary(max_size=50).filter(lambda line: b"begins" not in line), max_size=5), piece=st.integers(1, 80))
-def test_what_precedes_the_first_message_is_skipped(before, piece):
+def test_lines_before_the_first_message_are_skipped(before, piece):
     data = b"".join(line + b"\n" for line in before) + b"begins\r\n" + b"".join(map(bytes, encoded(Message("x"))))
     begun = []
     with lent(b"begins", begun=lambda: begun.append(1)) as (ours, theirs):
@@ -156,7 +156,7 @@ def test_what_precedes_the_first_message_is_skipped(before, piece):
 
 
 @pytest.mark.parametrize("line", [b"x\n", b"x"])
-def test_what_precedes_it_is_bounded(line):
+def test_lines_before_the_first_message_are_bounded(line):
     block = line * (2**17 // len(line))
     with lent(b"begins") as (ours, theirs):
         incoming = Incoming(ours)
@@ -185,7 +185,7 @@ def test_what_precedes_it_is_bounded(line):
 @pytest.mark.thorough
 @settings(max_examples=15)
 @given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=12), reads=st.lists(st.integers(1, 300_000), min_size=1))
-def test_a_slow_reader_gets_everything_in_order_and_whoever_tells_it_never_waits(sizes, reads):
+def test_slow_reader_gets_everything_without_blocking(sizes, reads):
     messages = [Message(str(number), {}, {"a": np.full(size, number, np.uint8)}) for number, size in enumerate(sizes)]
     expected = b"".join(bytes(part) for message in messages for part in encoded(message))
     with lent() as (ours, theirs):
@@ -204,7 +204,7 @@ def test_a_slow_reader_gets_everything_in_order_and_whoever_tells_it_never_waits
         os.close(ours.reading)
 
 
-def test_a_peer_that_has_gone_takes_nothing_and_holds_nobody_up():
+def test_closed_peer_does_not_block():
     with lent() as (ours, theirs):
         outgoing = Outgoing(ours)
         assert outgoing.tell(Message("x", {}, {"a": np.zeros(10**7, np.uint8)}))
@@ -216,7 +216,7 @@ def test_a_peer_that_has_gone_takes_nothing_and_holds_nobody_up():
         os.close(ours.reading)
 
 
-def test_what_is_no_json_does_not_travel():
+def test_non_json_value_is_refused():
     with pytest.raises(TypeError, match="does not travel"):
         encoded(Message("x", {"a": object()}))
 
@@ -237,7 +237,7 @@ def members(count):
         yield Members(channels), nodes
 
 
-def test_two_hundred_nodes_are_heard_and_told_by_one_thread_and_those_that_go_are_lost_once():
+def test_one_thread_serves_200_nodes_and_reports_losses():
     count, rounds, before = 200, 5, threading.active_count()
     with members(count) as (driver, nodes):
         assert threading.active_count() <= before + 1
@@ -264,7 +264,7 @@ def test_two_hundred_nodes_are_heard_and_told_by_one_thread_and_those_that_go_ar
         assert driver.next(0.1) is None
 
 
-def test_nodes_that_do_not_read_and_one_that_floods_hold_up_nobody():
+def test_flooding_and_unread_nodes_block_nobody():
     size = FILE_PIECE_BYTES
     with members(3) as (driver, (_, flooding, live)):
         driver.watch(3600.0)
@@ -294,7 +294,7 @@ def test_nodes_that_do_not_read_and_one_that_floods_hold_up_nobody():
         assert driver.lost == []
 
 
-def test_a_child_is_spoken_to_over_pipes_and_ends_with_its_input_once_nothing_more_is_told():
+def test_child_over_pipes_ends_with_its_input():
     process, stream = start_over_stdio(subprocess.Popen, ["cat"])
     driver = Members([NodeChannel(0, stream, "127.0.0.1", False, None, True, process)])
     text = "x" * 10**6
@@ -310,7 +310,7 @@ def test_a_child_is_spoken_to_over_pipes_and_ends_with_its_input_once_nothing_mo
     stream.close()
 
 
-def test_a_message_that_was_read_with_the_one_before_is_not_lost():
+def test_message_read_with_the_previous_one_is_kept():
     """A node may have said more behind its greeting, which the launcher has read through its own file."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
@@ -325,7 +325,7 @@ def test_a_message_that_was_read_with_the_one_before_is_not_lost():
         assert [driver.next(10.0)[1].kind for _ in range(2)] == ["hello", "sample"]
 
 
-def test_a_channel_that_was_closed_is_lost():
+def test_closed_channel_is_lost():
     with members(2) as (_, _), ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
         stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
