@@ -29,7 +29,7 @@ counting = Counting()
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
+def count_probes(tmp_path, monkeypatch):
     """Install a backend for this process and its children, with a cache of its own; return how often it was asked."""
     place = tmp_path / "plugin"
     place.mkdir()
@@ -50,11 +50,11 @@ FOUND = [Availability("counting", "1.0", ("cpu",))]
 
 
 @pytest.mark.thorough
-def test_framework_is_probed_once(asked):
+def test_framework_is_probed_once(count_probes):
     assert [probe_kept(["counting"]) for _ in range(3)] == [FOUND] * 3
-    assert asked() == 1
+    assert count_probes() == 1
     assert probe_kept(["counting"], fresh=True) == FOUND
-    assert asked() == 2
+    assert count_probes() == 2
 
 
 def changes(tmp_path, monkeypatch):
@@ -68,17 +68,17 @@ def changes(tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["another package", "the backend's file", "a variable"])
-def test_changed_dependency_probes_again(asked, tmp_path, monkeypatch, change):
+def test_changed_dependency_probes_again(count_probes, tmp_path, monkeypatch, change):
     probe_kept(["counting"])
     changes(tmp_path, monkeypatch)[change]()
     assert probe_kept(["counting"]) == FOUND
-    assert asked() == 2
+    assert count_probes() == 2
 
 
-def test_problem_is_not_cached(asked, monkeypatch):
+def test_problem_is_not_cached(count_probes, monkeypatch):
     monkeypatch.setenv("COUNTING_PROBLEM", "it is broken")
     assert [probe_kept(["counting"])[0].problem for _ in range(2)] == ["it is broken"] * 2
-    assert asked() == 2
+    assert count_probes() == 2
     monkeypatch.delenv("COUNTING_PROBLEM")
     assert probe_kept(["counting"]) == FOUND
 
@@ -87,23 +87,23 @@ def test_problem_is_not_cached(asked, monkeypatch):
 @pytest.mark.parametrize(
     "found", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
 )
-def test_invalid_cache_file_is_replaced(asked, found):
+def test_invalid_cache_file_is_replaced(count_probes, found):
     kept_file().parent.mkdir(parents=True)
     kept_file().write_text(found)
     assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
-    assert asked() == 1
+    assert count_probes() == 1
     assert set(json.loads(kept_file().read_text())) == {"counting"}
 
 
 @pytest.mark.thorough
-def test_cache_file_writable_by_others_is_ignored(asked):
+def test_cache_file_writable_by_others_is_ignored(count_probes):
     probe_kept(["counting"])
     kept_file().chmod(0o666)
     probe_kept(["counting"])
-    assert asked() == 2
+    assert count_probes() == 2
 
 
-def test_unwritable_cache_folder_caches_nothing(asked, monkeypatch):
+def test_unwritable_cache_folder_caches_nothing(count_probes, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
-    assert asked() == 2
+    assert count_probes() == 2

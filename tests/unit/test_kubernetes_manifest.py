@@ -53,9 +53,9 @@ def refused(document):
         return True
 
 
-def job_of(found):
+def job_of(manifest):
     """The Job among the objects, whatever it is part of, as an object of its own."""
-    last = next(document for document in found if document["kind"] in ("Job", "JobSet", "TrainingRuntime"))
+    last = next(document for document in manifest if document["kind"] in ("Job", "JobSet", "TrainingRuntime"))
     if last["kind"] == "Job":
         return last
     spec = last["spec"] if last["kind"] == "JobSet" else last["spec"]["template"]["spec"]
@@ -63,24 +63,24 @@ def job_of(found):
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "inner"}, "spec": replicated["template"]["spec"]}
 
 
-def container_of(found):
-    (container,) = job_of(found)["spec"]["template"]["spec"]["containers"]
+def container_of(manifest):
+    (container,) = job_of(manifest)["spec"]["template"]["spec"]["containers"]
     return container
 
 
 @pytest.mark.parametrize("more", [[], ["--volume-claim", "runs", "--namespace", "ml", "--gpus", "2", "--procs-per-node", "2"]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_passes_strict_validation(kind, more):
-    found = printed("--kind", kind, "--cpus", "500m", "--memory", "1.5Gi", *more)
-    assert [document["kind"] for document in found] == KINDS[kind]
-    for document in [*found, job_of(found)]:
+    manifest = printed("--kind", kind, "--cpus", "500m", "--memory", "1.5Gi", *more)
+    assert [document["kind"] for document in manifest] == KINDS[kind]
+    for document in [*manifest, job_of(manifest)]:
         assert not refused(document)
-    assert {document["metadata"].get("namespace") for document in found} == {"ml" if more else None}
+    assert {document["metadata"].get("namespace") for document in manifest} == {"ml" if more else None}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_invalid_copy_is_refused(kind):
-    found = printed("--kind", kind)
+    manifest = printed("--kind", kind)
     for path, value in [
         (("spec", "completions"), "three"),
         (("spec", "complections"), 3),
@@ -88,13 +88,13 @@ def test_invalid_copy_is_refused(kind):
         (("spec", "template", "spec", "containers", 0, "comand"), ["trainer"]),
         (("spec", "template", "spec", "containers", 0, "env", 0, "value"), 29400),
     ]:
-        job = copy.deepcopy(job_of(found))
+        job = copy.deepcopy(job_of(manifest))
         place = job
         for key in path[:-1]:
             place = place[key]
         place[path[-1]] = value
         assert refused(job), path
-    for document in found:
+    for document in manifest:
         if document["kind"] in MODELS:
             assert refused({**document, "spec": {**document["spec"], "unheard": 1}})
             assert refused({**document, "spec": {**document["spec"], "suspend": "maybe"}} if kind == "jobset" else {**document, "spec": 3})
@@ -105,30 +105,30 @@ def test_invalid_copy_is_refused(kind):
     [("job", "quickstart-0.quickstart"), ("jobset", "quickstart-node-0-0.quickstart"), ("trainjob", "quickstart-node-0-0.quickstart")],
 )
 def test_pods_are_nodes_that_join_the_first(kind, host):
-    found = printed("--kind", kind, "--port", "4711")
-    spec = job_of(found)["spec"]
+    manifest = printed("--kind", kind, "--port", "4711")
+    spec = job_of(manifest)["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
-    variables = {entry["name"]: entry for entry in container_of(found)["env"]}
+    variables = {entry["name"]: entry for entry in container_of(manifest)["env"]}
     assert variables["TRAINER_RENDEZVOUS"]["value"] == f"{host}:4711"
     assert variables["TRAINER_SECRET"]["valueFrom"] == {"secretKeyRef": {"name": "quickstart", "key": "TRAINER_SECRET"}}
     if kind == "job":
-        service = found[1]
+        service = manifest[1]
         assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == (spec["template"]["spec"]["subdomain"], "None")
         assert service["spec"]["publishNotReadyAddresses"] is True
         assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
     else:
-        job_set = found[1]["spec"] if kind == "jobset" else found[1]["spec"]["template"]["spec"]
+        job_set = manifest[1]["spec"] if kind == "jobset" else manifest[1]["spec"]["template"]["spec"]
         assert job_set["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": "quickstart"}
         assert job_set["replicatedJobs"][0]["name"] == "node"
     if kind == "trainjob":
-        assert found[2]["spec"]["runtimeRef"]["name"] == found[1]["metadata"]["name"]
-        assert found[2]["spec"]["trainer"]["numNodes"] == found[1]["spec"]["mlPolicy"]["numNodes"] == 3
+        assert manifest[2]["spec"]["runtimeRef"]["name"] == manifest[1]["metadata"]["name"]
+        assert manifest[2]["spec"]["trainer"]["numNodes"] == manifest[1]["spec"]["mlPolicy"]["numNodes"] == 3
 
 
 def test_only_pods_of_the_run_reach_each_other():
-    found = printed()
-    fence, labels = found[0]["spec"], job_of(found)["spec"]["template"]["metadata"]["labels"]
+    manifest = printed()
+    fence, labels = manifest[0]["spec"], job_of(manifest)["spec"]["template"]["metadata"]["labels"]
     assert fence["podSelector"]["matchLabels"] == labels
     assert fence["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
 
@@ -146,8 +146,8 @@ def action(policy, exit_code=None, *, disrupted=False):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_with_volume_resumes_by_exit_code(kind):
-    found = printed("--kind", kind, "--volume-claim", "runs")
-    spec = job_of(found)["spec"]
+    manifest = printed("--kind", kind, "--volume-claim", "runs")
+    spec = job_of(manifest)["spec"]
     policy = spec["podFailurePolicy"]
     assert [action(policy, code) for code in (1, 2, 75, 137)] == ["Count", "FailJob", "Ignore", "Count"]
     assert [action(policy, code, disrupted=True) for code in (2, 137, None)] == ["FailJob", "Ignore", "Ignore"]
@@ -155,18 +155,18 @@ def test_run_with_volume_resumes_by_exit_code(kind):
     pod = spec["template"]["spec"]
     assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 120)
     assert pod["volumes"] == [{"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}}]
-    container = container_of(found)
+    container = container_of(manifest)
     assert container["volumeMounts"] == [{"name": "runs", "mountPath": "/runs"}]
     command = ["trainer", "run", "--config", "quickstart", "--nodes", "3", "--name", "quickstart", "--out", "/runs"]
     assert container["command"] == [*command, "--start-timeout", "600", "--checkpoint-every", "600s", "--resume", "auto"]
 
 
 def test_run_without_volume_is_not_restarted():
-    found = printed()
-    spec = job_of(found)["spec"]
+    manifest = printed()
+    spec = job_of(manifest)["spec"]
     assert spec["backoffLimit"] == 0
     assert [action(spec["podFailurePolicy"], code) for code in (1, 2, 75)] == ["Count", "FailJob", "Count"]
-    assert "--resume" not in container_of(found)["command"]
+    assert "--resume" not in container_of(manifest)["command"]
     assert "cannot go on" in shown(*ASKED).stderr
 
 
@@ -181,15 +181,15 @@ def test_configuration_file_is_mounted_in_the_pods(tmp_path):
     path.write_text('# mine\nlr = 0.25\n\nname = "other"\n')
     done = shown(str(path), "--nodes", "2", "--image", "trainer")
     assert done.exception is None, done.output
-    found = list(yaml.safe_load_all(done.stdout))
-    assert [document["kind"] for document in found] == ["NetworkPolicy", "ConfigMap", "Service", "Job"]
-    assert not any(map(refused, found))
-    assert found[1]["data"] == {"config.toml": path.read_text()}
-    assert tomllib.loads(found[1]["data"]["config.toml"])["lr"] == 0.25
-    container = container_of(found)
+    manifest = list(yaml.safe_load_all(done.stdout))
+    assert [document["kind"] for document in manifest] == ["NetworkPolicy", "ConfigMap", "Service", "Job"]
+    assert not any(map(refused, manifest))
+    assert manifest[1]["data"] == {"config.toml": path.read_text()}
+    assert tomllib.loads(manifest[1]["data"]["config.toml"])["lr"] == 0.25
+    container = container_of(manifest)
     assert container["command"][2:4] == ["--config", "/etc/trainer/config.toml"]
     assert {"name": "config", "mountPath": "/etc/trainer", "readOnly": True} in container["volumeMounts"]
-    assert found[0]["metadata"]["name"] == "my-run"
+    assert manifest[0]["metadata"]["name"] == "my-run"
 
 
 def test_pods_have_shared_memory_and_requested_gpus():
@@ -303,8 +303,8 @@ def test_every_argument_reaches_the_container(words, kind):
 @given(config=TEXT.flatmap(lambda line: st.lists(st.just(line) | TEXT, max_size=4).map("\n".join)) | st.text("a \n\t#:", max_size=12))
 def test_configuration_arrives_unchanged(config):
     run = KubernetesRun("mine", 2, "trainer", command=("trainer",), config=config)
-    found = next(document for document in yaml.safe_load_all(manifest_text(run)) if document["kind"] == "ConfigMap")
-    assert found["data"]["config.toml"] == config
+    config_map = next(document for document in yaml.safe_load_all(manifest_text(run)) if document["kind"] == "ConfigMap")
+    assert config_map["data"]["config.toml"] == config
 
 
 PARTS = st.recursive(

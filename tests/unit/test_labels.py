@@ -31,12 +31,12 @@ PARTS = st.lists(st.sampled_from(["a", "b", "runs", "seed=1"]), min_size=1, max_
 def test_labels_are_unique_and_end_with_the_directory(parts):
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, *part) for part in parts]
-        found = labels(paths)
-    assert len(set(found)) == len(paths)
-    for path, label in zip(paths, found, strict=True):
+        run_labels = labels(paths)
+    assert len(set(run_labels)) == len(paths)
+    for path, label in zip(paths, run_labels, strict=True):
         place = re.sub(r" #\d+$", "", label)
         assert path.resolve().parts[-len(place.split("/")) :] == tuple(place.split("/"))
-        if sum(other.name == path.name for other in paths) == 1:
+        if sum(other_path.name == path.name for other_path in paths) == 1:
             assert label == path.name
 
 
@@ -104,6 +104,6 @@ def test_names_that_look_equal_are_numbered(tmp_path):
     paths = [tmp_path / "a\nb", tmp_path / "a\\x0ab", tmp_path / "c"]
     for path in paths:
         path.mkdir()
-    found = labels(paths)
-    assert len(set(found)) == 3
-    assert found[2] == "c"
+    run_labels = labels(paths)
+    assert len(set(run_labels)) == 3
+    assert run_labels[2] == "c"

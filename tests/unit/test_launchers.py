@@ -148,9 +148,9 @@ def fails(run):
 def test_invalid_package_launcher_is_reported_by_name(brought, make, message, capsys):
     brought(make)
     assert invoke(["run", "--backend", "torch", "--launcher", "of-a-test"]) == 2
-    told = capsys.readouterr().err
-    assert re.search(rf"--launcher: 'of-a-test' \(launcher_of_a_test:LAUNCHER, of the package 'a-package'\) {message}", told), told
-    assert "Traceback" not in told
+    output = capsys.readouterr().err
+    assert re.search(rf"--launcher: 'of-a-test' \(launcher_of_a_test:LAUNCHER, of the package 'a-package'\) {message}", output), output
+    assert "Traceback" not in output
 
 
 def test_doctor_and_run_name_the_same_flag(capsys):

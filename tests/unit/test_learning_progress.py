@@ -75,8 +75,8 @@ def test_single_outlier_decides_nothing():
 
 
 def test_too_few_evaluations_are_not_judged():
-    found = judge_curves(course("overfitting", MIN_EVALUATIONS - 1), training(MIN_EVALUATIONS - 1))
-    assert (found.state, found.reason) == ("unclear", f"7 evaluations of at least {MIN_EVALUATIONS}")
+    progress = judge_curves(course("overfitting", MIN_EVALUATIONS - 1), training(MIN_EVALUATIONS - 1))
+    assert (progress.state, progress.reason) == ("unclear", f"7 evaluations of at least {MIN_EVALUATIONS}")
 
 
 def test_non_finite_loss_is_not_judged():
@@ -98,11 +98,11 @@ def test_constant_loss_is_flat(value):
 @given(n=st.integers(MIN_EVALUATIONS, 100), slope=st.floats(-1, 1), noise=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_change_is_judged_by_its_standard_errors(n, slope, noise, seed):
     losses = 5 + slope * np.linspace(0, 1, n) + noise * np.random.default_rng(seed).normal(size=n)
-    found = judge_curves(losses, training(n))
-    if found.standard_errors is None or found.state in ("overfitting", "worsening"):
+    progress = judge_curves(losses, training(n))
+    if progress.standard_errors is None or progress.state in ("overfitting", "worsening"):
         return
-    notable = abs(found.change) >= 0.01 * max(found.gain, found.rise) and abs(found.change) > 1e-4
-    expected = "flat" if found.standard_errors < CHANCE else "unclear" if found.standard_errors < CERTAIN else "change"
-    said = {"improving": "change", "rising": "change"}.get(found.state, found.state)
-    assert said == expected or (said == "flat" and not notable)
-    assert found.state != ("rising" if found.change < 0 else "improving")
+    notable = abs(progress.change) >= 0.01 * max(progress.gain, progress.rise) and abs(progress.change) > 1e-4
+    expected = "flat" if progress.standard_errors < CHANCE else "unclear" if progress.standard_errors < CERTAIN else "change"
+    state = {"improving": "change", "rising": "change"}.get(progress.state, progress.state)
+    assert state == expected or (state == "flat" and not notable)
+    assert progress.state != ("rising" if progress.change < 0 else "improving")

@@ -30,29 +30,29 @@ def test_constant():
 
 
 def test_step_decays_at_the_start_of_an_epoch():
-    found = rates(lr=1.0, schedule="step", schedule_step_epochs=2, schedule_gamma=0.5)
-    assert [found[step] for step in (0, 19, 20, 39, 40, 99)] == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.0625])
+    decayed = rates(lr=1.0, schedule="step", schedule_step_epochs=2, schedule_gamma=0.5)
+    assert [decayed[step] for step in (0, 19, 20, 39, 40, 99)] == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.0625])
 
 
 def test_cosine_falls_from_the_rate_to_almost_zero():
-    found = rates(lr=2.0, schedule="cosine")
-    assert found[0] == 2.0
-    assert found[50] == pytest.approx(1.0)
-    assert found[99] == pytest.approx(1 + math.cos(math.pi * 0.99))
+    decayed = rates(lr=2.0, schedule="cosine")
+    assert decayed[0] == 2.0
+    assert decayed[50] == pytest.approx(1.0)
+    assert decayed[99] == pytest.approx(1 + math.cos(math.pi * 0.99))
 
 
 def test_warm_up_is_linear_and_reaches_the_rate():
-    found = rates(lr=1.0, warmup_steps=4)
-    assert list(found[:6]) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    warmed = rates(lr=1.0, warmup_steps=4)
+    assert list(warmed[:6]) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_noam_rises_in_warm_up_then_falls_with_the_root():
-    found = rates(count=200, lr=1.5, schedule="noam", schedule_coefficient=2.0, warmup_steps=50, width=64)
+    noam = rates(count=200, lr=1.5, schedule="noam", schedule_coefficient=2.0, warmup_steps=50, width=64)
     peak = 1.5 * 2.0 / 8.0 / math.sqrt(50)
-    assert found[49] == pytest.approx(peak)
-    assert found[0] == pytest.approx(peak / 50)
-    assert found[199] == pytest.approx(peak / 2)
-    assert np.argmax(found) == 49
+    assert noam[49] == pytest.approx(peak)
+    assert noam[0] == pytest.approx(peak / 50)
+    assert noam[199] == pytest.approx(peak / 2)
+    assert np.argmax(noam) == 49
 
 
 def test_noam_continues_by_updates_at_any_position():

@@ -46,45 +46,45 @@ def test_lines_of_a_panel_are_distinct(sizes):
         largest = max(sizes, key=lambda name: sizes[name])
         sizes = {**sizes, largest: sizes[largest] - 1}
     runs = grid(**{name: values[: sizes[name]] for name, values in AXES.items()})
-    found = lines_of(runs)
-    assert sorted(run.name for line in found.all for run in line.runs) == sorted(run.name for run in runs)
-    assert [line.number for line in found.all] == list(range(len(found.all)))
-    for part in found.parts:
-        looks = [line.stroke for line in found.all if line.part == part]
+    lines = lines_of(runs)
+    assert sorted(run.name for line in lines.all for run in line.runs) == sorted(run.name for run in runs)
+    assert [line.number for line in lines.all] == list(range(len(lines.all)))
+    for part in lines.parts:
+        looks = [line.stroke for line in lines.all if line.part == part]
         assert len(set(looks)) == len(looks)
-    if len(found.all) > 1:
-        assert all(line.label for line in found.all)
+    if len(lines.all) > 1:
+        assert all(line.label for line in lines.all)
 
 
 def test_colour_shows_one_axis_and_dash_the_other():
-    found = lines_of(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
-    assert (found.coloured, found.dashed) == ("mode", "global_batch_size")
-    for line in found.all:
+    lines = lines_of(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
+    assert (lines.coloured, lines.dashed) == ("mode", "global_batch_size")
+    for line in lines.all:
         assert line.configuration is not None
         assert line.stroke.colour == (0 if line.configuration.values["mode"] == "async" else 1)
-    assert len({line.stroke.dash for line in found.all}) == 3
-    assert found.parts == ("",)
+    assert len({line.stroke.dash for line in lines.all}) == 3
+    assert lines.parts == ("",)
 
 
 def test_third_axis_makes_small_multiples():
-    found = lines_of(grid(backend=("torch", "tf"), mode=("sync", "async"), lr=(0.1, 0.2)))
-    assert found.parts == ("learning rate 0.1", "learning rate 0.2")
+    lines = lines_of(grid(backend=("torch", "tf"), mode=("sync", "async"), lr=(0.1, 0.2)))
+    assert lines.parts == ("learning rate 0.1", "learning rate 0.2")
 
 
 def test_more_names_than_colours_make_small_multiples():
     """Nothing tells them apart but what they are called."""
     runs = labelled([made(f"run-{number}", data=f"images:{'x' * (number + 1)}") for number in range(len(COLOURS) + 1)])
-    found = lines_of(runs)
-    assert len(found.all) == 7
-    assert len({(line.part, line.stroke) for line in found.all}) == 7
+    lines = lines_of(runs)
+    assert len(lines.all) == 7
+    assert len({(line.part, line.stroke) for line in lines.all}) == 7
 
 
 def test_contended_run_is_drawn_over_updates_only():
     runs = [made(f"t-{seed}", seed=seed) for seed in range(2)] + [made("f", backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"per_node": [starved_node(0.5)]}))
-    found = lines_of(labelled(runs))
-    assert [(len(line.runs), len(line.timed)) for line in found.all] == [(2, 1), (2, 2)]
-    assert found.left_out_note == "Not drawn over time, because of CPU contention from other programs: busy."
+    lines = lines_of(labelled(runs))
+    assert [(len(line.runs), len(line.timed)) for line in lines.all] == [(2, 1), (2, 2)]
+    assert lines.left_out_note == "Not drawn over time, because of CPU contention from other programs: busy."
     alone = lines_of(labelled(runs[-1:]))  # there is nothing else to show
     assert [line.label for line in alone.all] == ["busy"]
 
@@ -105,8 +105,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def drawn(folder):
-    found = pictures(started_runs(Run(path) for path in sorted(folder.iterdir())))
-    return {picture.name: picture for picture in found}
+    charts = pictures(started_runs(Run(path) for path in sorted(folder.iterdir())))
+    return {picture.name: picture for picture in charts}
 
 
 def test_first_chart_ranks_the_configurations(drawn):
@@ -152,10 +152,10 @@ def test_speedup_and_efficiency_show_the_ideal(tmp_path):
         path = make_run(tmp_path, f"n{nodes}", nodes=nodes, steps=40)
         summary = json.loads((path / "summary.json").read_text())
         (path / "summary.json").write_text(json.dumps({**summary, "examples_per_second": speed, "nodes": nodes}))
-    (over,) = (one for one in pictures(started_runs(Run(path) for path in sorted(tmp_path.iterdir()))) if one.name == "over-nodes")
+    (over,) = (chart for chart in pictures(started_runs(Run(path) for path in sorted(tmp_path.iterdir()))) if chart.name == "over-nodes")
     panels = {panel.title: panel for panel in over.panels}
-    own, ideal = panels["Speed-up"].curves
-    assert own.y.tolist() == [1.0, 1.5]
+    measured, ideal = panels["Speed-up"].curves
+    assert measured.y.tolist() == [1.0, 1.5]
     assert (ideal.y.tolist(), ideal.stroke) == ([1.0, 2.0], NEUTRAL)
     assert panels["Efficiency"].curves[0].y.tolist() == [100.0, 75.0]
 
@@ -177,14 +177,14 @@ def test_mean_of_repeats_lies_within_their_band(curves):
     shortest, longest = min(map(len, curves)), max(map(len, curves))
     grid, single = on_a_grid(pairs, 50), one_by_one(pairs)
     assert (grid is None) == (shortest == 1)
-    for found in (one for one in (grid, single) if one is not None):
-        assert (found.low <= found.mean + 1e-6).all()
-        assert (found.mean <= found.high + 1e-6).all()
-        assert (np.diff(found.x) > 0).all()
-        assert found.x[-1] == shortest
-        assert len(found.beyond) == sum(len(curve) > shortest for curve in curves)
-        assert max((x[-1] for x, _ in found.beyond), default=shortest) == longest
-        for (x, y), curve in zip(found.beyond, [curve for curve in curves if len(curve) > shortest], strict=True):
+    for merged in (band for band in (grid, single) if band is not None):
+        assert (merged.low <= merged.mean + 1e-6).all()
+        assert (merged.mean <= merged.high + 1e-6).all()
+        assert (np.diff(merged.x) > 0).all()
+        assert merged.x[-1] == shortest
+        assert len(merged.beyond) == sum(len(curve) > shortest for curve in curves)
+        assert max((x[-1] for x, _ in merged.beyond), default=shortest) == longest
+        for (x, y), curve in zip(merged.beyond, [curve for curve in curves if len(curve) > shortest], strict=True):
             assert x[0] == shortest
             assert y[1:].tolist() == curve[shortest:]
 
@@ -192,9 +192,9 @@ def test_mean_of_repeats_lies_within_their_band(curves):
 def test_longer_repeat_adds_no_mean():
     """The mean of two that rise does not fall where the better one has reached its goal."""
     short, long = (np.array([0.0, 1.0]), np.array([0.65, 0.96])), (np.array([0.0, 1.0, 2.0]), np.array([0.65, 0.80, 0.84]))
-    found = one_by_one([short, long])
-    assert found.mean == pytest.approx([0.65, 0.88])
-    ((x, y),) = found.beyond
+    merged = one_by_one([short, long])
+    assert merged.mean == pytest.approx([0.65, 0.88])
+    ((x, y),) = merged.beyond
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0.80, 0.84])
 
 

@@ -217,8 +217,8 @@ def test_foreign_clients_do_not_delay_tensorflow_start():
         first = pool.submit(meet, tasks[0], 20.0)
         wait_until(lambda: listens(tasks[0].port), 5, "rank 0")
         with Strangers(("127.0.0.1", tasks[0].port), 100):
-            others = [pool.submit(meet, task, 20.0) for task in tasks[1:]]
-            for done in (first, *others):
+            other_joins = [pool.submit(meet, task, 20.0) for task in tasks[1:]]
+            for done in (first, *other_joins):
                 done.result(timeout=30)
             assert time.monotonic() - began < 2.0
             with socket.create_server(("127.0.0.1", tasks[0].port)):

@@ -104,7 +104,7 @@ def test_live_page_equals_the_report_without_scripts(tmp_path):
     paths = [make_run(tmp_path, name, steps=40) for name in ("one", "two")]
     followed = Followed(tmp_path)
     page = render(started_runs(map(Run, paths)))
-    scripts = [found[1] for found in re.finditer(r"<script>(.*?)</script>", page, re.DOTALL)]
+    scripts = [match[1] for match in re.finditer(r"<script>(.*?)</script>", page, re.DOTALL)]
     assert followed.published.content.scripts == tuple(script.encode() for script in scripts)
     assert "".join(re.split(r"<script>.*?</script>", page, flags=re.DOTALL)) == followed.page
 
@@ -293,18 +293,18 @@ def test_vanished_run_has_a_reason(tmp_path):
 def test_page_is_split_at_its_scripts(parts):
     tags = {"json": '<script type="application/json" id="x">', "script": "<script>"}
     page = "".join(f"{text}{tags[kind]}{inside}</script>" for text, kind, inside in parts) + "end"
-    found = content_of(page)
-    assert found.scripts == tuple(inside.encode() for _, kind, inside in parts if kind == "script")
+    content = content_of(page)
+    assert content.scripts == tuple(inside.encode() for _, kind, inside in parts if kind == "script")
     kept = "".join(text + (f"{tags[kind]}{inside}</script>" if kind == "json" else "") for text, kind, inside in parts) + "end"
-    assert found.document == kept.encode()
+    assert content.document == kept.encode()
 
 
 def test_place_is_a_run_or_a_folder(tmp_path):
     out = tmp_path / "runs"
-    one, point = make_run(out, "one", steps=8), make_run(out / "sweep", "point-1", steps=8)
+    run, point = make_run(out, "one", steps=8), make_run(out / "sweep", "point-1", steps=8)
     (out / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    assert find_places(["one", str(one), "point-1", "sweep", "empty"], out) == [one, point, out / "sweep", out / "empty"]
+    assert find_places(["one", str(run), "point-1", "sweep", "empty"], out) == [run, point, out / "sweep", out / "empty"]
     for text in ("none", "", str(tmp_path / "file")):
         with pytest.raises(UsageError, match="run: "):
             find_places([text], out)

@@ -40,8 +40,8 @@ def serving(find=lambda path: Document("text/html", BODY) if path == "/" else No
 
 @pytest.fixture(scope="module")
 def server():
-    with serving() as (found, reports):
-        yield found
+    with serving() as (live_server, reports):
+        yield live_server
     assert reports == []
 
 
@@ -178,14 +178,14 @@ def test_request_without_token_and_host_is_refused(target, lines, method):
 @given(
     path=st.from_regex(r"/[a-z0-9._-]{0,20}", fullmatch=True),
     host=st.sampled_from(sorted(HOSTS)),
-    other=st.from_regex(r"[a-z]{1,4}=[a-z]{0,5}", fullmatch=True),
+    parameter=st.from_regex(r"[a-z]{1,4}=[a-z]{0,5}", fullmatch=True),
 )
-def test_request_with_token_and_host_is_accepted(path, host, other):
-    head = f"GET {path}?{other}&token=s3cret HTTP/1.1\r\nAccept: */*\r\nhOsT:{host} \r\nCookie: a=b; token=no"
+def test_request_with_token_and_host_is_accepted(path, host, parameter):
+    head = f"GET {path}?{parameter}&token=s3cret HTTP/1.1\r\nAccept: */*\r\nhOsT:{host} \r\nCookie: a=b; token=no"
     assert parse_request(head.encode("latin-1"), HOSTS, "s3cret") == path
 
 
-def strangers():
+def connection_threads():
     """The threads that hear a connection; those of other tests of this process are none."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("peer ")]
 
@@ -197,8 +197,8 @@ def test_hundreds_of_connections_block_nobody():
             connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
             connection.sendall([b"", b"GET", b"\x00" * 100][number % 3])
         assert status(sent(server, request(server))) == 200
-        assert len(strangers()) < 400
-        wait_until(lambda: not strangers(), 60, "the strangers' threads to end")
+        assert len(connection_threads()) < 400
+        wait_until(lambda: not connection_threads(), 60, "the strangers' threads to end")
 
 
 def test_concurrent_answers_are_limited():

@@ -33,7 +33,7 @@ def test_runs_are_found_one_level_deep(out):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("logreg-a1b2", "logreg-a1b2"),
         ("runs/logreg-a1b2", "logreg-a1b2"),
@@ -43,9 +43,9 @@ def test_runs_are_found_one_level_deep(out):
         ("runs/a/b/too-deep", "a/b/too-deep"),
     ],
 )
-def test_path_and_name_find_the_same_run(out, monkeypatch, text, found):
+def test_path_and_name_find_the_same_run(out, monkeypatch, text, expected):
     monkeypatch.chdir(out.parent)
-    assert find_run(text, Path("runs")).resolve() == (out / found).resolve()
+    assert find_run(text, Path("runs")).resolve() == (out / expected).resolve()
 
 
 def test_path_has_priority_over_a_name(out, monkeypatch):
@@ -55,7 +55,7 @@ def test_path_has_priority_over_a_name(out, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("logreg-a1b3", r"got 'logreg-a1b3'; allowed: .* Did you mean 'logreg-a1b2'"),
         ("runs/logreg-c3d5", r"Did you mean 'logreg-c3d4'"),
@@ -69,8 +69,8 @@ def test_path_has_priority_over_a_name(out, monkeypatch):
         ("x" * 300, r"got 'x{300}'"),
     ],
 )
-def test_unknown_run_suggests_near_names(out, text, said):
-    with pytest.raises(UsageError, match=said):
+def test_unknown_run_suggests_near_names(out, text, message):
+    with pytest.raises(UsageError, match=message):
         find_run(text, out)
 
 
@@ -82,8 +82,8 @@ def test_missing_folder_is_named(tmp_path):
 
 
 def test_folder_gives_its_runs_without_duplicates(out):
-    found = find_runs(["logreg-c3d4", "sweep", "sweep/twice", str(out / "logreg-c3d4")], out)
-    assert [path.relative_to(out).as_posix() for path in found] == [
+    paths = find_runs(["logreg-c3d4", "sweep", "sweep/twice", str(out / "logreg-c3d4")], out)
+    assert [path.relative_to(out).as_posix() for path in paths] == [
         "logreg-c3d4",
         "sweep/batch_size=10,seed=0",
         "sweep/batch_size=5,seed=0",
@@ -97,8 +97,8 @@ def test_folder_gives_its_runs_without_duplicates(out):
 def test_repeated_names_count_once_and_are_reported(out, capsys, find):
     (out / "link").symlink_to("logreg-a1b2")
     detour = str(out / "sweep" / ".." / "logreg-a1b2")
-    found = find(["logreg-a1b2", "logreg-a1b2", detour, "link", "logreg-c3d4", "sweep", "sweep"], out)
-    assert len(found) == 5
+    paths = find(["logreg-a1b2", "logreg-a1b2", detour, "link", "logreg-c3d4", "sweep", "sweep"], out)
+    assert len(paths) == 5
     assert capsys.readouterr().err.splitlines() == [
         "'logreg-a1b2' is named again; it counts once",
         f"{detour!r} is 'logreg-a1b2' by another path; it counts once",

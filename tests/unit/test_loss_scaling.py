@@ -8,7 +8,7 @@ from crosstrain.backends.vectors import CLEAN_STEPS, FIRST_SCALE, MAX_SCALE, MIN
 from crosstrain.core.errors import RunFailedError
 
 
-def after(updates, scale=FIRST_SCALE, clean=0):
+def scale_after(updates, scale=FIRST_SCALE, clean=0):
     """Scale and clean updates after some updates, whose gradients were finite or not."""
     for finite in updates:
         scale, clean = next_scale(scale, clean, finite)
@@ -16,28 +16,28 @@ def after(updates, scale=FIRST_SCALE, clean=0):
 
 
 def test_overflow_halves_the_scale_and_resets_the_count():
-    assert after([True] * 7) == (FIRST_SCALE, 7)
-    assert after([True, True, False, True]) == (FIRST_SCALE / 2, 1)
-    assert after([False, False, False]) == (FIRST_SCALE / 8, 0)
+    assert scale_after([True] * 7) == (FIRST_SCALE, 7)
+    assert scale_after([True, True, False, True]) == (FIRST_SCALE / 2, 1)
+    assert scale_after([False, False, False]) == (FIRST_SCALE / 8, 0)
 
 
 def test_scale_doubles_after_enough_clean_updates():
-    assert after([True] * (CLEAN_STEPS - 1), 8.0) == (8.0, CLEAN_STEPS - 1)
-    assert after([True] * CLEAN_STEPS, 8.0) == (16.0, 0)
-    assert after([*[True] * (CLEAN_STEPS - 1), False, True], 8.0) == (4.0, 1)
+    assert scale_after([True] * (CLEAN_STEPS - 1), 8.0) == (8.0, CLEAN_STEPS - 1)
+    assert scale_after([True] * CLEAN_STEPS, 8.0) == (16.0, 0)
+    assert scale_after([*[True] * (CLEAN_STEPS - 1), False, True], 8.0) == (4.0, 1)
 
 
 def test_scale_does_not_exceed_the_first():
-    assert after([True] * (3 * CLEAN_STEPS), 2**13) == (MAX_SCALE, 0)
+    assert scale_after([True] * (3 * CLEAN_STEPS), 2**13) == (MAX_SCALE, 0)
     assert MAX_SCALE == FIRST_SCALE == 2**14
-    assert after([True] * CLEAN_STEPS, 2.0**16) == (MAX_SCALE, 0)  # of an earlier release
+    assert scale_after([True] * CLEAN_STEPS, 2.0**16) == (MAX_SCALE, 0)  # of an earlier release
 
 
 def test_permanent_overflow_ends_in_an_error():
-    refuse_exhausted(after([False] * 14)[0])
-    assert after([False] * 14) == (MIN_SCALE, 0)
+    refuse_exhausted(scale_after([False] * 14)[0])
+    assert scale_after([False] * 14) == (MIN_SCALE, 0)
     with pytest.raises(RunFailedError, match=r"precision fp16: .* even at the loss scale 1, .* --precision bf16"):
-        refuse_exhausted(after([False] * 15)[0])
+        refuse_exhausted(scale_after([False] * 15)[0])
 
 
 def test_async_workers_share_a_loss_scale():

@@ -43,9 +43,9 @@ say()
 def test_all_threads_count_and_a_sleeping_one_does_not_wait():
     core = str(min(os.sched_getaffinity(0)))
     with program(THREADS, core) as busy, program("say()") as idle:
-        for one in (busy, idle):
-            one.line()
-        counters = {one.pid: WaitCounter() for one in (busy, idle)}
+        for process in (busy, idle):
+            process.line()
+        counters = {process.pid: WaitCounter() for process in (busy, idle)}
         before, began = {pid: counter.read([pid]) for pid, counter in counters.items()}, time.monotonic()
         time.sleep(1.0)
         shares = {pid: (counter.read([pid]) - before[pid]) / (time.monotonic() - began) for pid, counter in counters.items()}
@@ -57,18 +57,18 @@ def test_all_threads_count_and_a_sleeping_one_does_not_wait():
 def test_two_processes_on_one_core_wait_half_the_time():
     code = "os.sched_setaffinity(0, {int(sys.argv[1])})\nsay()\nburn(60)"
     core = str(max(os.sched_getaffinity(0)))
-    with program(code, core) as one, program(code, core) as other:
-        for each in (one, other):
-            each.line()
-        for each in (one, other):
-            each.go()
+    with program(code, core) as first, program(code, core) as second:
+        for process in (first, second):
+            process.line()
+        for process in (first, second):
+            process.go()
         counter = WaitCounter()
-        pids = [one.pid, other.pid]
+        pids = [first.pid, second.pid]
         before, began = counter.read(pids), time.monotonic()
         time.sleep(1.5)
         share = (counter.read(pids) - before) / (time.monotonic() - began)
         assert 0.8 < share < 2.0
-        one.end()
+        first.end()
         after = counter.read(pids)
         assert counter.read(pids) >= after >= before  # what has ended is kept
 
@@ -108,9 +108,9 @@ def test_competing_process_takes_half_of_a_core():
     code = "os.sched_setaffinity(0, {int(sys.argv[1])})\nsay()\nburn(60)"
     with ExitStack() as stack:
         task, stranger = (stack.enter_context(program(code, core)) for _ in range(2))
-        for each in (task, stranger):
-            each.line()
-            each.go()
+        for process in (task, stranger):
+            process.line()
+            process.go()
         done = subprocess.run([sys.executable, "-c", BESIDE, str(task.pid), core], capture_output=True, text=True, check=True, timeout=60)
     first, last = json.loads(done.stdout.splitlines()[-1])
     seconds = last[4] - first[4]
@@ -188,35 +188,35 @@ USES = st.builds(
 @given(nodes=st.lists(USES, min_size=1, max_size=4), shared=st.booleans())
 def test_lost_cpu_is_bounded_by_wait_and_foreign_use(nodes, shared):
     machines = ["one"] * len(nodes) if shared else [str(number) for number in range(len(nodes))]
-    found = lost_cpu(nodes, machines)
-    for node, loss in zip(nodes, found, strict=True):
+    losses = lost_cpu(nodes, machines)
+    for node, loss in zip(nodes, losses, strict=True):
         assert 0.0 <= loss.fraction <= 1.0
         most = node.available if node.granted is None else min(node.available, node.granted)
         assert 0.0 <= loss.lost <= min(max(0.0, node.waited - (node.throttled or 0.0)), max(0.0, most - node.used)) + 1e-6
     for machine in set(machines):
-        here = [loss for loss, where in zip(found, machines, strict=True) if where == machine]
+        here = [loss for loss, where in zip(losses, machines, strict=True) if where == machine]
         assert sum(loss.lost for loss in here) <= max(loss.foreign for loss in here) + 1e-6
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4), share=st.floats(0.0, 1.0))
 def test_wait_is_lost_in_proportion_to_foreign_use(nodes, share):
     """Where others had little beside what the run's nodes had, nodes waited for each other."""
-    own = sum(node.used + node.trainer for node in nodes)
-    foreign = share * own
-    found = lost_cpu([replace(node, machine=own + foreign, throttled=None) for node in nodes], ["one"] * len(nodes))
-    for node, loss in zip(nodes, found, strict=True):
-        besides = own + foreign - node.used
-        assert loss.lost <= (node.waited * foreign / besides if besides > 1e-9 else 0.0) + 1e-6
+    trainer_use = sum(node.used + node.trainer for node in nodes)
+    foreign = share * trainer_use
+    losses = lost_cpu([replace(node, machine=trainer_use + foreign, throttled=None) for node in nodes], ["one"] * len(nodes))
+    for node, loss in zip(nodes, losses, strict=True):
+        foreign_use = trainer_use + foreign - node.used
+        assert loss.lost <= (node.waited * foreign / foreign_use if foreign_use > 1e-9 else 0.0) + 1e-6
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=3), gone=USES, machines=st.lists(st.sampled_from("ab"), min_size=3, max_size=3))
 def test_use_on_unknown_machine_is_not_foreign(nodes, gone, machines):
     machines = machines[: len(nodes)]
-    found = lost_cpu([*nodes, gone], [*machines, None])
-    for node, where, loss in zip(nodes, machines, found, strict=False):
-        here = [other for other, there in zip(nodes, machines, strict=True) if there == where]
-        own = sum(other.used + other.trainer for other in (*here, gone))
-        assert loss.foreign == pytest.approx(max(0.0, node.machine - own), abs=1e-9)
+    losses = lost_cpu([*nodes, gone], [*machines, None])
+    for node, where, loss in zip(nodes, machines, losses, strict=False):
+        here = [other_node for other_node, other_machine in zip(nodes, machines, strict=True) if other_machine == where]
+        trainer_use = sum(other_node.used + other_node.trainer for other_node in (*here, gone))
+        assert loss.foreign == pytest.approx(max(0.0, node.machine - trainer_use), abs=1e-9)
 
 
 @given(segments=st.lists(USES, min_size=1, max_size=4))
@@ -232,9 +232,9 @@ def test_segments_add_their_losses(segments):
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4))
 def test_nodes_alone_on_a_machine_are_never_starved(nodes):
-    own = sum(node.used + node.trainer for node in nodes)
-    found = [loss.fraction for loss in lost_cpu([replace(node, machine=own) for node in nodes], ["one"] * len(nodes))]
-    assert found == pytest.approx([0.0] * len(nodes), abs=1e-6)
+    trainer_use = sum(node.used + node.trainer for node in nodes)
+    fractions = [loss.fraction for loss in lost_cpu([replace(node, machine=trainer_use) for node in nodes], ["one"] * len(nodes))]
+    assert fractions == pytest.approx([0.0] * len(nodes), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def test_nodes_alone_on_a_machine_are_never_starved(nodes):
 )
 def test_lost_cpu_by_hand(use, expected):
     (loss,) = lost_cpu([use], ["one"])
-    found = None if loss is None else loss.fraction
-    assert found == (pytest.approx(expected, abs=1e-9) if isinstance(expected, float) else expected)
+    fraction = None if loss is None else loss.fraction
+    assert fraction == (pytest.approx(expected, abs=1e-9) if isinstance(expected, float) else expected)
 
 
 def contended(seconds, **figures):
@@ -294,7 +294,7 @@ def test_summary_has_lost_and_waited_cpu():
 CLOCK_OF_10 = replace(CLOCK, run_seconds=10.0)
 
 
-def beside_others(node, began, until, foreign, nodes, interval=0.5):
+def contended_samples(node, began, until, foreign, nodes, interval=0.5):
     """Samples of a node of a segment of a run: each of `nodes` uses 0.5 cores, waits a core's time, and others have `foreign` cores."""
     ticks = int((until - began) / interval)
     for tick in range(-1, ticks + 1):
@@ -309,7 +309,7 @@ def run_of(*segments):
     return [
         record
         for began, until, nodes, foreign in segments
-        for tick in zip(*(beside_others(node, began, until, foreign, nodes) for node in range(nodes)), strict=True)
+        for tick in zip(*(contended_samples(node, began, until, foreign, nodes) for node in range(nodes)), strict=True)
         for record in tick
     ]
 
@@ -328,6 +328,6 @@ def test_resized_run_is_starved_in_its_contended_segment(first, second):
 @given(first=st.integers(1, 3), second=st.integers(1, 3), turn=st.sampled_from([3.0, 5.0, 7.0]))
 def test_use_of_removed_or_new_nodes_is_not_foreign(first, second, turn):
     samples = run_of((0.0, turn, first, 0.0), (turn, 10.0, second, 0.0))
-    found = per_node(samples, second, CLOCK_OF_10, [turn], ["here"] * second)
-    assert [node["starved_fraction"] for node in found] == pytest.approx([0.0] * second, abs=1e-9)
-    assert [node["foreign_cpu_cores_used"] for node in found] == pytest.approx([0.0] * second, abs=1e-9)
+    figures = per_node(samples, second, CLOCK_OF_10, [turn], ["here"] * second)
+    assert [node["starved_fraction"] for node in figures] == pytest.approx([0.0] * second, abs=1e-9)
+    assert [node["foreign_cpu_cores_used"] for node in figures] == pytest.approx([0.0] * second, abs=1e-9)

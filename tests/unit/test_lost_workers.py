@@ -92,15 +92,15 @@ class Link:
 @given(st.permutations(range(5)), st.lists(st.floats(0, 0.003), min_size=5, max_size=5))
 def test_newest_connection_of_a_worker_wins(order, pauses):
     links, admitted = WorkerLinks(lambda worker: None, lambda worker: None), []
-    own = [Link() for _ in order]
+    links_by_arrival = [Link() for _ in order]
 
     def serve(arrival):
         try:
-            links.enter(0, own[arrival], float(arrival))
+            links.enter(0, links_by_arrival[arrival], float(arrival))
         except ConnectionError:
             return
         admitted.append(arrival)
-        assert own[arrival].cut.wait(10)
+        assert links_by_arrival[arrival].cut.wait(10)
         links.leave(0)
 
     threads = [threading.Thread(target=serve, args=(arrival,), daemon=True) for arrival in order]
@@ -116,7 +116,7 @@ def test_newest_connection_of_a_worker_wins(order, pauses):
     while 4 not in admitted and time.monotonic() < deadline:
         time.sleep(0.001)
     assert admitted[-1] == 4
-    assert not own[4].cut.is_set()
+    assert not links_by_arrival[4].cut.is_set()
     assert admitted == sorted(admitted)
     links.cut(0)
     last.join(10)

@@ -80,21 +80,21 @@ def test_band_equals_the_samples_at_each_time(nodes, samples, seed):
         times = np.cumsum(generator.uniform(0.5, 3.0, samples))
         values, nothing = generator.uniform(0, 1, samples), np.full(samples, np.nan)
         series.append(NodeSeries(node, times, values, nothing, nothing, nothing, nothing, None, None))
-    found = bands(series, lambda node: node.cpu_cores_used, 0.0, 40.0, 50)
+    band = bands(series, lambda node: node.cpu_cores_used, 0.0, 40.0, 50)
     while_there = [
         [
             node.cpu_cores_used[np.searchsorted(node.time_seconds, at)]
-            for at in found.time_seconds
+            for at in band.time_seconds
             if node.time_seconds[0] <= at <= node.time_seconds[-1]
         ]
         for node in series
     ]
     means = [np.mean(values) for values in while_there if values]
     ends = (0, 100) if len(means) > 1 and max(means) >= 4 * min(means) else (10, 90)
-    assert found.percentiles == ends
-    for at, low, middle, high in zip(found.time_seconds, found.low, found.median, found.high, strict=True):
-        there = [node for node in series if node.time_seconds[0] <= at <= node.time_seconds[-1]]
-        now = [next(value for time, value in zip(node.time_seconds, node.cpu_cores_used, strict=True) if time >= at) for node in there]
+    assert band.percentiles == ends
+    for at, low, middle, high in zip(band.time_seconds, band.low, band.median, band.high, strict=True):
+        running = [node for node in series if node.time_seconds[0] <= at <= node.time_seconds[-1]]
+        now = [next(value for time, value in zip(node.time_seconds, node.cpu_cores_used, strict=True) if time >= at) for node in running]
         if now:
             assert (low, middle, high) == pytest.approx(np.percentile(now, [ends[0], 50, ends[1]]))
         else:
@@ -131,15 +131,15 @@ except UsageError as error:
     print(error)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
-    *told, allowed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    *messages, allowed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     if nodes == 3:
-        assert (told, allowed) == ([], "1024")
+        assert (messages, allowed) == ([], "1024")
     elif joins:
-        assert told == []
+        assert messages == []
         assert 2 * nodes <= int(allowed) <= hard
     else:
         assert allowed == "1024"
-        assert "nodes: got 1,000, for which this process may have to open 8,512 files, and the system allows it 4,096" in told[0]
+        assert "nodes: got 1,000, for which this process may have to open 8,512 files, and the system allows it 4,096" in messages[0]
 
 
 def test_open_file_limit_is_checked_before_nodes_start():

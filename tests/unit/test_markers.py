@@ -38,17 +38,17 @@ def session(folder, named, *options):
 
 
 def test_unnamed_cases_are_thorough(tmp_path):
-    code, said = session(tmp_path, '"x[1]-2", "y-1"', "--seed", "0", "-s")
-    assert code == 0, said
-    assert "2 passed, 2 deselected" in said
-    assert said.count("drawn from 0\n") == 2
-    assert "Tests left to other commands: 2 (make test-thorough)" in said
+    code, output = session(tmp_path, '"x[1]-2", "y-1"', "--seed", "0", "-s")
+    assert code == 0, output
+    assert "2 passed, 2 deselected" in output
+    assert output.count("drawn from 0\n") == 2
+    assert "Tests left to other commands: 2 (make test-thorough)" in output
 
 
 def test_unknown_case_is_an_error(tmp_path):
-    code, said = session(tmp_path, '"y-1", "y-3"')
-    assert code == 2, said
-    assert "quick_cases has to name, once, cases that no marker leaves out: not ['y-3']" in said
+    code, output = session(tmp_path, '"y-1", "y-3"')
+    assert code == 2, output
+    assert "quick_cases has to name, once, cases that no marker leaves out: not ['y-3']" in output
 
 
 def test_clusters_marker_is_run_by_its_command():

@@ -18,7 +18,7 @@ TF = "OOM when allocating tensor with shape[70368744177664] and type float on /j
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (RuntimeError(TORCH), TORCH),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."), "CUDA out of memory. Tried to allocate 20.00 GiB."),
@@ -31,11 +31,11 @@ TF = "OOM when allocating tensor with shape[70368744177664] and type float on /j
         (RuntimeError("RESOURCE_EXHAUSTED: received a message that is larger than allowed"), None),
     ],
 )
-def test_out_of_memory_errors_are_recognised(error, told):
-    assert told_of(error) == told
+def test_out_of_memory_errors_are_recognised(error, expected):
+    assert told_of(error) == expected
     outer = RuntimeError("the step failed")
     outer.__cause__ = error
-    assert told_of(outer) == told
+    assert told_of(outer) == expected
 
 
 def test_numpy_allocation_failure_is_recognised():
@@ -62,13 +62,13 @@ def described(task, error=None, **death):
 
 
 def test_out_of_memory_death_suggests_a_remedy():
-    found = described("worker-1", {"out_of_memory": TORCH})
-    assert found == f"task worker-1 on node 0 ended with exit code 1, as it ran out of memory ({TORCH}): {REMEDY}"
+    description = described("worker-1", {"out_of_memory": TORCH})
+    assert description == f"task worker-1 on node 0 ended with exit code 1, as it ran out of memory ({TORCH}): {REMEDY}"
     assert "--accumulate" in REMEDY
-    found = described("chief-0", {"out_of_memory": TF})
-    assert found.startswith("task chief-0 on node 0 ended with exit code 1, as worker-1 ran out of memory (OOM when")
-    found = described("worker-1", {"out_of_memory": None})
-    assert found == "task worker-1 on node 0 ended with exit code 1 (SomeError: Graph execution error:)"
+    description = described("chief-0", {"out_of_memory": TF})
+    assert description.startswith("task chief-0 on node 0 ended with exit code 1, as worker-1 ran out of memory (OOM when")
+    description = described("worker-1", {"out_of_memory": None})
+    assert description == "task worker-1 on node 0 ended with exit code 1 (SomeError: Graph execution error:)"
 
 
 def test_kill_is_out_of_memory_if_the_kernel_counted_it():

@@ -63,8 +63,8 @@ def test_sums_equal_those_in_rank_order_bit_by_bit(shared_meshes, ranks, data, e
         mesh.add_up(vector)
         return vector
 
-    for found in shared_meshes(ranks)(add_up):
-        np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
+    for total in shared_meshes(ranks)(add_up):
+        np.testing.assert_array_equal(total.view(np.uint8), expected.view(np.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +83,14 @@ def shared_meshes():
 
 def test_whole_and_sharded_sums_are_equal(monkeypatch):
     vectors = vectors_of(3, 5000, np.float32, 7)
-    found = {}
+    totals = {}
     for name, most in (("whole", 1 << 40), ("shares", -1)):
         monkeypatch.setattr(direct_exchange, "MAX_FURTHER_BYTES", most)
         with meshes(tasks_of(3)) as (_, on_all):
             copies = [vector.copy() for vector in vectors]
             on_all(lambda mesh, copies=copies: mesh.add_up(copies[mesh.rank]))
-            found[name] = copies[0]
-    np.testing.assert_array_equal(found["whole"], found["shares"])
+            totals[name] = copies[0]
+    np.testing.assert_array_equal(totals["whole"], totals["shares"])
 
 
 def test_background_sums_arrive_in_submission_order():
@@ -104,16 +104,16 @@ def test_background_sums_arrive_in_submission_order():
 
     with meshes(tasks_of(3)) as (_, on_all):
         on_all(work)
-    for vectors, found in zip(many, copies, strict=True):
-        for vector in found:
+    for vectors, totals in zip(many, copies, strict=True):
+        for vector in totals:
             np.testing.assert_array_equal(vector, in_rank_order(vectors))
 
 
 def test_broadcast_delivers_values_unchanged():
     values = np.array([0.0, -0.0, 1.5, np.inf, -1e-42], np.float32)
     with meshes(tasks_of(3)) as (_, on_all):
-        for found in on_all(lambda mesh: mesh.spread(values if mesh.rank == 0 else None, (5,))):
-            np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
+        for received in on_all(lambda mesh: mesh.spread(values if mesh.rank == 0 else None, (5,))):
+            np.testing.assert_array_equal(received.view(np.uint32), values.view(np.uint32))
 
 
 def test_departed_rank_is_named_immediately():
@@ -156,9 +156,9 @@ def test_ranks_out_of_step_fail():
             mesh.close()
             return caught.value
 
-        first, *others = on_all(work)
+        first, *other_errors = on_all(work)
     assert re.search(r"worker-1 .* sent a frame number 1 of 40 bytes, and number 1 of 32 was due; the workers are out of step", str(first))
-    assert all(isinstance(error, PeerLostError) or "out of step" in str(error) for error in others)
+    assert all(isinstance(error, PeerLostError) or "out of step" in str(error) for error in other_errors)
 
 
 def test_closing_leaves_no_thread_and_no_descriptor():
@@ -218,11 +218,11 @@ def test_wrong_secret_or_job_cannot_join(caplog):
 
 def test_another_world_size_is_refused():
     tasks = tasks_of(2)
-    other = tasks_of(3, tasks[0].port, tasks[0].cluster.secret)[2]
+    foreign_task = tasks_of(3, tasks[0].port, tasks[0].cluster.secret)[2]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(Mesh, tasks[0], 2.0, 5.0)
         with pytest.raises(RunFailedError, match=r"worker-0 at .* it refused the connection"):
-            Mesh(other, 2.0, 5.0)
+            Mesh(foreign_task, 2.0, 5.0)
         with pytest.raises(RunFailedError, match="still waits for worker-1"):
             first.result()
 
@@ -292,14 +292,14 @@ def test_waiting_takes_no_processor_time():
         waiting.join()
 
 
-def beside(tasks, **options):
+def open_trial_meshes(tasks, **options):
     """Open a mesh beside another exchange on all ranks, each in a thread: that exchange adds up as they meet."""
-    given, meet = {}, threading.Barrier(len(tasks))
+    vectors, meet = {}, threading.Barrier(len(tasks))
 
     def add_up(rank, vector):
-        given[rank] = vector
+        vectors[rank] = vector
         meet.wait(30)
-        total = sum(given[task.rank] for task in tasks)
+        total = sum(vectors[task.rank] for task in tasks)
         meet.wait(30)
         return total
 
@@ -311,7 +311,7 @@ def beside(tasks, **options):
 def test_trial_mesh_needs_no_port_of_the_run(ranks):
     tasks = tasks_of(ranks)
     taken = [socket.create_server((task.address, task.port)) for task in tasks]  # as the run's own exchange has them
-    opened = beside(tasks)
+    opened = open_trial_meshes(tasks)
     assert [refused for _, refused in opened] == [None] * ranks
     vectors = [np.full(5, rank, np.float32) for rank in range(ranks)]
     with ThreadPoolExecutor(ranks) as pool:
@@ -326,7 +326,7 @@ def test_trial_mesh_needs_no_port_of_the_run(ranks):
 def test_rank_that_cannot_listen_disables_the_mesh():
     tasks = tasks_of(3)
     elsewhere = replace(tasks[1], cluster=replace(tasks[1].cluster, addresses=(ADDRESS, "192.0.2.1", ADDRESS)))  # none of this machine
-    opened = beside([tasks[0], elsewhere, tasks[2]])
+    opened = open_trial_meshes([tasks[0], elsewhere, tasks[2]])
     assert [mesh for mesh, _ in opened] == [None] * 3
     assert [refused for _, refused in opened][::2] == ["", ""]
     assert "worker-1 could not listen on 192.0.2.1" in opened[1][1]
@@ -336,7 +336,7 @@ def test_refused_rank_disables_the_mesh_in_time():
     tasks = tasks_of(3)
     stranger = replace(tasks[2], cluster=replace(tasks[2].cluster, secret=secrets.token_hex(32)))
     began = time.monotonic()
-    opened = beside([*tasks[:2], stranger], open_seconds=1.0)
+    opened = open_trial_meshes([*tasks[:2], stranger], open_seconds=1.0)
     assert time.monotonic() - began < 10
     assert [mesh for mesh, _ in opened] == [None] * 3
     assert "worker-2 could not join it" in opened[2][1]

@@ -40,14 +40,14 @@ def ranked(name, rank=2.0, **fields):
 
 def test_notes_name_the_metrics_of_the_runs():
     comparison = compare_runs([ranked("one"), ranked("two", seed=1)], fold=False)
-    told = "\n".join([*above(comparison), *below(comparison)])
-    assert "seed (one: 0; two: 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in told
-    assert "loss, top-3 accuracy, mean rank, time to target (seed)" in told
-    assert "metrics" not in told
+    text = "\n".join([*above(comparison), *below(comparison)])
+    assert "seed (one: 0; two: 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in text
+    assert "loss, top-3 accuracy, mean rank, time to target (seed)" in text
+    assert "metrics" not in text
     assert as_csv(comparison).splitlines()[2].split(",")[2] == "loss; top-3 accuracy; mean rank; time to target"
-    found = comparison.to_json()["comparability"]
-    assert found["differences"][0]["makes_not_comparable"] == ["loss", "top3", "mean_rank", "time to target"]
-    assert found["not_comparable_with_the_first"] == [[], ["loss", "top3", "mean_rank", "time to target"]]
+    comparability = comparison.to_json()["comparability"]
+    assert comparability["differences"][0]["makes_not_comparable"] == ["loss", "top3", "mean_rank", "time to target"]
+    assert comparability["not_comparable_with_the_first"] == [[], ["loss", "top3", "mean_rank", "time to target"]]
 
 
 def test_metrics_of_different_models_are_named_once():
@@ -70,16 +70,16 @@ def test_curves_are_requested_like_other_figures(tmp_path, capsys):
 
 
 def test_repeats_average_existing_metrics():
-    found = aggregate([ranked("one", 1.0).summary, ranked("two", 3.0).summary])["figures"]
-    assert found["mean_rank"]["mean"] == 2.0
-    assert "accuracy" not in found
-    assert list(found)[:4] == ["time_to_target_seconds", "top3", "mean_rank", "loss"]
+    figures = aggregate([ranked("one", 1.0).summary, ranked("two", 3.0).summary])["figures"]
+    assert figures["mean_rank"]["mean"] == 2.0
+    assert "accuracy" not in figures
+    assert list(figures)[:4] == ["time_to_target_seconds", "top3", "mean_rank", "loss"]
 
 
 OWN_NAMES = {"accuracy": "hits", "error": "mean error"}
 
 
-def own(name, *metrics):
+def custom_run(name, *metrics):
     """A run of a model of its own, two of whose metrics have names that classifiers have too."""
     evaluation = {"split": "test", "examples": 360, "loss": 0.5, **dict.fromkeys(metrics, 0.25)}
     described = [{"name": metric, "label": OWN_NAMES[metric], "better": "higher"} for metric in metrics]
@@ -89,8 +89,11 @@ def own(name, *metrics):
 
 @pytest.mark.parametrize("metrics", [("accuracy",), ("error",), ("accuracy", "error")])
 def test_metric_named_like_a_builtin_keeps_its_label(metrics):
-    for comparison in (compare_runs([own("one", *metrics)], fold=False), compare_runs([own("one", *metrics), ranked("two")], fold=False)):
-        columns = {one.key: one.label for one in run_columns(comparison.runs)}
+    for comparison in (
+        compare_runs([custom_run("one", *metrics)], fold=False),
+        compare_runs([custom_run("one", *metrics), ranked("two")], fold=False),
+    ):
+        columns = {column.key: column.label for column in run_columns(comparison.runs)}
         shown = {key: label for key, label in columns.items() if key in ("eval_accuracy", "eval_error")}
         assert shown == {f"eval_{metric}": f"test {OWN_NAMES[metric]}" for metric in metrics}
         text = as_markdown(comparison)
@@ -99,12 +102,12 @@ def test_metric_named_like_a_builtin_keeps_its_label(metrics):
 
 def test_error_follows_accuracy():
     for runs in ([made("one")], [made("one"), ranked("two")]):
-        keys = [one.key for one in run_columns(compare_runs(runs, fold=False).runs)]
+        keys = [column.key for column in run_columns(compare_runs(runs, fold=False).runs)]
         assert keys[keys.index("eval_accuracy") + 1] == "eval_error"
 
 
 def test_best_value_of_a_metric_can_be_requested(tmp_path, capsys):
-    paths = written(tmp_path, ranked("one"), own("two", "error"))
+    paths = written(tmp_path, ranked("one"), custom_run("two", "error"))
     for name, label in (("best_eval_mean_rank", "best mean rank"), ("best-top3", "best top-3 accuracy"), ("best_error", "best mean error")):
         assert invoke(["compare", "--metric", name, *paths]) == 0
         assert label in capsys.readouterr().out
@@ -121,8 +124,8 @@ def row(name, **figures):
 
 def test_list_names_a_metric_equally_if_requested():
     table = [row("a", eval_top3=0.5, best_eval_top3=0.75), row("b", eval_top3=0.25, best_eval_top3=0.5)]
-    plain, asked = (runs_table(table, None, names)[0].splitlines()[0] for names in ([], ["eval_top3"]))
-    assert plain == asked
+    plain, requested = (runs_table(table, None, names)[0].splitlines()[0] for names in ([], ["eval_top3"]))
+    assert plain == requested
     assert plain.split().count("top3") == 1
     assert runs_table(table, None, ["best_eval_top3"])[0].splitlines()[0].endswith("  best top3")
     assert "accuracy" in runs_table(table, None, ["eval_accuracy"])[0].splitlines()[0]
@@ -142,11 +145,11 @@ def test_narrow_list_drops_further_metrics_first():
 
 
 def test_order_by_metric_is_known_without_matches(tmp_path, capsys):
-    found = documents(sync_run(tmp_path / "other"))
+    run_documents = documents(sync_run(tmp_path / "other"))
     metrics = {"eval": {"step": 10, "epoch": 1.0, "loss": 0.5, "mean_rank": 2.0}}
-    write_run(tmp_path / "out" / "one", variant(found, 0, name="one", **metrics))
-    given = ["runs", "list", "--out", str(tmp_path / "out"), "--where", "mean-rank<1", "--sort", "mean-rank", "--json"]
-    assert invoke(given) == 0
+    write_run(tmp_path / "out" / "one", variant(run_documents, 0, name="one", **metrics))
+    arguments = ["runs", "list", "--out", str(tmp_path / "out"), "--where", "mean-rank<1", "--sort", "mean-rank", "--json"]
+    assert invoke(arguments) == 0
     assert json.loads(capsys.readouterr().out) == {"runs": []}
 
 
@@ -183,17 +186,17 @@ NAMES_IT = re.compile(r"accurac|\bcorrect\b|(?<![a-z])correct_|_correct\b", re.I
 
 
 def test_no_other_file_names_the_accuracy(repository):
-    found = set()
+    files = set()
     for package in tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
         folder = package.split(".")[1:]
         for path in repository.joinpath(*folder).glob("*.py"):
             name = path.relative_to(repository).as_posix()
-            if not name.startswith(("metrics/", "models/")) and any(map(NAMES_IT.search, said(ast.parse(path.read_text())))):
-                found.add(name)
-    assert found == set(ALLOWED)
+            if not name.startswith(("metrics/", "models/")) and any(map(NAMES_IT.search, names_and_texts(ast.parse(path.read_text())))):
+                files.add(name)
+    assert files == set(ALLOWED)
 
 
-def said(tree):
+def names_and_texts(tree):
     """Yield names and texts of a module, without docstrings, which may give examples."""
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

@@ -54,7 +54,7 @@ def read(path):
     return [json.loads(text.removeprefix(":::MLLOG ")) for text in texts]
 
 
-def told(lines, key):
+def entries(lines, key):
     return [(line["time_ms"] - round(ZERO * 1000), line["value"], line["metadata"]) for line in lines if line["key"] == key]
 
 
@@ -63,19 +63,19 @@ def test_log_lines_are_in_order_of_events(tmp_path):
     keys = [line["key"] for line in lines]
     assert keys[keys.index("init_stop") :] == KEYS
     assert keys[:2] == ["cache_clear", "init_start"]
-    assert told(lines, "init_start") == [(-3000, None, {})]
-    assert told(lines, "run_start") == [(0, None, {})]
-    assert told(lines, "epoch_start") == [
+    assert entries(lines, "init_start") == [(-3000, None, {})]
+    assert entries(lines, "run_start") == [(0, None, {})]
+    assert entries(lines, "epoch_start") == [
         (100, None, {"epoch_num": 1, "samples_count": 0}),
         (1550, None, {"epoch_num": 2, "samples_count": 100}),
     ]
-    assert told(lines, "epoch_stop") == [(1250, None, {"epoch_num": 1, "samples_count": 100})]
-    assert told(lines, "eval_start") == [
+    assert entries(lines, "epoch_stop") == [(1250, None, {"epoch_num": 1, "samples_count": 100})]
+    assert entries(lines, "eval_start") == [
         (550, None, {"epoch_num": 0.5, "samples_count": 50}),
         (1300, None, {"epoch_num": 1.0, "samples_count": 100}),
     ]
-    assert [value for _, value, _ in told(lines, "eval_accuracy")] == [0.5, 0.9]
-    assert told(lines, "run_stop") == [(2000, None, {"status": "success", "samples_count": 120})]
+    assert [value for _, value, _ in entries(lines, "eval_accuracy")] == [0.5, 0.9]
+    assert entries(lines, "run_stop") == [(2000, None, {"status": "success", "samples_count": 120})]
     assert {line["event_type"] for line in lines if line["key"].endswith("_stop")} == {"INTERVAL_END"}
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
@@ -99,7 +99,7 @@ def test_times_never_go_back(tmp_path):
 )
 def test_status_is_success_where_the_goal_was_met(tmp_path, until, last, expected):
     lines = write(tmp_path, [*RECORDS, *([last] if last else [])], until=until)
-    ((time_ms, _, metadata),) = told(lines, "run_stop")
+    ((time_ms, _, metadata),) = entries(lines, "run_stop")
     assert (time_ms, metadata["status"]) == (2000, expected)
 
 
@@ -128,8 +128,8 @@ def test_run_that_never_started_has_no_end(tmp_path):
     ],
 )
 def test_settings_have_mlperf_keys(tmp_path, fields, expected):
-    found = {line["key"]: line["value"] for line in write(tmp_path, **fields)}
-    assert {key: found[key] for key in expected} == expected
+    values = {line["key"]: line["value"] for line in write(tmp_path, **fields)}
+    assert {key: values[key] for key in expected} == expected
 
 
 def test_resumed_run_logs_its_beginning_again(tmp_path):
@@ -160,9 +160,9 @@ def test_checker_accepts_a_log_without_accuracy(tmp_path, metrics):
     write(tmp_path, records)
     assert accepted(tmp_path / FILE)
     name, value = next(iter(metrics.items()))
-    told = [line for line in read(tmp_path) if line["key"] == "eval_accuracy"]
-    assert {(line["value"], line["metadata"]["metric"]) for line in told} == {(0.315 if name == "bleu" else value, name)}
-    assert [line["value"] for line in read(tmp_path) if line["key"] == f"eval_{name}"] == [value] * len(told)
+    entries = [line for line in read(tmp_path) if line["key"] == "eval_accuracy"]
+    assert {(line["value"], line["metadata"]["metric"]) for line in entries} == {(0.315 if name == "bleu" else value, name)}
+    assert [line["value"] for line in read(tmp_path) if line["key"] == f"eval_{name}"] == [value] * len(entries)
 
 
 def test_checker_accepts_a_log_only_with_its_end(tmp_path):

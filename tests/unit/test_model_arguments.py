@@ -57,7 +57,7 @@ def model(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "canonical", "settings"),
+    ("arguments", "canonical", "settings"),
     [
         ("", "", ("small", 2, 0.5, True, "", None)),
         (":small", "", ("small", 2, 0.5, True, "", None)),
@@ -70,15 +70,15 @@ def model(tmp_path, monkeypatch):
         ("?note=a=b?c:d/e", "?note=a=b?c:d/e", ("small", 2, 0.5, True, "a=b?c:d/e", None)),
     ],
 )
-def test_one_canonical_text_per_meaning(model, given, canonical, settings):
-    assert canonical_model(model + given) == model + canonical
+def test_one_canonical_text_per_meaning(model, arguments, canonical, settings):
+    assert canonical_model(model + arguments) == model + canonical
     assert canonical_model(model + canonical) == model + canonical
-    assert build_model(model + given, DIGITS).settings == build_model(model + canonical, DIGITS).settings == (*settings, None, 4)
-    assert written_out(Job(model=model + given)).model == model + canonical
+    assert build_model(model + arguments, DIGITS).settings == build_model(model + canonical, DIGITS).settings == (*settings, None, 4)
+    assert written_out(Job(model=model + arguments)).model == model + canonical
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (":huge", ["size of", "'huge'", "small, large"]),
         (":larg", ["Did you mean 'large'"]),
@@ -103,17 +103,17 @@ def test_one_canonical_text_per_meaning(model, given, canonical, settings):
         (":", ["nothing follows ':'"]),
     ],
 )
-def test_invalid_argument_names_the_allowed_values(model, given, words):
+def test_invalid_argument_names_the_allowed_values(model, arguments, words):
     for refuse in (canonical_model, lambda text: build_model(text, DIGITS)):
-        with pytest.raises(UsageError) as found:
-            refuse(model + given)
+        with pytest.raises(UsageError) as raised:
+            refuse(model + arguments)
         for word in words:
-            assert word in str(found.value)
+            assert word in str(raised.value)
 
 
-@pytest.mark.parametrize(("given", "settings"), [("?share=0&heads=1", (0.0, 1)), ("?share=.99&heads=16", (0.99, 16)), ("", (None, 4))])
-def test_argument_within_its_range_is_accepted(model, given, settings):
-    assert build_model(model + given, DIGITS).settings[-2:] == settings
+@pytest.mark.parametrize(("arguments", "settings"), [("?share=0&heads=1", (0.0, 1)), ("?share=.99&heads=16", (0.99, 16)), ("", (None, 4))])
+def test_argument_within_its_range_is_accepted(model, arguments, settings):
+    assert build_model(model + arguments, DIGITS).settings[-2:] == settings
 
 
 @pytest.mark.parametrize("argument", ["dropout=-0.1", "dropout=1", "dropout_attention=2", "smoothing=-1"])
@@ -123,12 +123,12 @@ def test_invalid_rate_is_refused_without_data(argument):
         canonical_model(f"transformer:tiny?{argument}")
 
 
-@pytest.mark.parametrize("given", [":18", "?width=3"])
-def test_model_without_arguments_refuses_any(given):
+@pytest.mark.parametrize("arguments", [":18", "?width=3"])
+def test_model_without_arguments_refuses_any(arguments):
     with pytest.raises(UsageError, match="'logreg' takes no arguments"):
-        canonical_model("logreg" + given)
+        canonical_model("logreg" + arguments)
     with pytest.raises(UsageError, match="'logreg' takes no arguments"):
-        build_model("logreg" + given, DIGITS)
+        build_model("logreg" + arguments, DIGITS)
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,9 @@ sampler.stop()
 def test_unreadable_counters_are_none_and_reported_once():
     with ExitStack() as stack:
         if os.geteuid() == 0:
-            other = stack.enter_context(program("say()"))
-            other.line()
-            pid = other.pid
+            process = stack.enter_context(program("say()"))
+            process.line()
+            pid = process.pid
         else:
             pid = 1
             if os.stat("/proc/1").st_uid == os.geteuid():

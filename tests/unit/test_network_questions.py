@@ -31,10 +31,10 @@ def pairs_of(*nodes):
 
 def test_received_traffic_correlates_with_sent():
     first, second = waves(1), waves(2)
-    found = pairs_of(node(0, first, second), node(1, second, 0.9 * first))
-    assert found[0, 1]["correlation"] == pytest.approx(1.0)
-    assert found[1, 0]["correlation"] == pytest.approx(1.0)
-    assert found[0, 1]["samples"] in (59, 60)
+    correlations = pairs_of(node(0, first, second), node(1, second, 0.9 * first))
+    assert correlations[0, 1]["correlation"] == pytest.approx(1.0)
+    assert correlations[1, 0]["correlation"] == pytest.approx(1.0)
+    assert correlations[0, 1]["samples"] in (59, 60)
     unrelated = pairs_of(node(0, first, first), node(1, first, np.random.default_rng(3).uniform(1, 2, 60)))
     assert abs(unrelated[0, 1]["correlation"]) < 0.5
 
@@ -48,13 +48,13 @@ def test_samples_are_aligned_in_time():
 
 def test_constant_rates_have_no_correlation():
     steady = 1e6 * (1 + 0.001 * np.random.default_rng(0).normal(size=60))
-    found = pairs_of(node(0, steady, steady), node(1, steady, steady))[0, 1]
-    assert (found["correlation"], found["why"]) == (None, "a rate that does not vary")
+    pair = pairs_of(node(0, steady, steady), node(1, steady, steady))[0, 1]
+    assert (pair["correlation"], pair["why"]) == (None, "a rate that does not vary")
 
 
 def test_few_samples_have_no_correlation():
-    found = pairs_of(node(0, waves(1, 8), waves(1, 8)), node(1, waves(1, 8), waves(1, 8)))[0, 1]
-    assert (found["correlation"], found["why"]) == (None, "fewer than 10 samples")
+    pair = pairs_of(node(0, waves(1, 8), waves(1, 8)), node(1, waves(1, 8), waves(1, 8)))[0, 1]
+    assert (pair["correlation"], pair["why"]) == (None, "fewer than 10 samples")
 
 
 def test_pairs_of_many_nodes_are_limited():
@@ -67,8 +67,8 @@ def test_no_samples_give_no_correlations():
 
 
 def test_unknown_samples_have_no_rate():
-    one = node(0, [1.0, np.nan, np.nan, 1.0, 1.0], [1.0] * 5)
-    rates = on_grid(grid_of([one], 0.0, 2.5), one.time_seconds, one.sent_bytes_per_second)
+    sampled_node = node(0, [1.0, np.nan, np.nan, 1.0, 1.0], [1.0] * 5)
+    rates = on_grid(grid_of([sampled_node], 0.0, 2.5), sampled_node.time_seconds, sampled_node.sent_bytes_per_second)
     assert rates.tolist() == pytest.approx([np.nan, np.nan, 1.0, 1.0], nan_ok=True)
 
 
@@ -103,35 +103,35 @@ def exchanging(out, bytes_of, mode="async"):
 
 
 def test_slow_and_fast_steps_are_compared_with_traffic(tmp_path):
-    found = asked(exchanging(tmp_path, lambda pace: 1e6 * pace))["step_time_and_network"]
-    assert found["fastest_tenth"]["step_seconds"] == pytest.approx(0.01)
-    assert found["slowest_tenth"]["step_seconds"] == pytest.approx(0.02)
+    step_time = asked(exchanging(tmp_path, lambda pace: 1e6 * pace))["step_time_and_network"]
+    assert step_time["fastest_tenth"]["step_seconds"] == pytest.approx(0.01)
+    assert step_time["slowest_tenth"]["step_seconds"] == pytest.approx(0.02)
     for tenth in ("fastest_tenth", "slowest_tenth"):
-        assert found[tenth]["bytes_per_step"] == pytest.approx(20_000, rel=0.05)
-    assert found["correlation"] < -0.95
-    assert found["text"].endswith("a step moves 20.0 kB in both, so the sent rate follows the speed")
+        assert step_time[tenth]["bytes_per_step"] == pytest.approx(20_000, rel=0.05)
+    assert step_time["correlation"] < -0.95
+    assert step_time["text"].endswith("a step moves 20.0 kB in both, so the sent rate follows the speed")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_averages_are_weighted_and_sync_has_no_step_bytes(tmp_path, mode):
     """3,000 updates in 40 s; the mean of the intervals' step times would be 15 ms."""
-    found = asked(exchanging(tmp_path, lambda pace: 1.5e6 if pace == 1.0 else 0.5e6, mode))["step_time_and_network"]
-    assert found["step_seconds"] == pytest.approx(40 / 3000, rel=0.01)
-    assert found["sent_bytes_per_second"] == pytest.approx(2e6, rel=0.01)
-    assert ("of a fast one" in found["text"], "per update of all workers" in found["text"]) == (mode == "async", mode == "async")
-    assert found["slowest_tenth"]["bytes_per_step"] == pytest.approx(20_000, rel=0.05)
+    step_time = asked(exchanging(tmp_path, lambda pace: 1.5e6 if pace == 1.0 else 0.5e6, mode))["step_time_and_network"]
+    assert step_time["step_seconds"] == pytest.approx(40 / 3000, rel=0.01)
+    assert step_time["sent_bytes_per_second"] == pytest.approx(2e6, rel=0.01)
+    assert ("of a fast one" in step_time["text"], "per update of all workers" in step_time["text"]) == (mode == "async", mode == "async")
+    assert step_time["slowest_tenth"]["bytes_per_step"] == pytest.approx(20_000, rel=0.05)
 
 
 def test_equally_busy_network_has_no_correlation(tmp_path):
-    found = asked(exchanging(tmp_path, lambda _pace: 1e6))["step_time_and_network"]
-    assert found["correlation"] is None
-    assert found["text"].endswith("the sent rate is the same in slow steps, so they move more bytes")
+    step_time = asked(exchanging(tmp_path, lambda _pace: 1e6))["step_time_and_network"]
+    assert step_time["correlation"] is None
+    assert step_time["text"].endswith("the sent rate is the same in slow steps, so they move more bytes")
 
 
 def test_small_share_of_run_is_not_a_small_share_of_step(tmp_path):
     figures = {"run_seconds": 4.0, "train_seconds": 0.6, "eval_seconds": 3.0}
-    found = asked(explained_run(tmp_path, [{"compute": 0.004, "communicate": 0.006}] * 2, figures=figures))["network"]
-    assert found["text"].startswith("not the bottleneck: communication is 60% of a worker's step and 9% of the run time")
+    network = asked(explained_run(tmp_path, [{"compute": 0.004, "communicate": 0.006}] * 2, figures=figures))["network"]
+    assert network["text"].startswith("not the bottleneck: communication is 60% of a worker's step and 9% of the run time")
 
 
 def test_single_process_has_no_network(tmp_path):

@@ -28,7 +28,7 @@ class Here:
 
 
 @pytest.mark.parametrize(
-    ("given", "address"),
+    ("environment", "address"),
     [
         ({"CROSSTRAIN_NODE_ADDRESS": "10.0.0.1"}, "10.0.0.1"),
         ({"CROSSTRAIN_NODE_ADDRESS": "10.0.0.1", "CROSSTRAIN_NODE_ADDRESS_TOWARDS": "127.0.0.1"}, "10.0.0.1"),
@@ -36,8 +36,8 @@ class Here:
         ({"SSH_CONNECTION": OF_A_LOGIN, "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_STEP_ID": "0"}, None),
     ],
 )
-def test_launcher_passes_the_node_s_address(given, address):
-    assert address_for_others(given) == address
+def test_launcher_passes_the_node_s_address(environment, address):
+    assert address_for_others(environment) == address
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_hosts_are_probed_at_the_launcher_s_address(address, monkeypatch):
     monkeypatch.setenv("SSH_CONNECTION", OF_A_LOGIN)
     launcher = RemoteLauncher(Job(nodes=1), Here(address))
     try:
-        found = {one.what: one for one in launcher.look(60)}
+        findings = {finding.what: finding for finding in launcher.look(60)}
     finally:
         launcher.close()
-    network = found["network"]
+    network = findings["network"]
     if address:
         assert (network.state, network.found.split()[0]) == ("ok", "127.0.0.1")
     else:

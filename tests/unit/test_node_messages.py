@@ -122,7 +122,7 @@ SOUND = {
 
 def leaves(kind):
     below = kind.__subclasses__()
-    return [leaf for each in below for leaf in leaves(each)] if below else [kind]
+    return [leaf for kind_below in below for leaf in leaves(kind_below)] if below else [kind]
 
 
 def test_node_messages_declare_when_they_arrive():
@@ -184,11 +184,11 @@ def cluster():
     """A control of two nodes, whose tasks are known, and the sockets of the nodes."""
     with ExitStack() as ends:
         ours, theirs = zip(*(map(ends.enter_context, socket.socketpair()) for _ in range(2)), strict=True)
-        streams = [Stream(each.makefile("rb"), each.makefile("wb")) for each in ours]
-        for each in streams:
-            ends.callback(each.close)
-        for each in theirs:
-            ends.callback(each.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+        streams = [Stream(end.makefile("rb"), end.makefile("wb")) for end in ours]
+        for end in streams:
+            ends.callback(end.close)
+        for end in theirs:
+            ends.callback(end.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
         channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
         placed = [TaskSpec("worker", number, number, leading=True) for number in (1, 0)]
         control = TaskGroup(Nodes(channels), placed)
@@ -350,12 +350,12 @@ def test_answers_out_of_order_are_refused(order):
     """Steps may come during any command; everything else has its place."""
     places = [place for place in order if place not in (0, 2)]
     possible = places == sorted(places) and max(order.index(0), order.index(2)) < order.index(5)
-    asked = OutstandingRequests([0, 1])
-    asked.started(NODE_OF, ["worker-1", "worker-0"])
+    outstanding = OutstandingRequests([0, 1])
+    outstanding.started(NODE_OF, ["worker-1", "worker-0"])
     for command in (TRAIN, EVALUATE, STATE):
-        asked.of_leader("worker-1", command)
+        outstanding.of_leader("worker-1", command)
 
-    assert all(asked.wrong_with(1, read(IN_ORDER[place])) is None for place in order) == possible
+    assert all(outstanding.wrong_with(1, read(IN_ORDER[place])) is None for place in order) == possible
 
 
 def test_violation_is_noticed_while_the_run_ends():
@@ -382,11 +382,11 @@ def test_truncated_message_is_a_loss_and_no_violation():
 def test_arrays_of_a_message_are_bounded():
     reader, writer = socket.socketpair()
     header = {"kind": "x", "arrays": [["a", "|u1", [1], MAX_ARRAY_BYTES // 2 + 1]] * 2}
-    with reader, writer, reader.makefile("rb") as file, writer.makefile("wb") as other:
-        other.write(json.dumps(header).encode() + b"\n")
-        other.flush()
+    with reader, writer, reader.makefile("rb") as file, writer.makefile("wb") as writing:
+        writing.write(json.dumps(header).encode() + b"\n")
+        writing.flush()
         with pytest.raises(ProtocolError, match="more bytes"):
-            Stream(file, other).receive()
+            Stream(file, writing).receive()
 
 
 def test_real_messages_of_tasks_and_agents_are_accepted():
@@ -449,9 +449,9 @@ def test_error_of_user_code_is_accepted(error, number):
 
 
 def test_agent_overrides_the_task_s_name():
-    said = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
-    assert read(travelled(said.sent_by("worker-1"))).task == "worker-1"
-    assert said.sent_by("worker-1")["from"] == "worker-1"
+    message = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
+    assert read(travelled(message.sent_by("worker-1"))).task == "worker-1"
+    assert message.sent_by("worker-1")["from"] == "worker-1"
 
 
 def brought(state):

@@ -49,7 +49,7 @@ def plain(message):
 
 
 @contextmanager
-def lent(begins_after=None, held=b"", begun=lambda: None):
+def detached(begins_after=None, held=b"", begun=lambda: None):
     """What a stream lends, over a socket, and the other end."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -59,27 +59,27 @@ def lent(begins_after=None, held=b"", begun=lambda: None):
 
 
 def taken(incoming):
-    found = []
+    messages = []
     while incoming.fill():
-        while (said := incoming.next()) is not None:
-            found.append(said[0])
-    return found
+        while (item := incoming.next()) is not None:
+            messages.append(item[0])
+    return messages
 
 
 @settings(max_examples=40)
 @given(messages=st.lists(MESSAGES, max_size=6), pieces=st.lists(st.integers(1, 5000), min_size=1, max_size=40), held=st.integers(0, 500))
 def test_messages_arrive_in_order_from_any_pieces(messages, pieces, held):
     data = b"".join(bytes(part) for message in messages for part in encoded(message))
-    with lent(held=data[:held]) as (ours, theirs):
-        incoming, found, rest, turn = Incoming(ours), [], data[held:], 0
-        while (said := incoming.next()) is not None:
-            found.append(said[0])
+    with detached(held=data[:held]) as (ours, theirs):
+        incoming, received, rest, turn = Incoming(ours), [], data[held:], 0
+        while (item := incoming.next()) is not None:
+            received.append(item[0])
         while rest:
             size = pieces[turn % len(pieces)]
             theirs.sendall(rest[:size])
             rest, turn = rest[size:], turn + 1
-            found += taken(incoming)
-        assert [plain(message) for message in found] == [plain(message) for message in messages]
+            received += taken(incoming)
+        assert [plain(message) for message in received] == [plain(message) for message in messages]
         assert incoming.arrived_bytes == len(data)
         assert not incoming.ended
         theirs.shutdown(socket.SHUT_WR)
@@ -126,15 +126,15 @@ def test_blocking_and_nonblocking_readers_agree(line):
         writing.start()
         blocking = outcome(Stream(reader, writer).receive)
         writing.join()
-    with lent(held=line + b"\n") as (descriptor, _):
+    with detached(held=line + b"\n") as (descriptor, _):
         incoming = Incoming(descriptor)
-        assert outcome(lambda: None if (said := incoming.next()) is None else said[0]) == blocking
+        assert outcome(lambda: None if (item := incoming.next()) is None else item[0]) == blocking
         incoming.close()
 
 
 @pytest.mark.parametrize("line", [b"x" * MAX_HEADER_BYTES, b"x" * MAX_HEADER_BYTES + b"\n"])
 def test_a_header_is_bounded(line):
-    with lent(held=line) as (ours, _):
+    with detached(held=line) as (ours, _):
         incoming = Incoming(ours)
         with pytest.raises(ProtocolError, match="too long"):
             incoming.next()
@@ -145,12 +145,12 @@ def test_a_header_is_bounded(line):
 def test_lines_before_the_first_message_are_skipped(before, piece):
     data = b"".join(line + b"\n" for line in before) + b"begins\r\n" + b"".join(map(bytes, encoded(Message("x"))))
     begun = []
-    with lent(b"begins", begun=lambda: begun.append(1)) as (ours, theirs):
-        incoming, found = Incoming(ours), []
+    with detached(b"begins", begun=lambda: begun.append(1)) as (ours, theirs):
+        incoming, received = Incoming(ours), []
         for start in range(0, len(data), piece):
             theirs.sendall(data[start : start + piece])
-            found += taken(incoming)
-        assert [message.kind for message in found] == ["x"]
+            received += taken(incoming)
+        assert [message.kind for message in received] == ["x"]
         assert begun == [1]
         incoming.close()
 
@@ -158,7 +158,7 @@ def test_lines_before_the_first_message_are_skipped(before, piece):
 @pytest.mark.parametrize("line", [b"x\n", b"x"])
 def test_lines_before_the_first_message_are_bounded(line):
     block = line * (2**17 // len(line))
-    with lent(b"begins") as (ours, theirs):
+    with detached(b"begins") as (ours, theirs):
         incoming = Incoming(ours)
 
         def flood():
@@ -188,7 +188,7 @@ def test_lines_before_the_first_message_are_bounded(line):
 def test_slow_reader_gets_everything_without_blocking(sizes, reads):
     messages = [Message(str(number), {}, {"a": np.full(size, number, np.uint8)}) for number, size in enumerate(sizes)]
     expected = b"".join(bytes(part) for message in messages for part in encoded(message))
-    with lent() as (ours, theirs):
+    with detached() as (ours, theirs):
         outgoing, received = Outgoing(ours), bytearray()
         for message in messages:
             outgoing.tell(message)
@@ -205,7 +205,7 @@ def test_slow_reader_gets_everything_without_blocking(sizes, reads):
 
 
 def test_closed_peer_does_not_block():
-    with lent() as (ours, theirs):
+    with detached() as (ours, theirs):
         outgoing = Outgoing(ours)
         assert outgoing.tell(Message("x", {}, {"a": np.zeros(10**7, np.uint8)}))
         theirs.close()
@@ -228,12 +228,12 @@ def members(count):
         channels, nodes = [], []
         for node in range(count):
             ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
-            stream, other = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
+            stream, peer = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
             ends.callback(stream.close)
-            ends.callback(other.close)
-            ends.callback(other.cut)
+            ends.callback(peer.close)
+            ends.callback(peer.cut)
             channels.append(NodeChannel(node, stream, "127.0.0.1", None, None, False))
-            nodes.append(other)
+            nodes.append(peer)
         yield Members(channels), nodes
 
 
@@ -283,14 +283,14 @@ def test_flooding_and_unread_nodes_block_nobody():
         for number in range(50):
             live.send(Message("said", {"number": number}))
             driver.tell(2, Message("told", {"number": number}))
-            while (told := live.receive()).kind == "alive":
+            while (item := live.receive()).kind == "alive":
                 pass
-            assert told["number"] == number
-        said = []
-        while len(said) < 50:
+            assert item["number"] == number
+        numbers = []
+        while len(numbers) < 50:
             node, message = driver.next(10.0)
-            said += [message["number"]] if node == 2 else []
-        assert said == list(range(50))
+            numbers += [message["number"]] if node == 2 else []
+        assert numbers == list(range(50))
         assert driver.lost == []
 
 
@@ -314,12 +314,12 @@ def test_message_read_with_the_previous_one_is_kept():
     """A node may have said more behind its greeting, which the launcher has read through its own file."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
-        stream, other = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
+        stream, peer = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
         ends.callback(stream.close)
-        ends.callback(other.close)
-        ends.callback(other.cut)
+        ends.callback(peer.close)
+        ends.callback(peer.cut)
         for kind in ("join", "hello", "sample"):
-            other.send(Message(kind))
+            peer.send(Message(kind))
         assert stream.receive().kind == "join"
         driver = Members([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
         assert [driver.next(10.0)[1].kind for _ in range(2)] == ["hello", "sample"]
