@@ -1,4 +1,4 @@
-"""What all processes of a run have to be asked for alike, where the run is at hand on the driver's machine alone."""
+"""The settings that all processes of a run must share with the driver."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def make_request(flags, environ=None, config=None, resume="runs/first"):
 
 
 def settled(flags):
-    """An independent reading of what was typed."""
+    """Parse typed settings independently of the product."""
     return {field: float(value) if field == "lr" else value for field, value in flags.items() if field not in OWN_TO_EACH_NODE}
 
 

@@ -1,4 +1,4 @@
-"""What a framework said of itself is kept until something changes that it depends on. The backends here are real plugins in real files."""
+"""The cache of framework probes, and what invalidates it. Real plugins in real files."""
 
 import json
 import os
@@ -30,7 +30,7 @@ counting = Counting()
 
 @pytest.fixture
 def count_probes(tmp_path, monkeypatch):
-    """Install a backend for this process and its children, with a cache of its own; return how often it was asked."""
+    """Install a backend and an empty cache; return a function that counts its probes."""
     place = tmp_path / "plugin"
     place.mkdir()
     (place / "counting_plugin.py").write_text(PLUGIN)
@@ -38,7 +38,7 @@ def count_probes(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counting-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[crosstrain.backends]\ncounting = counting_plugin:counting\n")
-    (place / "asked").touch()  # so that being asked does not change the folder
+    (place / "asked").touch()  # so that a probe does not change the folder
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     monkeypatch.setattr(sys, "path", [str(place), *sys.path])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -58,7 +58,7 @@ def test_framework_is_probed_once(count_probes):
 
 
 def changes(tmp_path, monkeypatch):
-    """Return what makes an answer hold no longer, by name."""
+    """Return changes that invalidate a cached answer, by name."""
     return {
         "another package": lambda: (tmp_path / "plugin" / "other-1.0.dist-info").mkdir(),
         "the backend's file": lambda: (tmp_path / "plugin" / "counting_plugin.py").write_text(PLUGIN + "\n"),

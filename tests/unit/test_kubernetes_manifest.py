@@ -1,4 +1,4 @@
-"""The manifest of a run on Kubernetes: what Kubernetes and Kubeflow take, and that each word reaches the container as it was given."""
+"""The Kubernetes manifest of a run: valid objects, and arguments that arrive unchanged."""
 
 import copy
 import os
@@ -40,7 +40,7 @@ def printed(*arguments):
 
 
 def refused(document):
-    """Whether whoever is to read an object says that it is none: strictly, so that no field is dropped in silence."""
+    """Whether a strict reader rejects an object; unknown fields count as errors."""
     if document["kind"] not in MODELS:
         try:
             kubernetes_validate.validate(document, VERSION, strict=True)
@@ -54,7 +54,7 @@ def refused(document):
 
 
 def job_of(manifest):
-    """The Job among the objects, whatever it is part of, as an object of its own."""
+    """Return the Job of a manifest as an object of its own, also one inside another kind."""
     last = next(document for document in manifest if document["kind"] in ("Job", "JobSet", "TrainingRuntime"))
     if last["kind"] == "Job":
         return last
@@ -134,7 +134,7 @@ def test_only_pods_of_the_run_reach_each_other():
 
 
 def action(policy, exit_code=None, *, disrupted=False):
-    """What Kubernetes does about a pod that has failed: the action of the first rule that fits; Count where none does."""
+    """Return the action of the first pod failure rule that matches, or Count."""
     for rule in policy["rules"]:
         codes = rule.get("onExitCodes")
         if codes is not None and codes["operator"] == "In" and exit_code in codes["values"] and codes["containerName"] == "node":
@@ -275,7 +275,7 @@ def test_invalid_request_is_refused_immediately(arguments, message):
 
 
 def expanded(word, variables):
-    """What Kubernetes makes of a word of a command: $$ is one $, $(NAME) a variable's value where there is one; else all stays."""
+    """Expand a command word as Kubernetes does: $$ is one $, $(NAME) a known variable's value."""
 
     def replacement(match):
         if match[0] == "$$":

@@ -1,4 +1,4 @@
-"""What runs are called side by side: as their directories are called now, and no two alike, in every table, picture and curve."""
+"""Labels of compared runs: their current directory names, unique in tables and charts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_repeated_directory_is_numbered(tmp_path):
 
 
 def renamed_and_copied(folder):
-    """A run under another name than it was made, a copy of it beside it, and one in a folder of its own under the same name."""
+    """Make a renamed run, a copy next to it, and a run of the same name in another folder."""
     made = make_run(folder / "runs", "old", calibrated=True)
     paths = [folder / "runs" / "new", folder / "runs" / "copy", folder / "backup" / "new"]
     made.rename(paths[0])
@@ -67,11 +67,11 @@ def test_all_outputs_label_renamed_and_copied_runs_equally(tmp_path):
     assert list(dict.fromkeys(row[0] for row in table_of("evals", [*map(Run, paths)]).rows)) == EXPECTED
     shown = started_runs(map(Run, paths))
     assert [run.label for run in shown] == EXPECTED
-    assert {curve.name for curve in pictures(shown)[0].panels[0].curves} == {EXPECTED[0]}  # of copies the first stands for all
+    assert {curve.name for curve in pictures(shown)[0].panels[0].curves} == {EXPECTED[0]}  # copies are represented by the first
 
 
 def test_page_tables_and_charts_use_the_same_labels(tmp_path):
-    """Also where a run without figures has the name of another, and so is in the pictures alone."""
+    """Also where a run without figures shares a name, and so is only in the charts."""
     paths = renamed_and_copied(tmp_path)[:2]
     failed = make_run(tmp_path / "other", "new", summary=False, state="failed")
     page = render(started_runs(map(Run, [*paths, failed])))
@@ -100,7 +100,7 @@ def test_directory_named_like_a_number_stays_distinct(tmp_path):
 
 
 def test_names_that_look_equal_are_numbered(tmp_path):
-    """A line break and a backslash with the number of one are spelled alike."""
+    """An escaped line break and a backslash followed by its code look the same."""
     paths = [tmp_path / "a\nb", tmp_path / "a\\x0ab", tmp_path / "c"]
     for path in paths:
         path.mkdir()

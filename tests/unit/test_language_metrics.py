@@ -1,4 +1,4 @@
-"""BLEU and chrF from sums: what sacrebleu computes of the whole corpus, however the sentences were shared out."""
+"""BLEU and chrF from sums equal sacrebleu's scores of the corpus, however it is split."""
 
 from __future__ import annotations
 

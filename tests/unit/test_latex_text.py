@@ -1,4 +1,4 @@
-"""Any text as LaTeX: groups are balanced, nothing special is left raw, and pdflatex takes it."""
+"""Any text as LaTeX: balanced groups, nothing special left raw, accepted by pdflatex."""
 
 import re
 import sys
@@ -60,6 +60,6 @@ def test_pdflatex_accepts_untrusted_texts(tmp_path_factory, texts):
 
 @needs_pdflatex
 def test_pdflatex_accepts_all_characters(tmp_path):
-    """Each sign up to those of Chinese, and some of the others."""
+    """Each character up to those of Chinese, and a sample of the rest."""
     signs = [*map(chr, range(0x3100)), *map(chr, range(0x3100, sys.maxunicode, 997))]
     compiled(tmp_path, "\n\n".join(" ".join(map(latex_text, signs[first : first + 40])) for first in range(0, len(signs), 40)))

@@ -1,4 +1,4 @@
-"""Launchers: each can be made by its name, ``auto`` takes the first that serves a run, and a package may bring one of its own."""
+"""Launchers: selected by name, by `auto`, or provided by a package."""
 
 import json
 import re
@@ -74,7 +74,7 @@ class Idle(LauncherDefaults):
 
 @pytest.fixture
 def brought(monkeypatch):
-    """Have `make` be the object of a package's entry point for the launcher ``of-a-test``."""
+    """Install `make` as a package's entry point for the launcher ``of-a-test``."""
 
     def bring(make):
         module = types.ModuleType("launcher_of_a_test")
@@ -181,7 +181,7 @@ def test_hosts_decide_the_number_of_nodes():
 
 
 def test_lost_host_is_reused_last():
-    """It may be back when all others of Slurm's allocation have failed."""
+    """It may be back when all other hosts of a Slurm allocation have failed."""
     a, b, c, d = (Host(name) for name in "abcd")
     starter = SrunStarter([a, b], "srun", [c, d])
     placed = []

@@ -1,4 +1,4 @@
-"""The rule that says whether a run improves, is flat or overfits: on curves whose truth is known by construction."""
+"""The classification of learning curves (improving, flat, overfitting) on known curves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_smooth_curve_is_classified(name, n):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_verdict_is_independent_of_scale_and_offset(name, n, scale, shift, seed):
-    """Of curves with noise of half a percent of the first loss."""
+    """Curves have noise of 0.5 % of the first loss."""
     noise = 0.01 * np.random.default_rng(seed).uniform(-1, 1, n)
     plain = judge_curves(course(name, n) + noise, training(n))
     moved = judge_curves(scale * (course(name, n) + noise + shift), scale * training(n))
@@ -50,7 +50,7 @@ def test_verdict_is_independent_of_scale_and_offset(name, n, scale, shift, seed)
 @pytest.mark.parametrize("name", COURSES)
 @pytest.mark.parametrize("n", [12, 30, 100])
 def test_little_noise_hides_the_truth_in_2_percent_at_most(name, n):
-    """Noise of half a percent of the first loss: by chance alone a few points may seem to fall, which is unclear and no other verdict."""
+    """With noise of 0.5 % a few points may seem to fall by chance: `unclear`, no other verdict."""
     noises = (0.01 * np.random.default_rng(seed).uniform(-1, 1, n) for seed in range(150))
     states = [judge_curves(course(name, n) + noise, training(n)).state for noise in noises]
     assert sum(state not in (name, "unclear") for state in states) <= 3
@@ -59,7 +59,7 @@ def test_little_noise_hides_the_truth_in_2_percent_at_most(name, n):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_no_change(seed):
-    """Of runs of any length, with noise as large as the loss: flat, or in one of six at most unclear."""
+    """Runs of any length, with noise as large as the loss: flat, at most one in six unclear."""
     rng = np.random.default_rng(seed)
     states = [judge_curves(1 + rng.normal(size=n), training(n)).state for n in rng.integers(MIN_EVALUATIONS, 100, 100)]
     assert states.count("flat") + states.count("unclear") >= 97

@@ -1,4 +1,4 @@
-"""Learning rates against torch's own schedulers' published formulas, written out by hand."""
+"""Learning rates against published formulas, written out by hand."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_noam_rises_in_warm_up_then_falls_with_the_root():
 
 
 def test_noam_continues_by_updates_at_any_position():
-    """A resumed run with another batch size: the places of its updates in the epochs are others, their numbers go on."""
+    """A run resumed with another batch size: epoch positions change, update numbers continue."""
     job = Job(schedule="noam", warmup_steps=10)
     whole = learning_rates(job, 0, 30, 10, 100, width=16)
     np.testing.assert_array_equal(learning_rates(job, 12, 18, 40, 400, np.arange(18) * 3.3, width=16), whole[12:])

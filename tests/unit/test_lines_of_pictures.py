@@ -1,4 +1,4 @@
-"""Which lines the pictures of several runs have: set-ups, with their repeats folded, told apart by their axes."""
+"""Lines in charts of several runs: configurations, folded repeats, distinguished by axes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AXES = {
 
 
 def grid(**axes):
-    """A run for each combination of values, a figure each."""
+    """Make a run for each combination of values."""
     names = list(axes)
     return labelled(
         [
@@ -41,7 +41,7 @@ def grid(**axes):
 @pytest.mark.thorough
 @given(sizes=st.fixed_dictionaries({name: st.integers(1, len(values)) for name, values in AXES.items()}))
 def test_lines_of_a_panel_are_distinct(sizes):
-    """Whatever the axes: colours and dashes tell the lines of each of the small multiples apart."""
+    """Colours and dashes distinguish the lines of each small multiple, for any axes."""
     while np.prod(list(sizes.values())) > 60:
         largest = max(sizes, key=lambda name: sizes[name])
         sizes = {**sizes, largest: sizes[largest] - 1}
@@ -72,7 +72,7 @@ def test_third_axis_makes_small_multiples():
 
 
 def test_more_names_than_colours_make_small_multiples():
-    """Nothing tells them apart but what they are called."""
+    """Only their names distinguish them."""
     runs = labelled([made(f"run-{number}", data=f"images:{'x' * (number + 1)}") for number in range(len(COLOURS) + 1)])
     lines = lines_of(runs)
     assert len(lines.all) == 7
@@ -91,7 +91,7 @@ def test_contended_run_is_drawn_over_updates_only():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two backends with two repeats each, at three batch sizes, and a run that failed."""
+    """Two backends with two repeats each at three batch sizes, and a failed run."""
     out = tmp_path_factory.mktemp("runs")
     for backend, batch, seed in itertools.product(("tf", "torch"), (5, 10, 20), (0, 1)):
         path = make_run(out, f"{backend}-{batch}-{seed}", backend=backend, batch_size=batch, seed=seed, steps=40, until="accuracy>=0.6")
@@ -172,7 +172,7 @@ finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=6), min_size=2, max_size=5))
 def test_mean_of_repeats_lies_within_their_band(curves):
-    """Both ways of putting curves together, with curves of different lengths; what is longer goes on by itself."""
+    """Both ways of merging curves of different lengths; longer curves continue alone."""
     pairs = [(np.arange(1.0, len(curve) + 1), np.array(curve)) for curve in curves]
     shortest, longest = min(map(len, curves)), max(map(len, curves))
     grid, single = on_a_grid(pairs, 50), one_by_one(pairs)
@@ -190,7 +190,7 @@ def test_mean_of_repeats_lies_within_their_band(curves):
 
 
 def test_longer_repeat_adds_no_mean():
-    """The mean of two that rise does not fall where the better one has reached its goal."""
+    """The mean of two rising curves does not fall where the better one has ended."""
     short, long = (np.array([0.0, 1.0]), np.array([0.65, 0.96])), (np.array([0.0, 1.0, 2.0]), np.array([0.65, 0.80, 0.84]))
     merged = one_by_one([short, long])
     assert merged.mean == pytest.approx([0.65, 0.88])
@@ -199,7 +199,7 @@ def test_longer_repeat_adds_no_mean():
 
 
 def test_incomparable_runs_are_not_ranked(tmp_path):
-    """Another target is another race."""
+    """Runs with another target are another race."""
     for name, job, seconds in (
         ("a", {"backend": "torch", "until": "accuracy>=0.9"}, 8.0),
         ("b", {"backend": "torch", "until": "accuracy>=0.9", "batch_size": 64}, 9.0),
@@ -217,7 +217,7 @@ def test_incomparable_runs_are_not_ranked(tmp_path):
 
 
 def test_chart_names_are_unique(folder, tmp_path):
-    """Also where a metric is called as another picture."""
+    """Also where a metric has the name of another chart."""
     shutil.copytree(folder / "tf-5-0", tmp_path / "run")
     path = tmp_path / "run" / "evals.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

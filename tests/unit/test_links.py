@@ -1,4 +1,4 @@
-"""Which node is cut off: what agents find of each other in a network drawn at random, and what is concluded of it."""
+"""Which node is cut off, concluded from probes between agents in random networks."""
 
 import random
 import socket
@@ -15,7 +15,7 @@ from crosstrain.launch.node.links import Found, LinkInquiry, PeerProbe, cut_off
 
 
 def observed(nodes, dead, silent=()):
-    """What the nodes find where packets of `dead`, pairs of sender and receiver, are lost: a connection needs both ways."""
+    """Return the probe results of all nodes where packets of `dead` (sender, receiver) are lost."""
     observations = {}
     for node in set(range(nodes)) - set(silent):
         peers = [peer for peer in range(nodes) if peer != node]
@@ -43,7 +43,7 @@ def test_dead_links_blame_the_node_they_share(nodes, seed):
         assert verdict.node in (blamed, peers[0])
         assert f"node {min(blamed, peers[0])} and node {max(blamed, peers[0])} do not reach each other" in verdict.described
     assert all(f"node {peer}" in verdict.described for peer in peers)
-    assert cut_off(observed(nodes, dead, silent=[blamed]), name) is None  # whoever says nothing is none of this
+    assert cut_off(observed(nodes, dead, silent=[blamed]), name) is None  # a silent node is not considered
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_cut_off_node_is_described(dead, description):
 
 
 def test_one_way_connection_is_no_dead_link():
-    """As where a filter of packets refuses new connections, and those that there are go on."""
+    """As where a packet filter refuses new connections but keeps existing ones."""
     assert cut_off({0: Found([1], [1], []), 1: Found([0], [], [])}, name) is None
 
 
@@ -75,7 +75,7 @@ def test_dropped_datagrams_are_no_dead_link():
 
 
 def probing(addresses, tokens, ports=None):
-    """Have nodes at these addresses probe each other at the same time; return what each has found."""
+    """Run probes of nodes at these addresses concurrently; return their results."""
     probes, results = [], {}
     for node in range(len(addresses)):
         probes.append(PeerProbe(node))
@@ -100,14 +100,14 @@ def free_port(count):
 
 
 def test_connected_nodes_are_found_quickly(monkeypatch):
-    monkeypatch.setattr(probe, "PROBE_SECONDS", 60.0)  # else a slow machine could not be told from a wait
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 60.0)  # so that a slow machine does not look like a wait
     results = probing(["127.0.0.1", "127.0.0.2", "127.0.0.3"], [b"t" * 16] * 3)
     for node in range(3):
         assert set(results[node]["reached"]) == {0, 1, 2} - {node}
 
 
 def test_foreign_datagram_is_ignored():
-    """192.0.2.1 is nobody's (RFC 5737), so that the probes last for their time."""
+    """192.0.2.1 is reserved (RFC 5737), so the probes last their full time."""
     addresses = ["127.0.0.1", "127.0.0.2", "192.0.2.1"]
     probes = [PeerProbe(0), PeerProbe(1)]
     for node_probe in probes:
@@ -115,7 +115,7 @@ def test_foreign_datagram_is_ignored():
     ports = {node: node_probe.listen(free_port) for node, node_probe in enumerate(probes)} | {2: 9}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.sendto(b"x" * 16 + (1).to_bytes(4, "big"), (addresses[0], ports[0]))
-        stranger.sendto(b"a" * 16 + (2).to_bytes(4, "big"), (addresses[0], ports[0]))  # it has the token, and is heard
+        stranger.sendto(b"a" * 16 + (2).to_bytes(4, "big"), (addresses[0], ports[0]))  # it has the token and is accepted
         result = probes[0].run(ports, b"a" * 16)
     assert (set(result["reached"]) - {2}, result["heard"]) == ({1}, [2])
     probes[1].close()

@@ -1,4 +1,4 @@
-"""Strangers at a door: they neither hold up who has the secret, nor stay, nor use up what the process has."""
+"""A listener under unauthenticated clients: bounded in time, memory and descriptors."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretErro
 from crosstrain.exchange.authentication import accept as tell_accepted
 from crosstrain.exchange.parameter_server import wire_protocol as authentication
 
-pytestmark = pytest.mark.alone  # how soon strangers are sent away, and others served
+pytestmark = pytest.mark.alone  # measures how soon clients are dropped and peers accepted
 
 SECRET = "5e" * 32
 HELLO = authentication.Hello("worker", 3, 1000)
@@ -56,7 +56,7 @@ KINDS = pytest.mark.parametrize(("prove", "join"), [(as_driver, join_driver), (a
 
 @contextmanager
 def opened(prove):
-    """A door on a free port; yields its address, who was let in, and what was reported."""
+    """Open a listener on a free port; yield its address, the accepted peers and the reports."""
     admitted, reports = queue.Queue(), []
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     address = listening.getsockname()
@@ -104,7 +104,7 @@ def test_slow_client_is_disconnected_in_time(monkeypatch, prove, join):
 
 
 def test_oldest_client_is_dropped_and_nothing_leaks(monkeypatch):
-    """A flood: the newest are heard, files and threads are bounded; afterwards all of them are gone, and every one was counted."""
+    """Under a flood the newest are heard, files and threads stay bounded, and all are counted."""
     monkeypatch.setattr(module, "MAX_UNPROVEN", 20)
     before = open_descriptors()
     with opened(as_driver) as (address, admitted, reports), ExitStack() as stack:
@@ -122,7 +122,7 @@ def test_oldest_client_is_dropped_and_nothing_leaks(monkeypatch):
 
 
 def test_exhausted_descriptors_drop_a_client():
-    """In a process of its own, where nothing else opens or closes descriptors."""
+    """Runs in another process, where nothing else opens or closes descriptors."""
     command = [sys.executable, "-c", "import test_listener; test_listener.use_up_descriptors()"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
@@ -130,7 +130,7 @@ def test_exhausted_descriptors_drop_a_client():
 
 
 def use_up_descriptors():
-    """The process may open no file more: whoever has the secret gets in all the same."""
+    """Exhaust the process's descriptors; a peer with the secret is accepted nevertheless."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -139,17 +139,17 @@ def use_up_descriptors():
             stack.enter_context(socket.create_connection(address)).recv(1)
         knocking = stack.enter_context(socket.socket())
         gc.collect()
-        gc.disable()  # what it closes would leave a free descriptor below the limit
+        gc.disable()  # a collection could free a descriptor below the limit
         try:
             lowest_free, highest = os.dup(0), max(map(int, os.listdir("/proc/self/fd")))
-            while lowest_free < highest:  # a gap below the strangers' descriptors, of a test before this one
+            while lowest_free < highest:  # fill gaps left by an earlier test
                 stack.callback(os.close, lowest_free)
                 lowest_free = os.dup(0)
             os.close(lowest_free)
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
             knocking.connect(address)
             wait_until(lambda: any("cannot accept" in text for text in reports), 4, "the report")
-            assert knocking.recv(1)  # a stranger has made room for it
+            assert knocking.recv(1)  # a client was dropped for it
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             gc.enable()
@@ -176,7 +176,7 @@ def test_refusing_shard_reports_it_immediately():
 
 
 def test_worker_retries_after_dropped_connection():
-    """The first connection is reset in mid-handshake; the second one is heard."""
+    """The first connection is reset during the handshake; the second one succeeds."""
     first = threading.Event()
 
     def prove(exchange):
@@ -222,14 +222,14 @@ def test_foreign_clients_do_not_delay_tensorflow_start():
                 done.result(timeout=30)
             assert time.monotonic() - began < 2.0
             with socket.create_server(("127.0.0.1", tasks[0].port)):
-                pass  # free again at once, for TensorFlow
+                pass  # free again immediately, for TensorFlow
 
 
 @KINDS
 @hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.binary(max_size=200), max_size=6), right_start=st.booleans(), hangs_up=st.booleans())
 def test_random_bytes_are_never_accepted(doors, prove, join, pieces, right_start, hangs_up):
-    """Whatever is sent, nobody is let in, no thread dies of it, and whoever has the secret is heard afterwards."""
+    """Nobody is accepted, no thread dies, and a peer with the secret is accepted afterwards."""
     address, admitted, _ = doors[prove]
     head = HELLO.packed() if right_start else b""
     with socket.create_connection(address) as stranger:
@@ -242,7 +242,7 @@ def test_random_bytes_are_never_accepted(doors, prove, join, pieces, right_start
                 while stranger.recv(4096):
                     pass
         except OSError:
-            pass  # it has been turned away by now
+            pass  # it has been disconnected by now
     assert admitted.empty()
     assert seconds_to_join(join, address, admitted) < 2.0
 

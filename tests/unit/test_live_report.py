@@ -1,4 +1,4 @@
-"""`trainer report --live`: which runs its page has, when it is rendered anew, and how the command begins and ends."""
+"""`trainer report --live`: its runs, when it renders again, and how it starts and ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECONDS = 60
 
 
 class Followed:
-    """A refresher of some places, looked through whenever the test wants to, and what it reports."""
+    """A refresher of some places that refreshes on request, and its reports."""
 
     def __init__(self, *places):
         self.reports = []
@@ -51,7 +51,7 @@ class Followed:
         return self.published.content.document.decode()
 
     def until(self, condition, what):
-        """Look again until a condition holds; after a rendering there is a pause."""
+        """Refresh until a condition holds; each rendering is followed by a pause."""
 
         def looked():
             self.refresher.refresh()
@@ -65,7 +65,7 @@ class Followed:
 
 
 def without_page(path):
-    """What is said of a run of which there is no page."""
+    """Return the note about a run that has no page."""
     rendered = render_readable([path])
     assert rendered.page is None
     assert rendered.problem is None
@@ -79,7 +79,7 @@ def test_run_is_followed_from_start_to_end(tmp_path):
     assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)
     run = GrowingRun(tmp_path, "one")
     followed.refresher.refresh()
-    assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)  # an empty directory may become anything
+    assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)  # an empty directory may become a run or a folder
     run.writer.write_status("starting")
     followed.refresher.refresh()
     assert followed.published.notes == ("one: it has only begun, and nothing is known about it (there is no job.json)",)
@@ -165,7 +165,9 @@ def test_unwatched_page_is_not_rendered(tmp_path, monkeypatch):
         wait_until(lambda: refresher.ask() or refresher.published.version == 2, SECONDS, "the page that was asked for")
     finally:
         over.set()
-        wait_until(lambda: refresher.ask() or not thread.is_alive(), SECONDS, "the end of the refresher")  # one is missed while it renders
+        wait_until(
+            lambda: refresher.ask() or not thread.is_alive(), SECONDS, "the end of the refresher"
+        )  # a request during a rendering is lost
     run.close()
 
 
@@ -199,7 +201,7 @@ def test_damaged_run_is_named_and_others_are_shown(tmp_path):
     version = followed.published.version
     followed.refresher._next_at = 0.0
     followed.refresher.refresh()
-    assert followed.published.version == version  # what cannot be read is not tried again before it has changed
+    assert followed.published.version == version  # an unreadable run is retried after a change only
     (paths[3] / "evals.jsonl").write_bytes(good)
     followed.next_version()
     assert "4 runs compared" in followed.page
@@ -254,7 +256,7 @@ def whole(tmp_path_factory):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_damaged_files_give_a_page_or_a_reason(whole, tmp_path_factory, data):
-    """A file is cut, overwritten in part, or removed, as while somebody writes or deletes it."""
+    """A file is cut, partly overwritten or removed, as during a write or a deletion."""
     out = tmp_path_factory.mktemp("damaged")
     paths = [Path(shutil.copytree(path, out / path.name)) for path in whole]
     target = paths[0] / data.draw(st.sampled_from([name for name in RECORDS if (paths[0] / name).exists()]))
@@ -315,7 +317,7 @@ def test_place_is_a_run_or_a_folder(tmp_path):
 
 @contextmanager
 def live(folder, *arguments):
-    """The command, with folders of its own for whatever it might write; what is started here ends here."""
+    """Run the command with separate folders for its output; stop it at the end."""
     for name in ("cwd", "tmp", "home"):
         (folder / name).mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), "XDG_CACHE_HOME": str(folder / "home")}

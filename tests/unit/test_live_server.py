@@ -1,4 +1,4 @@
-"""The live page's door: who is answered, who is refused, and what strangers can do to it. Real sockets, and what a browser sends."""
+"""The live page's server against real clients: who is answered and who is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTS = {"127.0.0.1:4000", "localhost:4000"}
 
 @contextmanager
 def serving(find=lambda path: Document("text/html", BODY) if path == "/" else None):
-    """A server that answers, and what it reports."""
+    """Yield a running server and its reports."""
     reports = []
     with LocalServer(find, reports.append) as server:
         server.start()
@@ -46,7 +46,7 @@ def server():
 
 
 def sent(server, data, end=False):
-    """All that is answered to some bytes; `end` says that no more will come."""
+    """Return the whole answer to some bytes; `end` closes the sending side."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(data)
         if end:
@@ -125,7 +125,7 @@ def test_token_alone_gives_not_found_for_other_paths(server):
 
 
 def test_endless_request_is_refused_and_not_stored(server):
-    """More than any buffer between holds is sent, so that who sends it notices that nobody reads."""
+    """Sends more than all buffers hold, so that the sender notices that nobody reads."""
     with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
         sent(server, b"GET /" + b"a" * 100_000_000)
     assert status(sent(server, request(server))) == 200
@@ -186,7 +186,7 @@ def test_request_with_token_and_host_is_accepted(path, host, parameter):
 
 
 def connection_threads():
-    """The threads that hear a connection; those of other tests of this process are none."""
+    """Return the threads that serve connections, without those of other tests."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("peer ")]
 
 
@@ -202,7 +202,7 @@ def test_hundreds_of_connections_block_nobody():
 
 
 def test_concurrent_answers_are_limited():
-    """Each of these takes its document slowly, so that it stays in hand."""
+    """Each client reads its document slowly, so that its request stays open."""
     body = b"x" * 30_000_000
     with serving(lambda path: Document("text/plain", body)) as (server, _), ExitStack() as opened:
         taking = []

@@ -1,4 +1,4 @@
-"""Which run a person means: a path, a name, a name in a folder; near misses where there is none."""
+"""Finding a run by path, name or folder, with suggestions where there is none."""
 
 from __future__ import annotations
 

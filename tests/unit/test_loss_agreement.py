@@ -1,4 +1,4 @@
-"""Whether runs that should train alike do so, from their records."""
+"""Whether runs that should train equally do so, from their records."""
 
 import json
 

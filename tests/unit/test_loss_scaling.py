@@ -1,4 +1,4 @@
-"""The loss scale of fp16: the rule that all backends follow, as arithmetic."""
+"""The loss scale of fp16: the rule that all backends follow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from crosstrain.core.errors import RunFailedError
 
 
 def scale_after(updates, scale=FIRST_SCALE, clean=0):
-    """Scale and clean updates after some updates, whose gradients were finite or not."""
+    """Return scale and clean updates after updates with finite or non-finite gradients."""
     for finite in updates:
         scale, clean = next_scale(scale, clean, finite)
     return scale, clean

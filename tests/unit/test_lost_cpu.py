@@ -1,4 +1,4 @@
-"""What other programs took of a run's cores: from the kernel's counters of real processes, and in figures written by hand."""
+"""CPU that other programs took from a run: real processes, and figures by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from crosstrain.records.node_usage import CpuUse, lost_cpu, mean_over_segments, 
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counters of the Linux kernel")
 
-# Two threads that compute at the same time, beside a first one that waits for a line; all on one core, which is given.
+# Two threads compute while the main thread waits for a line, all on the given core.
 
 THREADS = """
 import hashlib, threading
@@ -50,7 +50,7 @@ def test_all_threads_count_and_a_sleeping_one_does_not_wait():
         time.sleep(1.0)
         shares = {pid: (counter.read([pid]) - before[pid]) / (time.monotonic() - began) for pid, counter in counters.items()}
     assert shares[idle.pid] < 0.05
-    assert 0.8 < shares[busy.pid] < 2.0  # one of the two at any time; both, where other programs want the core as well
+    assert 0.8 < shares[busy.pid] < 2.0  # one at any time; both if other programs use the core too
 
 
 @on_linux
@@ -70,7 +70,7 @@ def test_two_processes_on_one_core_wait_half_the_time():
         assert 0.8 < share < 2.0
         first.end()
         after = counter.read(pids)
-        assert counter.read(pids) >= after >= before  # what has ended is kept
+        assert counter.read(pids) >= after >= before  # ended processes still count
 
 
 @on_linux
@@ -86,7 +86,7 @@ def test_machine_cpu_time_includes_all_processes():
         assert read_pressure_seconds() >= pressure
 
 
-# Says how many cores others had while a task of ours burned for a second on the only core that all of them may use.
+# Prints the cores used by others while a task computed for a second on the only core.
 BESIDE = """
 import json, os, sys, time
 from crosstrain.monitor.collector import NodeSampler
@@ -103,7 +103,7 @@ print(json.dumps([[getattr(record, name) for name in names] + [record.time_secon
 
 @on_linux
 def test_competing_process_takes_half_of_a_core():
-    """Real samples of a real fight for a core, all the way to the fraction."""
+    """Real samples of a real contention for a core, up to the resulting fraction."""
     core = str(max(os.sched_getaffinity(0)))
     code = "os.sched_setaffinity(0, {int(sys.argv[1])})\nsay()\nburn(60)"
     with ExitStack() as stack:
@@ -142,7 +142,7 @@ print(json.dumps([[last - first for first, last in zip(read[0], read[-1])]]))
 
 @on_linux
 def test_cpu_limit_and_throttled_time_are_measured():
-    """A task that computes at its limit and then waits, as one does for a peer. What it stands still for its limit counts as waiting.
+    """A task computes at its limit, then waits as for a peer. Throttled time counts as waiting.
 
     The limit is low, so that it is reached on a busy machine too, and the task waits for most of the time.
     """
@@ -200,7 +200,7 @@ def test_lost_cpu_is_bounded_by_wait_and_foreign_use(nodes, shared):
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4), share=st.floats(0.0, 1.0))
 def test_wait_is_lost_in_proportion_to_foreign_use(nodes, share):
-    """Where others had little beside what the run's nodes had, nodes waited for each other."""
+    """Where foreign use is small compared with that of the nodes, they waited for each other."""
     trainer_use = sum(node.used + node.trainer for node in nodes)
     foreign = share * trainer_use
     losses = lost_cpu([replace(node, machine=trainer_use + foreign, throttled=None) for node in nodes], ["one"] * len(nodes))
@@ -243,13 +243,13 @@ def test_nodes_alone_on_a_machine_are_never_starved(nodes):
         (CpuUse(0.6, 0.4, 0.0, 2.0, 2.0), 0.4),  # it waited for what others had
         (CpuUse(1.0, 0.0, 0.0, 2.0, 2.0), 0.0),  # others had what it did not want
         (CpuUse(0.5, 3.0, 0.0, 1.5, 0.5), 0.0),  # it used all that --cores-per-node lets it
-        (CpuUse(0.5, 1.5, 0.1, 0.6, 2.0), 0.0),  # agent and driver are nobody else's
+        (CpuUse(0.5, 1.5, 0.1, 0.6, 2.0), 0.0),  # agent and driver are not foreign
         (CpuUse(0.0, 0.0, 0.0, 2.0, 2.0), 0.0),
-        # A limit of 0.67 that it reached whenever it computed, waiting for peers for half of the time; little things ran beside it.
+        # A limit of 0.67, reached whenever it computed; it waited for peers half of the time.
         (CpuUse(0.3, 0.35, 0.05, 0.46, 0.67, granted=0.3, throttled=0.3), 0.0),
         (CpuUse(0.3, 0.35, 0.05, 0.46, 0.67, granted=0.33, throttled=0.33), pytest.approx(0.05, abs=0.02)),
-        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.5, throttled=0.0), 0.6),  # it did not come to its limit, because others had the cores
-        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.7, throttled=0.3), 1 / 3),  # it did, for three quarters of its waiting
+        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.5, throttled=0.0), 0.6),  # others had the cores, so it did not reach its limit
+        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.7, throttled=0.3), 1 / 3),  # it reached its limit for three quarters of its waiting
         (CpuUse(None, 0.4, 0.0, 2.0, 2.0), None),
         (CpuUse(0.6, None, 0.0, 2.0, 2.0), None),
         (CpuUse(0.6, 0.4, None, 2.0, 2.0), None),
@@ -264,7 +264,7 @@ def test_lost_cpu_by_hand(use, expected):
 
 
 def contended(seconds, **figures):
-    """A sample of a node that uses 0.6 cores and waits 0.4 of the time, beside others that use 1.4; agent and driver use nothing."""
+    """A sample of a node that uses 0.6 cores and waits 0.4 of the time, with foreign use of 1.4."""
     counters = {
         "cpu_seconds": 0.6,
         "cpu_wait_seconds": 0.4,
@@ -295,7 +295,7 @@ CLOCK_OF_10 = replace(CLOCK, run_seconds=10.0)
 
 
 def contended_samples(node, began, until, foreign, nodes, interval=0.5):
-    """Samples of a node of a segment of a run: each of `nodes` uses 0.5 cores, waits a core's time, and others have `foreign` cores."""
+    """Return a node's samples in a segment: 0.5 cores used, one waited for, `foreign` by others."""
     ticks = int((until - began) / interval)
     for tick in range(-1, ticks + 1):
         seconds = interval * tick
@@ -305,7 +305,7 @@ def contended_samples(node, began, until, foreign, nodes, interval=0.5):
 
 
 def run_of(*segments):
-    """Samples of a run: each segment is (began, until, nodes, foreign cores)."""
+    """Return the samples of a run of segments (began, until, nodes, foreign cores)."""
     return [
         record
         for began, until, nodes, foreign in segments
@@ -316,7 +316,7 @@ def run_of(*segments):
 
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (2, 2)])
 def test_resized_run_is_starved_in_its_contended_segment(first, second):
-    """The second segment is too short to tell anything, and makes nothing unknown of the first."""
+    """The second segment is too short for a figure, and does not make the first one unknown."""
     samples = run_of((0.0, 8.5, first, 1.0), (8.5, 10.0, second, 1.0))
     known, *more = per_node(samples, second, CLOCK_OF_10, [8.5], ["here"] * second)
     assert known["foreign_cpu_cores_used"] == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Records of a run that were cut or removed after it: every command that shows the run says so, and a whole run has no such warning."""
+"""Cut or missing records are reported by every command; a complete run has no warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker may be lost anywhere: no step is, none is applied twice, and what a lost one still sends is refused. Real sockets."""
+"""Lost workers: no step is lost or applied twice, late messages are refused. Real sockets."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def test_step_is_new_once(steps):
 
 @given(st.randoms(use_true_random=False), st.integers(1, 8), st.integers(1, 30))
 def test_stored_steps_grow_with_tickets_only(random, workers, tickets):
-    """Tickets of ten steps, of which each worker carries out one at a time: never more intervals than workers and one."""
+    """Tickets of ten steps, one at a time per worker: at most workers plus one intervals."""
     applied, waiting, held = AppliedSteps(), [range(10 * number, 10 * number + 10) for number in range(tickets)], {}
     while waiting or held:
         worker = random.randrange(workers)
@@ -65,10 +65,10 @@ def test_lease_ends_by_the_next_one_or_the_chief():
     second = leases.begin(1, 2)
     with pytest.raises(ConnectionError), first:
         pass
-    leases.end(1, 1)  # the chief speaks of the one before
+    leases.end(1, 1)  # the chief names the previous lease
     with second:
         pass
-    leases.end(1, 3)  # of one that has not joined yet
+    leases.end(1, 3)  # a worker that has not joined yet
     with pytest.raises(ConnectionError), second:
         pass
     for generation in (1, 2, 3):
@@ -79,7 +79,7 @@ def test_lease_ends_by_the_next_one_or_the_chief():
 
 
 class Link:
-    """A connection that notices when it is cut."""
+    """A connection that records that it was cut."""
 
     def __init__(self):
         self.cut = threading.Event()

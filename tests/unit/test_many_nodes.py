@@ -1,4 +1,4 @@
-"""Many nodes: their figures are summarised for people, and the driver may open as many files as they need."""
+"""Many nodes: figures are summarised, and the driver may open as many files as it needs."""
 
 import resource
 import subprocess
@@ -103,7 +103,7 @@ def test_band_equals_the_samples_at_each_time(nodes, samples, seed):
 
 @pytest.mark.parametrize(("factor", "names"), [(2.0, ["10th percentile", "90th percentile"]), (9.0, ["lowest node", "highest node"])])
 def test_chart_of_many_nodes_shows_extremes(tmp_path, factor, names):
-    """One of twenty nodes has more cores in use than the others: percentiles would not show it."""
+    """One of twenty nodes uses more cores; percentiles alone would hide it."""
     (run,) = started_runs([Run(make_run(tmp_path, "one", steps=40))])
     times, nothing = np.linspace(0.1, 1.0, 10), np.full(10, np.nan)
     nodes = [

@@ -1,4 +1,4 @@
-"""Tests that want the machine for themselves are few, and say why; cases that `make test` runs are named by ids that there are."""
+"""Pytest markers: few tests run alone, and quick cases have ids that exist."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def test_alone_marks_are_few_and_explained():
 
 
 def session(folder, named, *options):
-    """A session of pytest with the markers and options of these tests, over one file."""
+    """Run a pytest session with these markers and options over one file."""
     (folder / "test_cases.py").write_text(CASES.format(named=named))
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}

@@ -1,4 +1,4 @@
-"""Memory that ran out: told from any other error, in the words of each framework, and named with what helps."""
+"""Out-of-memory errors: recognised in each framework's words, reported with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over a mesh of ranks: real sockets, a thread a rank."""
+"""All-reduce over a mesh of ranks: real sockets, one thread per rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from crosstrain.exchange.peer_links import PeerLostError
 
 @contextlib.contextmanager
 def meshes(tasks, silence_seconds=5.0, join=None):
-    """Join all ranks, each in a thread, and close them all."""
+    """Join all ranks, each in a thread, and close them at the end."""
     with ThreadPoolExecutor(len(tasks)) as pool:
         made = list(pool.map(join or (lambda task: Mesh(task, 20.0, silence_seconds)), tasks))
         try:
@@ -69,7 +69,7 @@ def test_sums_equal_those_in_rank_order_bit_by_bit(shared_meshes, ranks, data, e
 
 @pytest.fixture(scope="module")
 def shared_meshes():
-    """Meshes that a property's examples use one after another."""
+    """Return meshes that are shared by the examples of a property."""
     with contextlib.ExitStack() as stack:
         made = {}
 
@@ -122,11 +122,11 @@ def test_departed_rank_is_named_immediately():
         threading.Timer(0.2, made[2].close).start()
         with pytest.raises(PeerLostError, match=r"lost worker-2 on node 2 \(127\.0\.0\.1\): it closed the connection"):
             made[0].add_up(np.zeros(4, np.float32))
-        assert time.monotonic() - began < 1.2  # of which 0.2 before it left
+        assert time.monotonic() - began < 1.2  # including 0.2 before it left
 
 
 def test_departed_rank_is_named_during_a_large_sum():
-    """Two of three ranks are at it, in shares, when the third goes."""
+    """Two of three ranks are in a sharded sum when the third leaves."""
     with meshes(tasks_of(3)) as (made, on_all):
         threading.Timer(0.3, made[1].close).start()
 
@@ -141,13 +141,13 @@ def test_departed_rank_is_named_during_a_large_sum():
 @pytest.mark.thorough
 @pytest.mark.parametrize("elements", [2, 2_000_000])
 def test_slow_rank_is_waited_for(elements):
-    """For longer than a silent one, and also where it leaves bytes unread meanwhile."""
+    """Longer than the silence limit, also where it leaves bytes unread."""
     with meshes(tasks_of(3), silence_seconds=3.0) as (_, on_all):
         on_all(lambda mesh: (time.sleep(7.0 * (mesh.rank == 1)), mesh.add_up(np.zeros(elements))))
 
 
 def test_ranks_out_of_step_fail():
-    """The one whose vector is smallest sees it, and the others lose that one."""
+    """The rank with the smallest vector notices, and the others lose that rank."""
     with meshes(tasks_of(3)) as (_, on_all):
 
         def work(mesh):
@@ -165,7 +165,7 @@ def test_closing_leaves_no_thread_and_no_descriptor():
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     with meshes(tasks_of(3)) as (made, on_all):
         on_all(lambda mesh: (mesh.submit(np.zeros(100_000, np.float32)), mesh.wait()))
-        made[0].submit(np.zeros(100_000, np.float32))  # it waits for ever, as the others do not take part
+        made[0].submit(np.zeros(100_000, np.float32))  # waits for ever, as the others do not join in
         time.sleep(0.1)
     assert open_descriptors() <= descriptors
     wait_until(lambda: set(threading.enumerate()) <= threads, 5, "the threads to end, also those that let the ranks in")
@@ -228,7 +228,7 @@ def test_another_world_size_is_refused():
 
 
 def test_unauthenticated_clients_do_not_block_ranks(monkeypatch):
-    """Who stands at the door longest has to make room, a rank too, and tries again."""
+    """The oldest pending connection is dropped, also a rank's, which then retries."""
     monkeypatch.setattr(listener, "MAX_UNPROVEN", 4)
     tasks = tasks_of(3)
 
@@ -293,7 +293,7 @@ def test_waiting_takes_no_processor_time():
 
 
 def open_trial_meshes(tasks, **options):
-    """Open a mesh beside another exchange on all ranks, each in a thread: that exchange adds up as they meet."""
+    """Open a trial mesh on all ranks, each in a thread, next to an exchange that they share."""
     vectors, meet = {}, threading.Barrier(len(tasks))
 
     def add_up(rank, vector):
@@ -310,7 +310,7 @@ def open_trial_meshes(tasks, **options):
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_trial_mesh_needs_no_port_of_the_run(ranks):
     tasks = tasks_of(ranks)
-    taken = [socket.create_server((task.address, task.port)) for task in tasks]  # as the run's own exchange has them
+    taken = [socket.create_server((task.address, task.port)) for task in tasks]  # as the exchange of the run holds them
     opened = open_trial_meshes(tasks)
     assert [refused for _, refused in opened] == [None] * ranks
     vectors = [np.full(5, rank, np.float32) for rank in range(ranks)]
@@ -325,7 +325,9 @@ def test_trial_mesh_needs_no_port_of_the_run(ranks):
 
 def test_rank_that_cannot_listen_disables_the_mesh():
     tasks = tasks_of(3)
-    elsewhere = replace(tasks[1], cluster=replace(tasks[1].cluster, addresses=(ADDRESS, "192.0.2.1", ADDRESS)))  # none of this machine
+    elsewhere = replace(
+        tasks[1], cluster=replace(tasks[1].cluster, addresses=(ADDRESS, "192.0.2.1", ADDRESS))
+    )  # not an address of this machine
     opened = open_trial_meshes([tasks[0], elsewhere, tasks[2]])
     assert [mesh for mesh, _ in opened] == [None] * 3
     assert [refused for _, refused in opened][::2] == ["", ""]

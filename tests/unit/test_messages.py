@@ -1,4 +1,4 @@
-"""The control protocol: what is sent arrives, and what is no message is refused."""
+"""The control protocol: messages round-trip, and invalid ones are refused."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ ARRAYS = hnp.arrays(st.sampled_from(["<f4", "<f8", "<i8", "<i4", "|u1"]), hnp.ar
 
 
 def typed(message):
-    """A typed message as it arrives."""
+    """Encode and decode a typed message."""
     return MessageParser(ToTask, TaskReport).parse(through_pipe(message))
 
 
@@ -62,7 +62,7 @@ def test_forwarded_message_is_unchanged():
 
 
 def test_forwarding_through_one_buffer_changes_nothing():
-    """Each lies where the one before it lay, whatever their sizes."""
+    """Each message overwrites the previous one, whatever their sizes."""
     generator = np.random.default_rng(5)
     sent = [[generator.integers(0, 255, size, np.uint8) for size in sizes] for sizes in ([5], [], [0, 300_000], [7, 9, 11], [300_001])]
     ends = socket.socketpair(), socket.socketpair()
@@ -105,14 +105,14 @@ def test_invalid_message_is_refused(line):
 
 @pytest.mark.parametrize("cut", [1, 30, -1])
 def test_truncated_message_is_never_delivered(cut):
-    """Torn in its header it is the end of the stream; torn in an array it is an error."""
+    """Truncated in its header it is the end of the stream, in an array an error."""
     read, write = os.pipe()
     with os.fdopen(read, "rb") as reader:
         data = b'{"kind":"x","arrays":[["a","<f4",[2],8]]}\n' + bytes(8)
         os.write(write, data[:cut])
         os.close(write)
         if data[:cut].count(b"\n"):
-            with pytest.raises(ConnectionError) as raised:  # and no fault of the sender, which was ended in the middle of it
+            with pytest.raises(ConnectionError) as raised:  # not a protocol error: the sender was ended in the middle
                 Stream(reader, reader).receive()
             assert not isinstance(raised.value, ProtocolError)
         else:
@@ -154,7 +154,7 @@ def test_plans_results_and_states_round_trip():
 
 
 def shake_hands(driver_secret, agent_secret):
-    """Run both ends of the handshake over a real connection; return what each got."""
+    """Run both ends of the handshake over a real connection; return both results."""
     results = {}
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -190,7 +190,7 @@ def test_handshake_refuses_another_secret():
 
 
 def test_reflected_proof_is_refused():
-    """A stranger that sends our own challenge and proof back to us must not get in: the roles are part of the proof."""
+    """A client cannot reuse our challenge and proof, as the roles are part of the proof."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as stranger:
         ours, _ = server.accept()
 
@@ -215,7 +215,7 @@ def _read(connection, count):
 
 
 class SlowFile:
-    """The file of a socket; who asks first for its number is held up before its next step."""
+    """A socket's file that delays the first caller of `fileno` before its next step."""
 
     def __init__(self, file):
         self.file, self.asked = file, threading.Event()
@@ -232,7 +232,7 @@ class SlowFile:
 
 
 def test_concurrent_cut_spares_a_new_connection():
-    """The number of the closed descriptor is given to the next one that is opened."""
+    """The next opened connection gets the number of the closed descriptor."""
     with ExitStack() as files:
         ours, _ = map(files.enter_context, socket.socketpair())
         reader = SlowFile(ours.makefile("rb"))

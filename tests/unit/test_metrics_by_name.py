@@ -1,4 +1,4 @@
-"""A run is told by the metrics that it has: no file means the accuracy where any metric is meant."""
+"""Metrics are named as the run declares them; no code assumes an accuracy."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ METRICS = [
 
 
 def ranked(name, rank=2.0, **fields):
-    """A run that is judged by a share and by a rank of which less is better."""
+    """Make a run with a share and a rank, of which less is better."""
     evaluation = {"split": "test", "examples": 360, "loss": 0.5, "top3": 0.875, "mean_rank": rank}
     changes = {"eval": evaluation, "best_eval": {"top3": 0.875, "mean_rank": rank}}
     return made(name, summary={**changes, **fields.pop("summary", {})}, described={"metrics": METRICS}, **fields)
@@ -80,7 +80,7 @@ OWN_NAMES = {"accuracy": "hits", "error": "mean error"}
 
 
 def custom_run(name, *metrics):
-    """A run of a model of its own, two of whose metrics have names that classifiers have too."""
+    """Make a run of a custom model, two of whose metrics have names of built-in ones."""
     evaluation = {"split": "test", "examples": 360, "loss": 0.5, **dict.fromkeys(metrics, 0.25)}
     described = [{"name": metric, "label": OWN_NAMES[metric], "better": "higher"} for metric in metrics]
     figures = {"eval": evaluation, "best_eval": dict.fromkeys(metrics, 0.5)}
@@ -154,7 +154,7 @@ def test_order_by_metric_is_known_without_matches(tmp_path, capsys):
 
 
 def test_summary_has_only_its_run_s_metrics(tmp_path):
-    """Also the one of an earlier release, which had none but this."""
+    """Also a summary of an earlier release, whose only metric was accuracy."""
     runs = [RunReader(Path(path)).summary() for path in written(tmp_path, ranked("one"), made("two"))]
     assert [name for name in runs[0]["eval"] if name in ("accuracy", "top3", "mean_rank")] == ["top3", "mean_rank"]
     assert isinstance(runs[1]["eval"]["accuracy"], float)
@@ -197,7 +197,7 @@ def test_no_other_file_names_the_accuracy(repository):
 
 
 def names_and_texts(tree):
-    """Yield names and texts of a module, without docstrings, which may give examples."""
+    """Yield names and texts of a module, without docstrings."""
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:

@@ -1,4 +1,4 @@
-"""MLPerf's event log: which line stands where, and what it says."""
+"""MLPerf's event log: its lines, their order and their values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_log_lines_are_in_order_of_events(tmp_path):
 
 
 def test_times_never_go_back(tmp_path):
-    late = StepRecord(0, 5, 0, 0.5, 0.9, 50, (1.0,) * 5, (0.1,))  # by its own clock it began before the run did
+    late = StepRecord(0, 5, 0, 0.5, 0.9, 50, (1.0,) * 5, (0.1,))  # by its clock it began before the run
     times = [line["time_ms"] for line in write(tmp_path, [RECORDS[1], late, *RECORDS[3:]])]
     assert times == sorted(times)
 

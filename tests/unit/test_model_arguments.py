@@ -1,4 +1,4 @@
-"""Arguments of a model: ``--model NAME[:SIZE][?key=value&key=value]``, one text for one meaning, and wrong ones are refused."""
+"""Model arguments, ``--model NAME[:SIZE][?key=value&key=value]``: one text per meaning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """The name of a model of one's own that takes arguments of every kind."""
+    """The name of a custom model with arguments of every kind."""
     package = tmp_path / "argued_models"
     (package / "dense").mkdir(parents=True)
     (package / "__init__.py").touch()

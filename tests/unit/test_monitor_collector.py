@@ -1,4 +1,4 @@
-"""The sampler as a whole: its records, what it does when something cannot be seen, and what it costs."""
+"""The node sampler: its records, its behaviour where counters are unreadable, and its cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ignore(record) -> None:
 
 
 def quiet_sampler(**options) -> NodeSampler:
-    """A sampler whose thread is not started: the test takes the samples."""
+    """A sampler without a thread; the test takes the samples."""
     return NodeSampler(0, **{"isolated": True, "interval_seconds": 60, "emit": ignore, **options})
 
 
@@ -60,15 +60,15 @@ def test_cores_used_are_a_share_of_those_available():
     assert record.cpu_seconds == pytest.approx(sum(by_task.values()))
     assert by_task["worker-0"] > 5 * by_task["ps-0"]
     used = record.cpu_cores_used * record.interval_seconds
-    assert least - 0.02 < used <= most + 0.02  # user and system time, which `least` and `most` are of, are each cut to a tick
+    assert least - 0.02 < used <= most + 0.02  # user and system time are each rounded down to a tick
     assert record.cpu_fraction == pytest.approx(record.cpu_cores_used / 4)
     assert record.cores_available == 4.0
-    assert at_once.cpu_cores_used is None  # over next to no time a slope would be noise
+    assert at_once.cpu_cores_used is None  # over almost no time a rate would be noise
     assert record.interval_seconds >= 0.5
 
 
 def test_totals_include_ended_tasks_and_equal_wait4():
-    """A task is started again under its name; the node's CPU seconds are the sum of both lives, and never fall."""
+    """A task restarts under its name; the node's CPU seconds add both processes and never fall."""
     sampler = quiet_sampler(isolated=False)
     charged, records = [], []
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_process_that_never_existed_gives_none():
     assert after.cpu_seconds == 0
 
 
-# Watches a process of another user without privileges: its times and memory may be seen, its disk bytes and sockets may not.
+# Watches another user's process without privileges: times and memory are readable, disk bytes and sockets are not.
 STRANGER = """
 import json, os, socket, sys
 from dataclasses import asdict
@@ -197,7 +197,7 @@ def test_sampler_keeps_time_and_reports_its_cost(monkeypatch):
     times = [record.time_seconds for record in records]
     assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([record.interval_seconds for record in records[1:]])
     assert records[0].interval_seconds == pytest.approx(times[0])
-    assert sum(record.memory_pss_bytes is not None for record in records) == 1  # the last one's: the run was over before any was due
+    assert sum(record.memory_pss_bytes is not None for record in records) == 1  # of the last sample: the run ended before any was due
     assert records[-1].memory_pss_bytes > 0
     assert 0.5 * costs[-1] < records[-1].monitor_cpu_seconds <= costs[-1]
     with pytest.raises(RuntimeError):
@@ -252,10 +252,9 @@ def test_no_descriptors_are_left_open():
 
 @pytest.mark.parametrize("isolated", [True, False])
 def test_watching_four_tasks_costs_under_1_percent(isolated):
-    """At 0.5 s a sample may take 5 ms of CPU time; the tasks have threads and connections as frameworks have.
-
-    The walk through its table of connections that the kernel makes for a sample takes 2 to 6 ms by itself, as large as the
-    table is on the machine; so it is measured beside, and half of the 5 ms has to do for everything else.
+    """At 0.5 s a sample may take 5 ms of CPU time; tasks have threads and connections.
+    | The kernel's walk through its connection table takes 2 to 6 ms by itself, depending on the machine.
+    So it is measured separately, and half of the 5 ms is allowed for the rest.
     """
     code = """
     import socket, threading
@@ -277,7 +276,7 @@ def test_watching_four_tasks_costs_under_1_percent(isolated):
         costs = []
         for _ in range(30):
             walked, sampled = cpu_seconds(diag.open_sockets), cpu_seconds(sampler.sample)
-            costs.append(sampled if isolated else sampled - walked)  # an isolated sampler reads its interfaces, no table
+            costs.append(sampled if isolated else sampled - walked)  # an isolated sampler reads interfaces, no table
         sampler.stop()
     assert sorted(costs)[len(costs) // 2] < 0.0025
 

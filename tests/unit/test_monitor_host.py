@@ -1,4 +1,4 @@
-"""What the host tells about itself against what other programs and the control groups say."""
+"""The host's description against other programs and the control groups."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_cores_follow_the_affinity():
 
 @contextlib.contextmanager
 def control_group(controller: str) -> Iterator[Path]:
-    """A group of our own with one inside it, in version 1's hierarchy or version 2's, whichever has the controller."""
+    """Yield a control group with one inside it, in the hierarchy that has the controller."""
     for top, control in ((Path("/sys/fs/cgroup") / controller, "tasks"), (Path("/sys/fs/cgroup"), "cgroup.controllers")):
         subtree = top / "cgroup.subtree_control"
         if not (top / control).exists() or (subtree.exists() and controller not in subtree.read_text().split()):

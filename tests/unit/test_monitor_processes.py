@@ -1,4 +1,4 @@
-"""CPU, memory and disk of process trees against what the kernel and the processes themselves say."""
+"""CPU, memory and disk of process trees against the kernel and the processes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_ended_child_is_exact_after_wait4():
 
 
 def test_unreaped_child_is_not_lost():
-    """A parent that ignores SIGCHLD never gets its children's time, and an orphan's goes to nobody in the tree."""
+    """With SIGCHLD ignored a parent never gets its children's time, nor anybody an orphan's."""
     code = """
     import signal
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

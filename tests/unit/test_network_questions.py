@@ -1,4 +1,4 @@
-"""Whether one node receives what another sends, and how step time and traffic go together, on traffic that is made up."""
+"""Correlation of traffic between nodes and with step time, on synthetic traffic."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_received_traffic_correlates_with_sent():
 
 
 def test_samples_are_aligned_in_time():
-    """Both nodes see the same traffic, the second samples it a quarter of a second later."""
-    fine = waves(1, 120)  # a value each quarter of a second
+    """Both nodes see the same traffic; the second samples it 0.25 s later."""
+    fine = waves(1, 120)  # one value per quarter of a second
     early, late = fine[:118].reshape(-1, 2).mean(axis=1), fine[1:119].reshape(-1, 2).mean(axis=1)
     assert pairs_of(node(0, early, early), node(1, late, late, phase=0.25))[0, 1]["correlation"] > 0.95
 
@@ -78,7 +78,9 @@ def test_correlation_equals_numpy():
 
 
 def exchanging(out, bytes_of, mode="async"):
-    """Two nodes for 40 s, the second half of it at half the speed; `bytes_of` is what a node sends in a second at this pace."""
+    """Make a run of two nodes for 40 s, the second half at half speed.
+    | `bytes_of` gives the bytes that a node sends in a second at a pace.
+    """
     samples, total = [], 0.0
     for tick in range(81):
         pace = 1.0 if tick <= 40 else 0.5

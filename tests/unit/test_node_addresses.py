@@ -1,4 +1,4 @@
-"""By which address the others reach a node: what its launcher knows comes first, and nothing is taken from the driver's environment."""
+"""The address of a node for others: from its launcher, not from the driver's environment."""
 
 import subprocess
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Whatever a joined node sends, the driver loses nothing but that node."""
+"""Invalid messages of a joined node cost the driver nothing but that node."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ STRANGE = st.recursive(
 
 
 def travelled(message):
-    """The message as the driver receives it."""
+    """Encode and decode the message, as the driver receives it."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
         reader, writer = (ends.enter_context(ours.makefile(mode)) for mode in ("rb", "wb"))
@@ -166,12 +166,12 @@ def travelled(message):
 
 
 def read(message, node=1):
-    """The message as the driver has it."""
+    """Parse the message as the driver does."""
     return read_node_message(node, message, NODE_OF)
 
 
 def wrong_with(node, message, node_of):
-    """What the driver finds wrong with a message, or None."""
+    """Return the driver's objection to a message, or None."""
     try:
         read_node_message(node, message, node_of)
     except ProtocolError as error:
@@ -181,14 +181,14 @@ def wrong_with(node, message, node_of):
 
 @contextmanager
 def cluster():
-    """A control of two nodes, whose tasks are known, and the sockets of the nodes."""
+    """A control of two nodes with known tasks, and the nodes' sockets."""
     with ExitStack() as ends:
         ours, theirs = zip(*(map(ends.enter_context, socket.socketpair()) for _ in range(2)), strict=True)
         streams = [Stream(end.makefile("rb"), end.makefile("wb")) for end in ours]
         for end in streams:
             ends.callback(end.close)
         for end in theirs:
-            ends.callback(end.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+            ends.callback(end.shutdown, socket.SHUT_RDWR)  # first, so that the driver's threads end
         channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
         placed = [TaskSpec("worker", number, number, leading=True) for number in (1, 0)]
         control = TaskGroup(Nodes(channels), placed)
@@ -242,7 +242,7 @@ def damaged(draw):
 @settings(max_examples=300, deadline=None)
 @given(damaged())
 def test_damaged_message_is_refused_or_harmless(message):
-    """Never a traceback: the control makes of it the end of that node, or something of the form that its readers expect."""
+    """Never a traceback: the node is cut off, or the message has the form that readers expect."""
     received = travelled(message)
     if (wrong := wrong_with(1, received, NODE_OF)) is not None:
         assert message.kind in wrong
@@ -276,7 +276,7 @@ BROKEN = [
     Message("done", {**SOUND["done"].fields, "seconds": "0.1"}),
     Message("evaluated", {**SOUND["evaluated"].fields, "sums": {"loss_sum": "\udc80"}}),
     *(SOUND[kind] for kind in ("done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end")),
-    *(SOUND[kind] for kind in ("ports", "probe_port", "peers_probed", "states", "stacks", "sampled", "stopped")),  # that nobody asked for
+    *(SOUND[kind] for kind in ("ports", "probe_port", "peers_probed", "states", "stacks", "sampled", "stopped")),  # not requested
 ]
 RAW = [
     b"[" * 200_000 + b"\n",
@@ -294,7 +294,7 @@ FORBIDDEN = [*BROKEN, *RAW]
 
 
 def failure_after(sent):
-    """What the driver ends with where node 1 sends this."""
+    """Return the driver's failure after node 1 sends this."""
     with cluster() as (control, (_, node)):
         node.sendall(sent) if isinstance(sent, bytes) else send(node, sent)
         with pytest.raises(RunFailedError) as raised:
@@ -304,7 +304,7 @@ def failure_after(sent):
 
 @pytest.fixture(scope="module")
 def failures():
-    """For each of what is forbidden: all at the same time, as each driver waits a second for further causes."""
+    """The failure after each violation, concurrently, as each driver waits a second."""
     with ThreadPoolExecutor(len(FORBIDDEN)) as pool:
         return [pool.submit(failure_after, sent) for sent in FORBIDDEN]
 
@@ -390,7 +390,7 @@ def test_arrays_of_a_message_are_bounded():
 
 
 def test_real_messages_of_tasks_and_agents_are_accepted():
-    """Made by the functions that they make it by."""
+    """Made by the functions that make them in a run."""
     state = State({"w": np.ones((2, 3), np.float32)}, {"momentum": {"w": np.zeros((2, 3), np.float32)}}, 4, {}, {"loss_scale": 8.0})
     sent = [
         Steps.of(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
@@ -435,7 +435,7 @@ def test_error_with_undecodable_file_name_is_accepted():
     ],
 )
 def test_error_of_user_code_is_accepted(error, number):
-    """And the node is not taken for a broken one."""
+    """The node is not blamed for it."""
     sent = []
 
     class Channel:
@@ -455,7 +455,7 @@ def test_agent_overrides_the_task_s_name():
 
 
 def brought(state):
-    """What a task says while it sends a state to a driver that cannot read its memory."""
+    """Return the messages of a task that sends a state to a driver that cannot read its memory."""
     sent = queue.SimpleQueue()
 
     class Channel:

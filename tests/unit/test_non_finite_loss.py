@@ -1,4 +1,4 @@
-"""A loss that is not finite: which one is named, and what becomes of the run."""
+"""Losses that are not finite: which one is named, and what happens to the run."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Many channels served by one thread: whatever pieces their bytes come in, whoever reads slowly, says too much or goes."""
+"""Many channels in one thread: any pieces, slow readers, floods and closed peers."""
 
 import json
 import os
@@ -43,14 +43,14 @@ MESSAGES = st.builds(
 
 
 def plain(message):
-    """A message as it can be compared: NaN is not equal to itself, and arrays are none."""
+    """Return a message in a comparable form: as text, since NaN is not equal to itself."""
     arrays = {name: (array.dtype.str, array.shape, array.tobytes()) for name in message.arrays for array in [message.array(name)]}
     return json.dumps([message.kind, dict(message.fields)], sort_keys=True), arrays
 
 
 @contextmanager
 def detached(begins_after=None, held=b"", begun=lambda: None):
-    """What a stream lends, over a socket, and the other end."""
+    """Yield a stream's detached channel over a socket, and the other end."""
     ours, theirs = socket.socketpair()
     with theirs:
         ours.setblocking(False)
@@ -118,7 +118,7 @@ LINES = st.one_of(
 @example(b"[" * 100_000)
 @example(b'{"kind":"x","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
 def test_blocking_and_nonblocking_readers_agree(line):
-    """The reader of the standard library is the truth, but for nesting, of which either refuses what it cannot follow."""
+    """The standard library's reader is the reference, except for nesting, where both may refuse."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
         reader, writer = (ends.enter_context(ours.makefile(mode)) for mode in ("rb", "wb"))
@@ -223,7 +223,7 @@ def test_non_json_value_is_refused():
 
 @contextmanager
 def members(count):
-    """The driver's members, and the streams of their nodes."""
+    """Yield the driver's connections, and the streams of their nodes."""
     with ExitStack() as ends:
         channels, nodes = [], []
         for node in range(count):
@@ -311,7 +311,7 @@ def test_child_over_pipes_ends_with_its_input():
 
 
 def test_message_read_with_the_previous_one_is_kept():
-    """A node may have said more behind its greeting, which the launcher has read through its own file."""
+    """A node's next message may arrive with its greeting, which the launcher reads."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
         stream, peer = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
