@@ -6,14 +6,14 @@ import pytest
 from crosstrain.data.preprocessing import normal_line, normal_table
 
 
-def test_the_table_is_the_definition():
+def test_table_follows_the_definition():
     table = normal_table((0.25, 0.5), (0.5, 2.0))
     assert table.dtype == np.float32
     expected = [[(value / 255 - mean) / std for value in range(256)] for mean, std in ((0.25, 0.5), (0.5, 2.0))]
     assert np.array_equal(table, np.array(expected).astype(np.float32))
 
 
-def test_a_line_gives_the_tables_bits_however_it_is_rounded():
+def test_line_equals_the_table_bit_by_bit():
     """Of numbers as datasets have them nearly all have a line: the exact result of each is rounded to the table's value, too."""
     draw = np.random.default_rng(3)
     for _ in range(100):
@@ -28,6 +28,6 @@ def test_a_line_gives_the_tables_bits_however_it_is_rounded():
 
 
 @pytest.mark.parametrize("pixel", [51, 102, 204])
-def test_a_mean_that_a_pixel_has_leaves_no_line(pixel):
+def test_mean_equal_to_a_pixel_has_no_line(pixel):
     """There product and summand cancel out, and what is left is their rounding error."""
     assert normal_line((0.501, pixel / 255), (0.3, 0.3)) is None

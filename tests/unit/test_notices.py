@@ -41,7 +41,7 @@ def not_told(url, body=b"{}"):
     return str(raised.value)
 
 
-def test_the_document_says_what_has_become_of_the_run():
+def test_notice_has_the_outcome_of_the_run():
     assert json.loads(NEWS.as_json()) == {
         "event": "failed", "name": "mine", "path": "/runs/mine", "host": "node0", "cause": "task worker-1 was killed", "task": "worker-1",
         "steps": 1200, "seconds": 61.235, "exit_code": 1, "restarts": 2,
@@ -52,7 +52,7 @@ def test_the_document_says_what_has_become_of_the_run():
     assert not TOLD_VARIABLES.keys() & {environment_name(field) for field in Job.model_fields}
 
 
-def test_texts_of_other_hosts_are_bounded_and_stay_on_their_line():
+def test_texts_of_other_hosts_are_bounded_and_escaped():
     news = RunNews("failed", None, None, "a\nb\x1b\x00\udc80" + "x" * 10_000, "worker\n1", 0, 0.0, 1, 0)
     document = json.loads(news.as_json())
     assert document["cause"].startswith("a\\x0ab\\x1b\\x00\\udc80xxx")
@@ -72,13 +72,13 @@ def test_texts_of_other_hosts_are_bounded_and_stay_on_their_line():
         (OSError("no"), "failed", 1),
     ],
 )
-def test_a_run_that_ends_before_its_driver_is_there_is_told_too(error, event, code):
+def test_early_failure_is_notified(error, event, code):
     news = RunNews.before_start("mine", error)
     assert (news.event, news.exit_code, news.path) == (event, code, None)
     assert "\n" not in news.cause
 
 
-def test_a_post_has_the_document_and_the_password_that_the_address_has():
+def test_post_has_the_document_and_basic_authentication():
     with web_server() as (port, posted):
         post(f"http://me:p%40ss@127.0.0.1:{port}/hook?key=1#fragment", NEWS.as_json())
     ((path, headers, body),) = posted
@@ -87,7 +87,7 @@ def test_a_post_has_the_document_and_the_password_that_the_address_has():
     assert json.loads(body) == NEWS.document()
 
 
-def test_an_address_that_is_busy_is_tried_once_more():
+def test_busy_address_is_retried_once():
     answers = iter([503, 204])
     with web_server(lambda handler: handler.send_response(next(answers))) as (port, posted):
         post(f"http://127.0.0.1:{port}/", b"{}")
@@ -95,14 +95,14 @@ def test_an_address_that_is_busy_is_tried_once_more():
 
 
 @pytest.mark.parametrize(("code", "tries"), [(500, 2), (429, 2), (404, 1), (403, 1)])
-def test_an_address_that_refuses_is_told(code, tries):
+def test_refusing_address_is_reported(code, tries):
     with web_server(lambda handler: handler.send_response(code)) as (port, posted):
         assert not_told(f"http://127.0.0.1:{port}/SECRET") == f"the answer was {code}{', twice' if tries == 2 else ''}"
         assert len(posted) == tries
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-def test_no_answer_leads_to_another_address(tmp_path, code):
+def test_redirects_are_not_followed(tmp_path, code):
     (tmp_path / "secret").write_text("x")
     with web_server() as (other, there):
         for place in (f"http://127.0.0.1:{other}/", f"file://{tmp_path}/secret", "ftp://127.0.0.1/x"):
@@ -117,7 +117,7 @@ def test_no_answer_leads_to_another_address(tmp_path, code):
         assert there == []
 
 
-def test_a_slow_address_is_not_waited_for_and_not_told_twice(monkeypatch):
+def test_slow_address_times_out_and_is_not_retried(monkeypatch):
     monkeypatch.setattr(notify, "ANSWER_SECONDS", 0.3)
     over = threading.Event()
     with web_server(lambda handler: over.wait(20)) as (port, posted):
@@ -128,7 +128,7 @@ def test_a_slow_address_is_not_waited_for_and_not_told_twice(monkeypatch):
         assert len(posted) == 1
 
 
-def test_an_address_that_never_ends_its_answer_is_left(monkeypatch):
+def test_endless_answer_times_out(monkeypatch):
     monkeypatch.setattr(notify, "POST_SECONDS", 0.5)
 
     def drip(handler):
@@ -145,19 +145,19 @@ def test_an_address_that_never_ends_its_answer_is_left(monkeypatch):
         assert "no answer within 0.5 s" in said or "ended without an answer" in said
 
 
-def test_an_address_that_hangs_up_is_not_told_twice():
+def test_hang_up_is_not_retried():
     with web_server(lambda handler: handler.connection.shutdown(socket.SHUT_RDWR)) as (port, posted):
         assert "ended without an answer" in not_told(f"http://127.0.0.1:{port}/")
         assert len(posted) == 1
 
 
-def test_where_nobody_listens_is_told():
+def test_unreachable_address_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert not_told(f"http://127.0.0.1:{port}/SECRET") == "no connection: Connection refused, twice"
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path):
+def test_untrusted_certificate_is_refused(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("makes a certificate by openssl, which is not installed")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
@@ -173,7 +173,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path):
         assert posted == []
 
 
-def test_the_command_is_told_on_its_input_and_in_variables_alone(tmp_path, monkeypatch):
+def test_command_gets_input_and_variables_only(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_NOTIFY", "http://x")
     monkeypatch.setenv("TRAINER_SECRET", "x")
     news = RunNews("failed", "mine", None, f"$(touch {tmp_path}/obeyed); `touch {tmp_path}/obeyed`", None, 0, 0.0, 1, 0)
@@ -185,7 +185,7 @@ def test_the_command_is_told_on_its_input_and_in_variables_alone(tmp_path, monke
     assert not (tmp_path / "obeyed").exists()
 
 
-def test_what_the_command_prints_goes_to_standard_error(capfd):
+def test_output_of_the_command_goes_to_standard_error(capfd):
     run_command("echo told; echo more >&2", b"", {})
     assert capfd.readouterr() == ("", "told\nmore\n")
 
@@ -193,12 +193,12 @@ def test_what_the_command_prints_goes_to_standard_error(capfd):
 @pytest.mark.parametrize(
     ("command", "why"), [("exit 3", "has ended with 3"), ("kill -9 $$", "was killed by signal 9"), ("no-such-x", "127")]
 )
-def test_a_command_that_fails_is_told(command, why):
+def test_failing_command_is_reported(command, why):
     with pytest.raises(NoticeError, match=why):
         run_command(command, b"x" * 100_000, {})
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path):
+def test_slow_command_is_ended_with_its_children(tmp_path):
     began = time.monotonic()
     with pytest.raises(NoticeError, match="ended, as it has taken longer than 1 s"):
         run_command(f"sleep 60 & echo $! > {tmp_path}/child; trap '' TERM; wait; sleep 60", b"", {}, seconds=1.0)
@@ -260,7 +260,7 @@ def tell(tmp_path):
         yield make
 
 
-def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tell):
+def test_restarts_and_the_end_are_notified_in_order(tell):
     with web_server() as (port, posted):
         told = tell(notify=f"http://127.0.0.1:{port}/")
         for number in range(3):
@@ -279,7 +279,7 @@ def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tell)
     assert (told.warnings, told.events) == ([], [])
 
 
-def test_a_run_does_not_wait_for_an_address_while_it_trains(tell, monkeypatch):
+def test_notification_does_not_delay_training(tell, monkeypatch):
     monkeypatch.setattr(notify, "ANSWER_SECONDS", 0.5)
     over = threading.Event()
     with web_server(lambda handler: over.wait(20)) as (port, _):
@@ -295,7 +295,7 @@ def test_a_run_does_not_wait_for_an_address_while_it_trains(tell, monkeypatch):
     assert {(event, detail["how"], detail["told"]) for event, detail in told.events} == {("notice_failed", "notify", "restarted")}
 
 
-def test_what_could_not_be_told_of_the_end_is_said_and_recorded(tell):
+def test_failed_end_notice_is_reported_and_recorded(tell):
     with web_server(lambda handler: handler.send_response(404)) as (port, _):
         told = tell(notify=f"http://me:SECRET@127.0.0.1:{port}/SECRET", on_failure="exit 4")
         told.run.ended("failed", "cause", "worker-0", 1)
@@ -311,14 +311,14 @@ def test_what_could_not_be_told_of_the_end_is_said_and_recorded(tell):
 
 
 @pytest.mark.parametrize("state", ["succeeded", "interrupted"])
-def test_the_command_is_for_failures_alone(tell, tmp_path, state):
+def test_command_runs_after_failures_only(tell, tmp_path, state):
     told = tell(on_failure=f"touch {tmp_path}/ran")
     told.run.restarted("cause", None)
     told.run.ended(state, None, None, 0)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_run_without_a_directory_is_told_and_nothing_is_recorded(tell):
+def test_run_without_directory_is_notified(tell):
     with web_server(lambda handler: handler.send_response(404)) as (port, posted):
         told = tell(notify=f"http://127.0.0.1:{port}/")
         shutil.rmtree(told.path)
@@ -328,7 +328,7 @@ def test_a_run_without_a_directory_is_told_and_nothing_is_recorded(tell):
     assert not told.path.exists()
 
 
-def test_who_asks_for_nothing_loads_nothing():
+def test_unused_notices_load_nothing():
     script = "import sys, crosstrain.cli.commands.run; print('urllib.request' in sys.modules, 'http.client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "False"], done.stderr

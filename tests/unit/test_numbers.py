@@ -22,7 +22,7 @@ def pairs():
         return number_pairs()
 
 
-def test_they_are_numbers_ordinals_years_and_dates(pairs):
+def test_pairs_are_numbers_ordinals_years_and_dates(pairs):
     found = dict(pairs)
     assert found["seven hundred and forty-two"] == "siebenhundertzweiundvierzig"
     assert found["twenty-first"] == "einundzwanzigste"
@@ -33,14 +33,14 @@ def test_they_are_numbers_ordinals_years_and_dates(pairs):
     assert len(found) == len(pairs)
 
 
-def test_train_and_test_have_no_text_in_common(pairs):
+def test_train_and_test_share_no_text(pairs):
     train, test = split_apart(pairs)
     assert len(test) == 2000
     for side in (0, 1):
         assert not {pair[side] for pair in train} & {pair[side] for pair in test}
 
 
-def test_as_a_dataset(pairs, tmp_path, monkeypatch):
+def test_dataset_has_a_vocabulary_of_all_characters(pairs, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path))
     monkeypatch.setattr(numbers_in_words, "number_pairs", lambda: pairs)
     dataset = open_dataset("numbers:vocabulary=300")
@@ -59,7 +59,7 @@ def test_as_a_dataset(pairs, tmp_path, monkeypatch):
         open_dataset("numbers", tmp_path)
 
 
-def test_names():
+def test_dataset_name_has_the_vocabulary_size():
     assert DATASET.with_arguments("vocabulary=500").name == "numbers"
     assert DATASET.with_vocabulary(300).name == "numbers:vocabulary=300"
     for text in ("vocabulary=3", "vocabulary=99999", "size=3", "vocabulary="):

@@ -131,7 +131,7 @@ def run_in(folder, repository, *arguments):
     return subprocess.run([sys.executable, "-P", *arguments], capture_output=True, text=True, check=True, env=variables).stdout
 
 
-def test_twenty_lines_add_a_setting_and_a_schedule_everywhere(extended, repository, tmp_path):
+def test_setting_and_schedule_are_added_in_20_lines(extended, repository, tmp_path):
     assert len((ADDED_SETTING.strip() + "\n" + ADDED_SCHEDULE.strip()).splitlines()) <= 20
     config = tmp_path / "job.toml"
     config.write_text('schedule = "inverse"\n')
@@ -160,7 +160,7 @@ def test_twenty_lines_add_a_setting_and_a_schedule_everywhere(extended, reposito
     assert "|".join(names) in "".join(text.split())
 
 
-def test_a_row_adds_a_column_to_every_table(extended, repository, tmp_path):
+def test_column_is_added_to_every_table_by_one_row(extended, repository, tmp_path):
     found = json.loads(run_in(extended, repository, "-c", LOOK_AT_TABLES, str(tmp_path)))
     header, *lines = found.pop("CSV").splitlines()
     place = header.split(",").index("data_wait_seconds")
@@ -175,7 +175,7 @@ def test_a_row_adds_a_column_to_every_table(extended, repository, tmp_path):
     assert "1.25 s" not in listed
 
 
-def test_every_column_is_a_figure_of_the_summary():
+def test_columns_are_figures_of_the_summary():
     for one in COLUMNS:
         assert figure_type(one.key) is not None
         assert one.of_node or one.path[0] in Summary.model_fields
@@ -188,13 +188,13 @@ def test_every_column_is_a_figure_of_the_summary():
     assert set(AVERAGED.values()) <= {one.path for one in COLUMNS}
 
 
-def test_every_setting_is_declared_and_refers_to_others_that_exist():
+def test_settings_are_declared_and_refer_to_existing_ones():
     assert list(DECLARED) == list(Job.model_fields)
     assert {needed.field for needed in TAKES_EFFECT.values()} <= set(Job.model_fields)
     for schedule in SCHEDULES.values():
         assert set(schedule.settings) <= set(Job.model_fields)
 
 
-def test_the_document_of_settings_is_up_to_date(repository):
+def test_settings_document_is_up_to_date(repository):
     assert repository / "docs" / "settings.md" == settings_document.DOCUMENT
     assert settings_document.DOCUMENT.read_text(encoding="utf-8") == settings_document.document(), "run: python tests/settings_document.py"

@@ -46,7 +46,7 @@ class Evaluations(Records):
 
 @settings(max_examples=40)
 @given(st.integers(1, 4), st.lists(st.integers(0, 3), min_size=1, max_size=200), SAVING)
-def test_each_evaluation_is_recorded_at_its_step_in_whatever_order_answers_come(leaders, order, saving):
+def test_evaluation_is_recorded_at_its_step_in_any_order(leaders, order, saving):
     picks, ticks = itertools.cycle(order), itertools.count(0.0, 0.01)
     records = Evaluations()
     job = {"epochs": EPOCHS, "eval_every": "1epochs", "save_final": False, "nodes": leaders, **saving}

@@ -88,7 +88,7 @@ def evaluated(goal, count, leaders, change=None):
 
 
 @pytest.mark.parametrize(("count", "leaders"), [(1, 1), (40, 2), (601, 3)])
-def test_a_model_of_ones_own_scores_the_text_and_the_sums(count, leaders):
+def test_custom_metrics_score_text_and_sums(count, leaders):
     figures = evaluated(objective(RATIO, MIXED), count, leaders)
     hypotheses, references = sentences(count)
     assert figures["caseless"] == np.mean([one.lower() == other.lower() for one, other in zip(hypotheses, references, strict=True)])
@@ -98,7 +98,7 @@ def test_a_model_of_ones_own_scores_the_text_and_the_sums(count, leaders):
     assert list(figures) == ["loss", "bleu", "chrf", "exact", "caseless", "perplexity", "token_accuracy", "length_ratio", "mixed"]
 
 
-def test_it_needs_nothing_of_bleu():
+def test_custom_metrics_need_no_bleu():
     goal = objective(quality=WithoutBleu("source", "target", "13a"))
     refuse_uncomputable(goal)
     hypotheses, references = sentences(30)
@@ -106,19 +106,19 @@ def test_it_needs_nothing_of_bleu():
     assert [info.name for info in goal.infos] == ["right", "perplexity", "token_accuracy", "loss"]
 
 
-def test_a_run_can_stop_by_it_and_keep_the_best():
+def test_custom_metric_can_stop_a_run_and_keep_the_best():
     goal = objective(RATIO)
     goal.check(Target.parse("caseless>=0.9"), "length_ratio")
     with pytest.raises(UsageError, match="caseless from 0 to 1"):
         goal.check(Target.parse("caseless>=1.5"), None)
 
 
-def test_a_figure_out_of_its_bounds_is_noticed_with_the_translations():
+def test_figure_out_of_bounds_is_refused():
     with pytest.raises(ImpossibleAnswerError, match="right but for case 2, which lies between 0 and 1"):
         evaluated(objective(), 5, 1, {"right_but_for_case": 10.0})
 
 
-def test_metrics_that_can_be_computed_pass():
+def test_computable_metrics_pass():
     needs_an_error = Metric("x", "x", "lower", lambda sums: math.log(sums["loss_sum"] - sums["correct"]))  # not with every made-up sum
     for goal in (CLASSIFICATION, TRANSLATION, objective(RATIO, MIXED)):
         refuse_uncomputable(goal)
@@ -134,7 +134,7 @@ def test_metrics_that_can_be_computed_pass():
         (lambda sums: 1 / 0 * sums["examples"], "ZeroDivisionError"),
     ],
 )
-def test_a_metric_that_cannot_be_computed_is_refused_by_name(value, said):
+def test_incomputable_metric_is_refused_by_name(value, said):
     with pytest.raises(UsageError, match=rf"model: metric 'broken' cannot be computed from .*{said}"):
         refuse_uncomputable(objective(Metric("broken", "broken", "higher", value)))
 
@@ -151,7 +151,7 @@ def test_a_metric_that_cannot_be_computed_is_refused_by_name(value, said):
         ({SENTENCES: 1.0, "right": "all"}, "fails: ValueError"),
     ],
 )
-def test_sums_of_sentences_that_are_none_are_refused(found, said):
+def test_invalid_sentence_sums_are_refused(found, said):
     class Broken(WithoutBleu):
         def sentence_sums(self, hypotheses, references):
             return found
@@ -163,7 +163,7 @@ def test_sums_of_sentences_that_are_none_are_refused(found, said):
         refuse_uncomputable(objective(quality=broken))
 
 
-def test_sentences_have_to_be_counted():
+def test_uncounted_sentences_are_refused():
     class Uncounted(WithoutBleu):
         sums = ("right",)
 

@@ -44,7 +44,7 @@ def tree(repository):
     return found
 
 
-def test_the_package_list_is_the_tree(repository, project):
+def test_package_list_matches_the_tree(repository, project):
     packages = project["tool"]["setuptools"]["packages"]
     assert sorted(packages) == sorted(tree(repository))
     top = {name: name.split(".")[1] for name in packages if name.count(".") == 1}
@@ -52,7 +52,7 @@ def test_the_package_list_is_the_tree(repository, project):
     assert not (repository / "__init__.py").exists()
 
 
-def test_every_package_is_typed_and_says_what_it_answers(repository, project):
+def test_packages_are_typed_and_described(repository, project):
     for package in project["tool"]["setuptools"]["packages"]:
         folder = repository.joinpath(*package.split(".")[1:])
         assert (folder / "py.typed").is_file() == (package.count(".") == 1), package
@@ -61,7 +61,7 @@ def test_every_package_is_typed_and_says_what_it_answers(repository, project):
         assert "TODO" not in first, package
 
 
-def test_extras_cover_one_another(project):
+def test_extras_include_each_other(project):
     extras = project["project"]["optional-dependencies"]
     assert {"tf", "torch", "all", "bench", "dev"} <= set(extras)
     assert extras["all"] == ["crosstrain[tf,torch,gpu,parquet,text]"]
@@ -70,7 +70,7 @@ def test_extras_cover_one_another(project):
 
 
 @pytest.mark.thorough
-def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, project, wheel):
+def test_wheel_holds_all_files_of_the_packages(repository, project, wheel):
     expected = set()
     for package in project["tool"]["setuptools"]["packages"]:
         folder = repository.joinpath(*package.split(".")[1:])
@@ -85,7 +85,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, pro
 
 
 @pytest.mark.thorough
-def test_the_wheel_works_where_it_is_installed(project, wheel, tmp_path, make_environment):
+def test_wheel_works_where_it_is_installed(project, wheel, tmp_path, make_environment):
     python = make_environment(tmp_path / "env", ["crosstrain", "__editable__"])
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True, env={"PATH": "/usr/bin:/bin", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "HOME": str(tmp_path)})

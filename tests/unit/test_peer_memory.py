@@ -44,7 +44,7 @@ def test_all_bytes_are_read(holder):
     assert bytes(part) == b"xx" + bytes(found[1_000_000:1_000_006]) + b"xx"
 
 
-def test_its_own_memory_too():
+def test_own_memory_is_read():
     held = np.arange(1000)
     found = bytearray(held.nbytes)
     assert PeerMemory.own().readable([held.ctypes.data])
@@ -52,21 +52,21 @@ def test_its_own_memory_too():
     assert bytes(found) == held.tobytes()
 
 
-def test_an_address_where_nothing_is(holder):
+def test_unmapped_address_is_refused(holder):
     _, memory, address, _ = holder
     assert not memory.readable([address, 16])
     with pytest.raises(OSError, match=f"memory of process {memory.pid} cannot be read"):
         memory.read(16, memoryview(bytearray(8)))
 
 
-def test_a_stretch_that_ends_before_it_should(holder):
+def test_partly_mapped_range_is_read_to_its_end(holder):
     """It is read up to its end, and refused from there."""
     _, memory, address, _ = holder
     with pytest.raises(OSError, match="cannot be read"):
         memory.read(address, memoryview(bytearray(2**30)))
 
 
-def test_another_process_with_the_same_number_is_not_taken_for_it(holder):
+def test_reused_process_id_is_refused(holder):
     """As on another machine: whatever lies at the mark's address, it is not the mark."""
     _, memory, address, _ = holder
     stranger = PeerMemory(os.getpid(), memory.mark_address, memory.mark)
@@ -74,7 +74,7 @@ def test_another_process_with_the_same_number_is_not_taken_for_it(holder):
     assert not PeerMemory(memory.pid, memory.mark_address, "00" * 16).readable([address])
 
 
-def test_a_process_that_is_gone(holder):
+def test_ended_process_is_refused(holder):
     child, memory, address, _ = holder
     child.kill()
     child.wait()

@@ -51,7 +51,7 @@ def product_texts() -> dict[str, list[str]]:
     return found | {path.relative_to(ROOT).as_posix(): [path.read_text(encoding="utf-8")] for path in templates}
 
 
-def test_what_people_read_has_the_words_of_the_field():
+def test_texts_use_the_words_of_the_field():
     texts = product_texts() | {name: [(ROOT / name).read_text(encoding="utf-8")] for name in PROSE}
     found = {name: hits for name, own in texts.items() if (hits := [word for text in own for word in dialect_words(text)])}
     assert sum(map(len, found.values())) <= MAX_DIALECT_WORDS, found
@@ -66,7 +66,7 @@ def test_lines_and_sentences_are_short(document):
 
 
 @pytest.mark.parametrize("document", PROSE)
-def test_no_line_within_a_paragraph_renders_as_a_list(document):
+def test_no_line_of_a_paragraph_renders_as_a_list(document):
     """A wrapped sentence whose line begins with a number and a full stop, such as "… from\\n0. Then …"."""
     lines = [line for _, line in lines_of_prose(ROOT / document)]
     item = r"\s*(\d+\.|[-*+]) "
@@ -74,7 +74,7 @@ def test_no_line_within_a_paragraph_renders_as_a_list(document):
     assert [line for before, line in pairs if before and not re.match(rf"{item}|\s{{2,}}\S", before) and not before.endswith(":")] == []
 
 
-def test_the_documentation_is_short():
+def test_documentation_is_short():
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     assert (len(text.splitlines()) <= 160, len(text.split()) <= 1800) == (True, True)

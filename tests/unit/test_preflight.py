@@ -51,7 +51,7 @@ def states(reports, module="torch"):
     return {(one.host, one.what): one.state for one in findings(reports, HERE, module, started_by="srun") if one.state != "ok"}
 
 
-def test_sound_hosts_lack_nothing():
+def test_sound_hosts_have_no_problems():
     reports = [report(f"node{number}") for number in range(3)]
     assert states(reports) == {}
     found = findings(reports, HERE, "torch", started_by="srun")
@@ -85,7 +85,7 @@ def test_sound_hosts_lack_nothing():
         ({"tried": 0}, "network", "odd"),
     ],
 )
-def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
+def test_problem_is_named_with_its_host(changes, what, state):
     reports = [report("node0"), report("node1", **changes), report("node2")]
     found = states(reports)
     shared = {"node0"} if changes.get("described", {}).get("identity") else set()  # both of them are the one machine
@@ -97,7 +97,7 @@ def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
             refuse(findings(reports, HERE, "torch", started_by="srun"))
 
 
-def test_gpus_are_asked_of_the_hosts_that_answer():
+def test_gpus_are_checked_per_answering_host():
     """The workers are those of each host, also where another one says nothing."""
 
     def with_gpus(count):
@@ -112,13 +112,13 @@ def test_gpus_are_asked_of_the_hosts_that_answer():
     ]
 
 
-def test_what_is_here_alone_can_be_copied():
+def test_missing_data_can_be_copied():
     found = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch", started_by="srun")
     assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(found)
 
 
 @pytest.mark.parametrize("answered", [Message("problem", {"text": "no such module"}), Message("found", {"digest": "x", "package": "own"})])
-def test_a_model_that_is_here_alone_can_be_copied_too(tmp_path, answered):
+def test_missing_model_can_be_copied(tmp_path, answered):
     package, module = tmp_path / "own", tmp_path / "own.py"
     package.mkdir()
     module.touch()
@@ -128,7 +128,7 @@ def test_a_model_that_is_here_alone_can_be_copied_too(tmp_path, answered):
         assert f"→ rsync -a --mkpath {place}{end} node1:{place}{end} (and install there what it imports)" in table(found)
 
 
-def test_more_workers_than_cores_are_told_of():
+def test_more_workers_than_cores_are_reported():
     """As where a port was meant: node1:22."""
     found = findings([report("node0"), report("node1")], HERE, None, started_by="ssh", workers=[8, 22])
     machines = [(one.host, one.state, one.found) for one in found if one.what == "machine"]
@@ -139,7 +139,7 @@ def test_more_workers_than_cores_are_told_of():
 
 
 @given(st.integers(1, 200))
-def test_whoever_is_tried_by_somebody_reaches_all(count):
+def test_probe_pairs_cover_every_host(count):
     hosts = [f"n{number}" for number in range(count)]
     tried = {host: peers_of(host, hosts) for host in hosts}
     assert all(host not in peers and len(set(peers)) == len(peers) for host, peers in tried.items())
@@ -171,7 +171,7 @@ def probe(files, name, ports=None, *, answers=True):
     return Probe(name, ours, lambda: "has ended")
 
 
-def test_hosts_try_each_other_whatever_another_one_takes_to_answer():
+def test_hosts_probe_each_other_despite_a_slow_one():
     """One says nothing, and one has a port on which nobody listens."""
     with ExitStack() as files:
         probes = [probe(files, "node0"), probe(files, "node1", [1, 2]), probe(files, "node2", answers=False)]
@@ -187,7 +187,7 @@ def test_hosts_try_each_other_whatever_another_one_takes_to_answer():
     assert told["node1"] == ("odd", "reaches 1 of 2 others, as no more could be tried")
 
 
-def test_whom_nobody_has_tried_is_not_said_to_be_reached():
+def test_untested_host_is_not_reported_as_reachable():
     def told(*reports):
         return [one.found.partition("; ")[2] for one in findings(reports, HERE, "torch", started_by="ssh") if one.what == "network"]
 
@@ -196,7 +196,7 @@ def test_whom_nobody_has_tried_is_not_said_to_be_reached():
     assert told(report(tried=0), report("node1", problem="is out of reach")) == ["reaches nobody yet, as no more could be tried"]
 
 
-def test_a_probe_says_what_is_there_or_why_not():
+def test_probe_answers_or_gives_a_reason():
     described = answer(Message("describe", {"backend": "torch"}))
     assert described.kind == "found"
     assert json.loads(json.dumps(dict(described.fields)))["host"]["packages"]["crosstrain"] == installed_versions(PACKAGES)["crosstrain"]
@@ -214,7 +214,7 @@ def test_a_probe_says_what_is_there_or_why_not():
     assert "refused" in problems[2]
 
 
-def test_a_port_that_alone_cannot_be_reached_is_named():
+def test_unreachable_port_is_named():
     with ExitStack() as files:
         free, open_port = socket.create_server(("127.0.0.1", 0)), files.enter_context(socket.create_server(("127.0.0.1", 0)))
         closed = free.getsockname()[1]
@@ -251,7 +251,7 @@ def networks(tmp_path, monkeypatch):
         ("own/torch.py", "import os\nos.kill(os.getpid(), 9)\n", "was killed by SIGKILL"),
     ],
 )
-def test_a_model_is_imported_where_it_is_to_be_trained(networks, file, text, problem):
+def test_model_is_imported_on_the_training_host(networks, file, text, problem):
     """With its forward function on the backend, and with what that needs; whatever the import does."""
     (networks / file).write_text(text)
     told = answer(Message("model", {"model": "networks_of_a_test.own?size=3", "backend": "torch"}))
@@ -263,7 +263,7 @@ def test_a_model_is_imported_where_it_is_to_be_trained(networks, file, text, pro
         assert problem in told["text"]
 
 
-def test_a_models_source_has_its_siblings(networks, monkeypatch):
+def test_model_source_includes_imported_siblings(networks, monkeypatch):
     """It may import them; files that nobody can import are none of it."""
     first = model_source("networks_of_a_test.own")
     assert first.package == "networks_of_a_test"
@@ -278,7 +278,7 @@ def test_a_models_source_has_its_siblings(networks, monkeypatch):
 
 
 @pytest.mark.parametrize(("limit", "most"), [("MAX_ENTRIES", 4), ("MAX_BYTES", 100)])
-def test_of_too_large_a_package_the_part_counts_that_the_model_is_in(networks, monkeypatch, limit, most):
+def test_large_package_counts_the_model_s_part(networks, monkeypatch, limit, most):
     monkeypatch.setattr(f"crosstrain.launch.preflight.model_source.{limit}", most)
     (networks / "large.py").write_text("#" * 200)
     (networks / "data").mkdir()
@@ -293,7 +293,7 @@ def test_of_too_large_a_package_the_part_counts_that_the_model_is_in(networks, m
         model_source("networks_of_a_test.own")
 
 
-def test_a_models_source_is_all_of_its_files(tmp_path, monkeypatch):
+def test_model_source_covers_all_files(tmp_path, monkeypatch):
     package = tmp_path / "models_of_a_test" / "deep"
     package.mkdir(parents=True)
     for file in (package.parent / "__init__.py", package / "__init__.py", package / "torch.py"):

@@ -74,14 +74,14 @@ def lying(kind, said):
 
 
 @pytest.mark.parametrize("question", SOUND)
-def test_what_a_probe_finds_is_let_through(question):
+def test_valid_probe_answer_is_accepted(question):
     assert wrong_with_answer(question, ASKED.get(question, {}), Message("found", SOUND[question])) is None
     assert wrong_with_answer(question, ASKED.get(question, {}), Message("problem", {"text": "no such folder"})) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(SOUND)), st.data())
-def test_an_answer_without_one_of_its_fields_or_with_a_strange_one_is_refused_or_harmless(question, data):
+def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
     sound, asked = SOUND[question], ASKED.get(question, {})
     name = data.draw(st.sampled_from(sorted(sound)))
     assert wrong_with_answer(question, asked, Message("found", {key: value for key, value in sound.items() if key != name}))
@@ -119,7 +119,7 @@ def test_an_answer_without_one_of_its_fields_or_with_a_strange_one_is_refused_or
         ("connect", b"no message\n"),
     ],
 )
-def test_a_host_that_answers_what_none_does_is_named_and_the_others_are_looked_at(question, said):
+def test_host_with_invalid_answer_is_named(question, said):
     with probes(honest, lying(question, said), honest) as made:
         reports = interview(made, "torch", JOB, 30.0)
     found = findings(reports, Here({}), "torch", started_by="ssh")
@@ -128,7 +128,7 @@ def test_a_host_that_answers_what_none_does_is_named_and_the_others_are_looked_a
     assert "node1  ssh" in table([one for one in found if one.unreached])
 
 
-def test_nobody_is_sent_to_an_address_that_is_none():
+def test_invalid_address_is_not_probed():
     asked = []
 
     def asking(question):
@@ -141,20 +141,20 @@ def test_nobody_is_sent_to_an_address_that_is_none():
     assert asked == []
 
 
-def test_a_host_of_another_release_is_told_apart_whatever_it_says_beside():
+def test_host_of_another_release_is_named():
     with probes(honest, lambda question: Message("found", {"protocol": PROTOCOL + 1, "address": "the.bank.example"})) as made:
         reports = interview(made, "torch", None, 30.0)
     (found,) = [one for one in findings(reports, Here({}), started_by="ssh") if one.host == "node1"]
     assert (found.state, found.found) == ("bad", f"protocol {PROTOCOL + 1}, here {PROTOCOL}")
 
 
-def test_a_probe_tells_of_a_file_whose_name_is_no_unicode():
+def test_probe_reports_undecodable_file_name():
     told = answer(Message("data", {"data": "digits", "data_dir": "/no/such/\udcff"}))
     assert wrong_with_answer("data", {}, told) is None
     assert "/no/such/\\xff" in told["text"]
 
 
-def test_what_this_machine_says_of_itself_is_let_through():
+def test_real_description_is_accepted():
     said = answer(Message("describe", {"backend": "torch"}))
     assert wrong_with_answer("describe", {}, Message(said.kind, json.loads(json.dumps(dict(said.fields))))) is None
 
@@ -181,7 +181,7 @@ for thread in threads:
 """
 
 
-def test_the_first_answers_of_several_hosts_may_be_checked_at_the_same_time():
+def test_first_answers_are_checked_concurrently():
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", FIRST_ANSWERS], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

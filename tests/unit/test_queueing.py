@@ -42,7 +42,7 @@ def solved_rates(customers, thinks, demands):
 
 
 @pytest.mark.parametrize("customers", [(1, 1), (1, 3), (2, 2), (0, 3), (2, 0)])
-def test_it_equals_the_balance_equations(customers):
+def test_rates_equal_the_balance_equations(customers):
     thinks, demands = (0.7, 1.3), [(0.4, 0.9), (0.5, 0.2)]
     expected = solved_rates(customers, thinks, demands)
     found = rounds(customers, thinks, demands).seconds
@@ -70,24 +70,24 @@ def simulated_rate(customers, think, demand, rounds_wanted):
 
 
 @pytest.mark.parametrize(("customers", "think"), [(2, 3.0), (4, 3.0), (8, 3.0)])
-def test_it_is_near_a_simulation_whose_times_never_vary(customers, think):
+def test_rates_are_near_a_simulation_with_constant_times(customers, think):
     """Shared stations do not care how times are distributed; what is left is that constant ones can fall into step."""
     found = customers / rounds((0, customers), (1.0, think), [(0.0, 1.0)]).seconds[1]
     simulated = simulated_rate(customers, think, 1.0, 4000)
     assert found == pytest.approx(simulated, rel=0.08)
 
 
-def test_a_customer_alone_waits_for_nobody():
+def test_single_customer_does_not_wait():
     found = rounds((1, 0), (0.25, 9.0), [(0.5, 1.0), (0.125, 1.0)])
     assert found.seconds[0] == 0.875
     assert found.residence_seconds[:, 0].tolist() == [0.5, 0.125]
 
 
-def test_a_full_station_sets_the_pace():
+def test_full_station_sets_the_rate():
     found = rounds((0, 200), (0.0, 1.0), [(1.0, 0.05)])
     assert 200 / found.seconds[1] == pytest.approx(1 / 0.05, rel=1e-6)
 
 
-def test_rounds_that_take_no_time_are_refused():
+def test_rounds_without_time_are_refused():
     with pytest.raises(ValueError, match="some time"):
         rounds((1, 1), (0.0, 1.0), [(0.0, 1.0)])

@@ -42,7 +42,7 @@ def set_up_sizes(runs):
     return {one.label: len(one.runs) for one in conclude(runs).configurations.all}
 
 
-def test_runs_of_one_seed_are_repeats_as_those_of_several_are():
+def test_runs_of_one_seed_are_repeats():
     assert set_up_sizes(ALIKE) == {"torch": 2, "tf": 1}
     (best,) = conclude(ALIKE).best
     assert best.configuration.label == "tf"
@@ -59,7 +59,7 @@ def copied(folder, runs, copies):
     return [*(folder / name for name in copies), *paths]
 
 
-def test_copies_of_a_run_are_one_measurement(tmp_path):
+def test_copies_of_a_run_count_once(tmp_path):
     """However many there are of it, they are neither ranked nor weigh more in a mean, and it is said."""
     paths = copied(tmp_path, ALIKE, ["x", "y"])
     alone = compare_paths(paths[:3])
@@ -73,7 +73,7 @@ def test_copies_of_a_run_are_one_measurement(tmp_path):
     assert found.best[0].over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
 
 
-def test_the_page_and_a_sweep_count_copies_once(tmp_path):
+def test_page_and_sweep_count_copies_once(tmp_path):
     points = plan(Grid({"backend": ["torch", "tf"]}), {}, {}, None)
     runs = [made(point.name, folder=tmp_path, **point.job.model_dump(exclude={"out", "name"})) for point in points]
     paths = copied(tmp_path, runs, ["x", "y"])
@@ -99,7 +99,7 @@ def speeds_by_backend(runs):
     seeds=st.lists(st.integers(0, 2), min_size=6, max_size=6),
     order=st.randoms(use_true_random=False),
 )
-def test_a_verdict_depends_on_neither_order_nor_copies(speeds, seeds, order):
+def test_verdict_is_independent_of_order_and_copies(speeds, seeds, order):
     runs = [
         made(
             f"r{index}",
@@ -161,12 +161,12 @@ def test_runs_of_one_job_are_not_ranked():
         ({"tf": [1000.0, 1010.0], "torch": [1180.0, 1190.0]}, "significant"),
     ],
 )
-def test_only_repeats_show_what_a_difference_is_worth(jobs, said):
+def test_significance_needs_repeats(jobs, said):
     (best,) = told(conclude(speeds_of(**jobs))).best
     assert best.endswith(f"; {said}.")
 
 
-def test_a_starved_run_decides_nothing_and_spoils_no_mean():
+def test_starved_run_affects_neither_rank_nor_mean():
     runs = speeds_of(tf=[1000.0, 1010.0], torch=[1200.0, 1210.0])
     starved = made("torch-seed=2", backend="torch", seed=2, summary={"examples_per_second": 90.0, "per_node": [starved_node(0.9)]})
     found = compare_runs([*runs, starved])
@@ -179,7 +179,7 @@ def test_a_starved_run_decides_nothing_and_spoils_no_mean():
     assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.mind)
 
 
-def test_where_every_run_was_starved_it_is_said():
+def test_all_runs_starved_is_reported():
     runs = [made(name, backend=name, summary={"per_node": [starved_node(0.9)]}) for name in ("tf", "torch")]
     words = told(conclude(runs))
     assert words.head.startswith("2 runs: ")
@@ -195,7 +195,7 @@ DIVERGED = [
 
 
 @pytest.mark.parametrize(("lost", "since"), DIVERGED)
-def test_a_run_that_lost_its_loss_is_marked_and_wins_nothing(lost, since):
+def test_run_with_lost_loss_is_marked_and_not_best(lost, since):
     runs = [*speeds_of(tf=[1000.0], torch=[1200.0]), made("nan", nodes=2, summary={"examples_per_second": 9000.0, **lost})]
     found = compare_runs(runs)
     (best,) = conclude(runs).best
@@ -204,12 +204,12 @@ def test_a_run_that_lost_its_loss_is_marked_and_wins_nothing(lost, since):
     assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in above(found)
 
 
-def test_a_repeat_that_lost_its_loss_spoils_no_mean():
+def test_repeat_with_lost_loss_affects_no_mean():
     runs = [made(f"r{seed}", seed=seed, summary={"non_finite_from_step": seed - 1 if seed > 1 else None}) for seed in range(4)]
     assert [[run.name for run in entry.runs] for entry in compare_runs(runs).entries] == [["r0", "r1"], ["r2", "r3"]]
 
 
-def test_a_loss_that_came_back_spoils_nothing():
+def test_recovered_loss_affects_nothing():
     came_back = made("b", backend="tf", summary={"final_train_loss": "NaN", "non_finite_losses": 1})
     assert compare_runs([made("a"), came_back]).marks == (frozenset(), frozenset())
 
@@ -227,7 +227,7 @@ def of_torch(text):
     ),
     repeats=st.sampled_from([None, 2, 3]),
 )
-def test_compare_report_and_sweep_say_the_same_of_the_same_runs(data, field, repeats):
+def test_compare_report_and_sweep_agree(data, field, repeats):
     name, values = field
     points = plan(Grid({name: values}, (), repeats), {"backend": "torch"} if name != "backend" else {}, {}, None)
     speeds = data.draw(st.lists(st.integers(500, 2000), min_size=len(points), max_size=len(points)))
@@ -244,7 +244,7 @@ def test_compare_report_and_sweep_say_the_same_of_the_same_runs(data, field, rep
     assert of_torch(table) == of_torch(as_text(told(conclude(compared.runs)), 200))
 
 
-def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_without(tmp_path):
+def test_sweep_marks_axes_like_compare(tmp_path):
     points = plan(Grid({"precision": ["fp32", "bf16"]}), {"backend": "torch"}, {}, None)
     runs = [made(point.name, folder=tmp_path, **point.job.model_dump(exclude={"out", "name"})) for point in points]
     paths = written(tmp_path, *runs)
@@ -263,13 +263,13 @@ def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_wit
         ("--metric", "", "one or several figures, such as accuracy or memory, with commas between"),
     ],
 )
-def test_a_list_without_a_name_in_it_is_refused(tmp_path, option, text, allowed):
+def test_empty_name_in_a_list_is_refused(tmp_path, option, text, allowed):
     result = CliRunner().invoke(compare, [*written(tmp_path, *ALIKE), option, text])
     assert isinstance(result.exception, UsageError)
     assert str(result.exception) == f"{option}: got {text!r}; allowed: {allowed}."
 
 
-def test_the_page_has_the_sentences_of_compare(tmp_path):
+def test_page_has_the_sentences_of_compare(tmp_path):
     """From run directories as the driver writes them."""
     paths = []
     for backend, speeds in (("tf", (1000.0, 1210.0)), ("torch", (1030.0, 990.0))):
@@ -289,7 +289,7 @@ def test_the_page_has_the_sentences_of_compare(tmp_path):
     assert document["conclusion"]["sentences"] == words.sentences
 
 
-def test_a_terminal_ends_with_the_answer(tmp_path):
+def test_terminal_output_ends_with_the_conclusion(tmp_path):
     """Which tables may have pushed off its screen; a file or a pipe has it once."""
     words = told(conclude(ALIKE))
     assert closing_text(words, None) == ""

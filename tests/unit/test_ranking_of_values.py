@@ -12,7 +12,7 @@ from crosstrain.metrics.base import ACCURACY, BestFew, Improvements
 
 
 @pytest.mark.parametrize("info", [ACCURACY.info, LOSS])
-def test_the_best_few_are_those_of_all_values_and_not_the_last_records(info):
+def test_best_values_are_those_of_the_whole_history(info):
     """Against sorting everything, after each value, with ties and values that are none."""
     draw = random.Random(3)
     for count in (1, 2, 5):
@@ -28,12 +28,12 @@ def sign(info):
     return -1 if info.better == "higher" else 1
 
 
-def test_values_before_a_run_was_resumed_count():
+def test_values_before_a_resume_count():
     best = BestFew(LOSS, 2, [0.5, 0.3, 0.4])
     assert [best.add(0.4), best.add(0.35), best.add(0.36)] == [False, True, False]
 
 
-def test_evaluations_since_the_best():
+def test_evaluations_since_the_best_are_counted():
     found = Improvements(LOSS)
     assert (found.best, found.best_step, found.since) == (None, None, 0)
     for step, value in enumerate([math.nan, 0.5, 0.4, 0.4, 0.6, math.nan], 1):

@@ -13,11 +13,11 @@ from crosstrain.report.compare.ratios import MAX_REPEATS_TOLD, interval_of_mean,
 stats = ImportedLater("scipy.stats")
 
 FIGURES = st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=8).filter(lambda values: max(values) > (1 + 1e-6) * min(values))
-"""Repeats that scatter: of those whose logarithms are equal scipy computes NaN; see `test_equal_repeats_scatter_by_nothing`."""
+"""Repeats that scatter: of those whose logarithms are equal scipy computes NaN; see `test_equal_repeats_are_significant`."""
 
 
 @given(FIGURES, FIGURES)
-def test_of_one_pair_it_is_welchs_test(one, other):
+def test_ratio_of_one_pair_is_welch_s_test(one, other):
     found = ratio([(one, other)])
     logs = [np.log(values) for values in (one, other)]
     expected = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
@@ -30,7 +30,7 @@ def test_of_one_pair_it_is_welchs_test(one, other):
 
 
 @given(FIGURES, FIGURES)
-def test_a_difference_of_means_is_welchs(one, other):
+def test_difference_of_means_is_welch_s(one, other):
     difference, half = mean_difference(one, other)
     expected = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
     assert (difference - half, difference + half) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-6 * max(*one, *other))
@@ -38,7 +38,7 @@ def test_a_difference_of_means_is_welchs(one, other):
 
 
 @given(FIGURES)
-def test_the_interval_of_a_mean_is_students(values):
+def test_interval_of_a_mean_is_student_s(values):
     low, high = interval_of_mean(values)
     logs = np.log(values)
     expected = stats.t.interval(0.95, len(values) - 1, loc=logs.mean(), scale=stats.sem(logs))
@@ -46,14 +46,14 @@ def test_the_interval_of_a_mean_is_students(values):
 
 
 @given(st.lists(st.tuples(FIGURES, FIGURES), min_size=1, max_size=4))
-def test_of_several_pairs_it_is_the_geometric_mean(pairs):
+def test_ratio_of_pairs_is_the_geometric_mean(pairs):
     found = ratio(pairs)
     assert found.ratio == pytest.approx(stats.gmean(found.pairs), rel=1e-9)
     assert found.opposed is (min(found.pairs) < 1 < max(found.pairs))
     assert found.low < found.ratio < found.high
 
 
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
+def test_interval_has_its_coverage():
     """Two pairs of three repeats, which scatter by different factors. Of 2,000 trials 95 % would be 93.5 % to 96.5 % by chance."""
     draw, inside = np.random.default_rng(20261127), 0
     for _ in range(2000):
@@ -67,7 +67,7 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
 
 
 @pytest.mark.parametrize("alone", [([1.0], [2.0, 2.1]), ([1.0, 1.1], [2.0]), ([1.0], [2.0])])
-def test_one_run_alone_has_no_interval(alone):
+def test_single_run_has_no_interval(alone):
     found = ratio([alone])
     assert (found.low, found.high, found.known, found.sure) == (None, None, False, False)
     assert repeats_that_would_tell([alone]) is None
@@ -75,7 +75,7 @@ def test_one_run_alone_has_no_interval(alone):
 
 
 @given(FIGURES, st.floats(1.01, 2.0))
-def test_so_many_repeats_would_tell(values, factor):
+def test_suggested_repeats_reach_significance(values, factor):
     """With repeats that scatter as much about the same ratio, it is sure with so many and not with one fewer."""
     other = [value * factor for value in values]
     needed = repeats_that_would_tell([(other, values)])
@@ -97,18 +97,18 @@ SCATTERED = st.lists(st.floats(0.5, 2.0), min_size=2, max_size=8)
 @given(st.lists(st.tuples(SCATTERED, SCATTERED), min_size=1, max_size=3))
 @example([([1.5439, 1.5855, 1.4713, 1.1824, 1.6799], [1.25370, 1.25274, 1.25403, 1.25478, 1.25082, 1.25668, 1.25070])])
 @example([([1000.0, 1160.0, 1300.0], [1000.0, 1001.0, 1002.0])])
-def test_more_repeats_are_needed_than_did_not_tell(pairs):
+def test_more_repeats_are_suggested_than_made(pairs):
     needed = repeats_that_would_tell(pairs)
     if needed is not None and not ratio(pairs).sure:
         assert needed > min(len(values) for pair in pairs for values in pair)
 
 
-def test_equal_repeats_scatter_by_nothing():
+def test_equal_repeats_are_significant():
     assert ratio([([2.0, 2.0], [1.0, 1.0])]).sure
     assert not ratio([([1.0, 1.0], [1.0, 1.0])]).sure
 
 
-def test_figures_over_all_numbers_have_an_interval():
+def test_extreme_figures_have_a_finite_interval():
     """The largest and the smallest that a double can be: nothing overflows, and nothing is infinite, which JSON has no word for."""
     found = ratio([((1e308, 5e-324), (1.0, 2.0))])
     assert 0 < found.low < found.high < math.inf

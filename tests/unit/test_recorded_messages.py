@@ -81,21 +81,21 @@ def sent(kind, fields):
         ("cpu_cores_used", 1e300),
     ],
 )
-def test_a_sample_that_records_could_not_hold_is_none(field, value):
+def test_unrecordable_sample_is_refused(field, value):
     message = sent("sample", {"record": {**sample(), field: value}})
     assert message is not None
     assert wrong_with(1, message, NODE_OF).startswith("a message 'sample' ")
 
 
 @pytest.mark.parametrize("field", MAX_NUMBER)
-def test_a_sample_may_have_much(field):
+def test_sample_at_its_limits_is_accepted(field):
     assert wrong_with(1, sent("sample", {"record": {**sample(), field: MAX_NUMBER[field]}}), NODE_OF) is None
 
 
 @pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in SAMPLED.items()}))
-def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
+def test_recorded_samples_can_be_read(tmp_path_factory, changes):
     """Also one that stands for several samples, each with problems of its own."""
     message = sent("sample", {"record": {**sample(), **changes}})
     if message is None or wrong_with(1, message, NODE_OF) is not None:
@@ -116,7 +116,7 @@ def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
     assert sum(line.samples for line in RunReader(recording.path).system()) == count
 
 
-def test_a_monitor_says_no_more_than_a_sample_may_have():
+def test_problems_of_the_monitor_are_within_limits():
     problems = Problems()
     for number in range(2 * MAX_PROBLEMS + 1):
         problems.note(f"{number} \udcff {MAX_LENGTH}")
@@ -144,13 +144,13 @@ HOSTS = {
 
 
 @pytest.mark.parametrize(("field", "place"), [("interfaces", 4), ("interfaces", 5), ("packages", 1)])
-def test_a_description_that_records_could_not_hold_is_none(field, place):
+def test_unrecordable_host_description_is_refused(field, place):
     message = sent("hello", {**SOUND["hello"].fields, "host": {**host(), field: HOSTS[field][place]}})
     assert message is not None
     assert "which nobody could read again" in wrong_with(1, message, NODE_OF)
 
 
-def test_a_host_may_have_very_many_interfaces():
+def test_host_with_many_interfaces_is_accepted():
     described = {**host(), "interfaces": HOSTS["interfaces"][2]}
     assert wrong_with(1, sent("hello", {**SOUND["hello"].fields, "host": described}), NODE_OF) is None
 
@@ -158,7 +158,7 @@ def test_a_host_may_have_very_many_interfaces():
 @pytest.mark.thorough
 @settings(max_examples=15, deadline=None)
 @given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in HOSTS.items()}))
-def test_descriptions_of_hosts_can_be_read_again(tmp_path_factory, changes):
+def test_recorded_host_descriptions_can_be_read(tmp_path_factory, changes):
     message = sent("hello", {**SOUND["hello"].fields, "host": {**host(), **changes}})
     if message is None or wrong_with(1, message, NODE_OF) is not None:
         return
@@ -169,7 +169,7 @@ def test_descriptions_of_hosts_can_be_read_again(tmp_path_factory, changes):
     assert [node["hostname"] for node in RunReader(recording.path).env()] == [message["host"]["hostname"]] * 8
 
 
-def test_the_longest_error_that_a_task_may_tell_stands_in_a_status_that_can_be_read(tmp_path):
+def test_longest_task_error_is_recorded_and_readable(tmp_path):
     error = {**SOUND["error"].fields, "type": "é" * 4096, "message": "é" * MAX_ERROR_CHARACTERS}
     said = [Message("phase", {**OWN, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
     assert [wrong_with(1, message, NODE_OF) for message in said] == [None] * 3
@@ -190,7 +190,7 @@ def test_the_longest_error_that_a_task_may_tell_stands_in_a_status_that_can_be_r
 
 
 @pytest.mark.parametrize(("staleness", "possible"), [(2**53, True), (2**53 + 1, False), (-1, False)])
-def test_steps_are_of_a_staleness_that_records_can_hold(tmp_path, staleness, possible):
+def test_staleness_is_limited_to_the_recordable(tmp_path, staleness, possible):
     plan = Plan(0, 1, 0, 0, np.ones(1), 0)
     plans = OutstandingPlans(a_job(tmp_path, nodes=2, mode="async"))
     plans.add(plan)

@@ -16,7 +16,7 @@ from crosstrain.launch.launchers.rendezvous import ExternalLauncher
     standbys=st.integers(0, 2),
     there=st.sets(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=2),
 )
-def test_only_who_is_awaited_is_let_in(node, local_rank, standbys, there):
+def test_only_expected_processes_are_accepted(node, local_rank, standbys, there):
     """However many processes somebody starts who knows the secret, they do not use up the driver's connections."""
     job = Job(backend="toy", nodes=3)
     place = Membership("a contract", 0, 0, ("127.0.0.1", (1,)), {"nodes": 3}, standbys)

@@ -62,7 +62,7 @@ class Cluster:
             self.nodes.receive(1.0, {"worker-1": 1})
 
 
-def test_another_agent_is_the_node_and_what_the_one_before_left_is_not_heard():
+def test_replacement_is_the_node_and_late_messages_are_lost():
     with ExitStack() as files:
         cluster = Cluster(files, 3, [PROTOCOL])
         nodes = cluster.nodes
@@ -79,7 +79,7 @@ def test_another_agent_is_the_node_and_what_the_one_before_left_is_not_heard():
 
 
 @pytest.mark.parametrize("coming", [[], [0], [PROTOCOL - 1]], ids=["none", "silent", "of-another-release"])
-def test_a_node_that_is_not_replaced_stays_lost_and_is_no_violation(coming):
+def test_failed_replacement_is_no_violation(coming):
     with ExitStack() as files:
         cluster = Cluster(files, 2, coming)
         cluster.lose(1)
@@ -90,7 +90,7 @@ def test_a_node_that_is_not_replaced_stays_lost_and_is_no_violation(coming):
         assert isinstance(cluster.nodes.loss(1), RunFailedError)
 
 
-def test_nodes_are_tried_again_while_others_work_and_told_of_once_they_answer(monkeypatch):
+def test_nodes_are_retried_and_reported_while_others_work(monkeypatch):
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
         cluster = Cluster(files, 3, [None, PROTOCOL - 1, PROTOCOL])
@@ -114,7 +114,7 @@ def test_nodes_are_tried_again_while_others_work_and_told_of_once_they_answer(mo
         assert len(cluster.useless) == 1
 
 
-def test_a_host_that_refuses_at_first_is_tried_until_it_is_back(monkeypatch):
+def test_refusing_host_is_retried_until_it_is_back(monkeypatch):
     """As one does that starts anew."""
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
@@ -124,7 +124,7 @@ def test_a_host_that_refuses_at_first_is_tried_until_it_is_back(monkeypatch):
         assert (cluster.nodes.answering, list(cluster.nodes.lost), cluster.coming) == ({0, 1}, [], [])
 
 
-def test_a_host_that_refuses_is_tried_for_so_long_and_not_where_nothing_can_be_started(monkeypatch):
+def test_retries_of_a_refusing_host_are_bounded(monkeypatch):
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
         cluster = Cluster(files, 2, [GONE] * 1000)
@@ -142,7 +142,7 @@ def test_a_host_that_refuses_is_tried_for_so_long_and_not_where_nothing_can_be_s
 
 
 @pytest.mark.parametrize(("coming", "used"), [([PROTOCOL, 0], {0, 1}), ([0, GONE, PROTOCOL], {0, 2})])
-def test_a_node_that_is_back_is_used_though_another_hangs(monkeypatch, coming, used):
+def test_replaced_node_is_used_though_another_hangs(monkeypatch, coming, used):
     """Nor does one that refuses wait with its next try for one that hangs."""
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.2)
     with ExitStack() as files:
@@ -160,7 +160,7 @@ def test_a_node_that_is_back_is_used_though_another_hangs(monkeypatch, coming, u
         assert told[-1] == used
 
 
-def test_the_only_node_is_replaced_again_and_again():
+def test_only_node_can_be_replaced_repeatedly():
     """With its channel ends the thread that serves the channels; another one serves the next."""
     rounds = 30
     with ExitStack() as files:
