@@ -34,7 +34,7 @@ def _directly(monkeypatch):
     monkeypatch.setattr(notify, "RETRY_SECONDS", 0.05)
 
 
-def not_told(url, body=b"{}"):
+def failure_of_post(url, body=b"{}"):
     with pytest.raises(NoticeError) as raised:
         post(url, body)
     assert "SECRET" not in str(raised.value)
@@ -97,24 +97,24 @@ def test_busy_address_is_retried_once():
 @pytest.mark.parametrize(("code", "tries"), [(500, 2), (429, 2), (404, 1), (403, 1)])
 def test_refusing_address_is_reported(code, tries):
     with web_server(lambda handler: handler.send_response(code)) as (port, posted):
-        assert not_told(f"http://127.0.0.1:{port}/SECRET") == f"the answer was {code}{', twice' if tries == 2 else ''}"
+        assert failure_of_post(f"http://127.0.0.1:{port}/SECRET") == f"the answer was {code}{', twice' if tries == 2 else ''}"
         assert len(posted) == tries
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_redirects_are_not_followed(tmp_path, code):
     (tmp_path / "secret").write_text("x")
-    with web_server() as (other, there):
-        for place in (f"http://127.0.0.1:{other}/", f"file://{tmp_path}/secret", "ftp://127.0.0.1/x"):
+    with web_server() as (other_port, requests):
+        for place in (f"http://127.0.0.1:{other_port}/", f"file://{tmp_path}/secret", "ftp://127.0.0.1/x"):
 
             def moved(handler, place=place):
                 handler.send_response(code)
                 handler.send_header("Location", place)
 
             with web_server(moved) as (port, posted):
-                assert "leads to another address, which is not followed" in not_told(f"http://me:SECRET@127.0.0.1:{port}/")
+                assert "leads to another address, which is not followed" in failure_of_post(f"http://me:SECRET@127.0.0.1:{port}/")
                 assert len(posted) == 1
-        assert there == []
+        assert requests == []
 
 
 def test_slow_address_times_out_and_is_not_retried(monkeypatch):
@@ -122,7 +122,7 @@ def test_slow_address_times_out_and_is_not_retried(monkeypatch):
     over = threading.Event()
     with web_server(lambda handler: over.wait(20)) as (port, posted):
         began = time.monotonic()
-        assert "no answer within 0.3 s; it may have arrived all the same" in not_told(f"http://127.0.0.1:{port}/")
+        assert "no answer within 0.3 s; it may have arrived all the same" in failure_of_post(f"http://127.0.0.1:{port}/")
         assert time.monotonic() - began < 2
         over.set()
         assert len(posted) == 1
@@ -140,21 +140,21 @@ def test_endless_answer_times_out(monkeypatch):
 
     with web_server(drip) as (port, _):
         began = time.monotonic()
-        said = not_told(f"http://127.0.0.1:{port}/")
+        reason = failure_of_post(f"http://127.0.0.1:{port}/")
         assert time.monotonic() - began < 2
-        assert "no answer within 0.5 s" in said or "ended without an answer" in said
+        assert "no answer within 0.5 s" in reason or "ended without an answer" in reason
 
 
 def test_hang_up_is_not_retried():
     with web_server(lambda handler: handler.connection.shutdown(socket.SHUT_RDWR)) as (port, posted):
-        assert "ended without an answer" in not_told(f"http://127.0.0.1:{port}/")
+        assert "ended without an answer" in failure_of_post(f"http://127.0.0.1:{port}/")
         assert len(posted) == 1
 
 
 def test_unreachable_address_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert not_told(f"http://127.0.0.1:{port}/SECRET") == "no connection: Connection refused, twice"
+    assert failure_of_post(f"http://127.0.0.1:{port}/SECRET") == "no connection: Connection refused, twice"
 
 
 def test_untrusted_certificate_is_refused(tmp_path):
@@ -169,7 +169,7 @@ def test_untrusted_certificate_is_refused(tmp_path):
     assert made.returncode == 0, made.stderr
     (tmp_path / "both").write_text((tmp_path / "certificate").read_text() + (tmp_path / "key").read_text())
     with web_server(certificate=tmp_path / "both") as (port, posted):
-        assert "the certificate is not sound" in not_told(f"https://127.0.0.1:{port}/")
+        assert "the certificate is not sound" in failure_of_post(f"https://127.0.0.1:{port}/")
         assert posted == []
 
 
@@ -222,13 +222,13 @@ class Goodbye:
         raise SystemExit
 
 
-class Told:
+class NotifiedRun:
     """A run's notices, and what becomes of them."""
 
     def __init__(self, tmp_path, **options):
         self.warnings, self.events = [], []
-        given = resolve_personal(PERSONAL_OPTIONS, options, {"XDG_CONFIG_HOME": "/no/such/folder"})
-        self.notifier = EndingNotifier(given, self.warnings.append)
+        personal_options = resolve_personal(PERSONAL_OPTIONS, options, {"XDG_CONFIG_HOME": "/no/such/folder"})
+        self.notifier = EndingNotifier(personal_options, self.warnings.append)
         self.run = self.notifier
         self.run.begin("mine", lambda: (7, 1.5))
         self.path = tmp_path / "mine"
@@ -248,84 +248,86 @@ class Told:
 
 
 @pytest.fixture
-def tell(tmp_path):
+def make_run(tmp_path):
     """Make the notices of a run, whose thread ends with the test."""
     with ExitStack() as ends:
 
         def make(**options):
-            told = Told(tmp_path, **options)
-            ends.callback(told.end)
-            return told
+            run = NotifiedRun(tmp_path, **options)
+            ends.callback(run.end)
+            return run
 
         yield make
 
 
-def test_restarts_and_the_end_are_notified_in_order(tell):
+def test_restarts_and_the_end_are_notified_in_order(make_run):
     with web_server() as (port, posted):
-        told = tell(notify=f"http://127.0.0.1:{port}/")
+        notified = make_run(notify=f"http://127.0.0.1:{port}/")
         for number in range(3):
-            told.run.restarted(f"cause {number}", "worker-1")
+            notified.run.restarted(f"cause {number}", "worker-1")
         for _ in range(2):
-            told.run.ended("succeeded", None, None, 0)
-        told.notifier.send_end(RunNews.before_start("mine", RunFailedError("again")))
+            notified.run.ended("succeeded", None, None, 0)
+        notified.notifier.send_end(RunNews.before_start("mine", RunFailedError("again")))
     documents = [json.loads(body) for _, _, body in posted]
-    assert [(each["event"], each["restarts"], each["cause"], each["exit_code"]) for each in documents] == [
+    assert [(document["event"], document["restarts"], document["cause"], document["exit_code"]) for document in documents] == [
         ("restarted", 1, "cause 0", None),
         ("restarted", 2, "cause 1", None),
         ("restarted", 3, "cause 2", None),
         ("finished", 3, None, 0),
     ]
-    assert {(each["path"], each["name"], each["steps"], each["seconds"]) for each in documents} == {(str(told.path), "mine", 7, 1.5)}
-    assert (told.warnings, told.events) == ([], [])
+    assert {(document["path"], document["name"], document["steps"], document["seconds"]) for document in documents} == {
+        (str(notified.path), "mine", 7, 1.5)
+    }
+    assert (notified.warnings, notified.events) == ([], [])
 
 
-def test_notification_does_not_delay_training(tell, monkeypatch):
+def test_notification_does_not_delay_training(make_run, monkeypatch):
     monkeypatch.setattr(notify, "ANSWER_SECONDS", 0.5)
     over = threading.Event()
     with web_server(lambda handler: over.wait(20)) as (port, _):
-        told = tell(notify=f"http://127.0.0.1:{port}/SECRET")
+        notified = make_run(notify=f"http://127.0.0.1:{port}/SECRET")
         began = time.monotonic()
         for _ in range(200):
-            told.run.restarted("cause", None)
+            notified.run.restarted("cause", None)
         assert time.monotonic() - began < 0.4
-        assert "too many notices" in told.warnings[0]
-        wait_until(lambda: any("no answer" in each for each in told.warnings), 5, "the first notice to be given up")
+        assert "too many notices" in notified.warnings[0]
+        wait_until(lambda: any("no answer" in warning for warning in notified.warnings), 5, "the first notice to be given up")
         over.set()
-    assert not any("SECRET" in each for each in told.warnings)
-    assert {(event, detail["how"], detail["told"]) for event, detail in told.events} == {("notice_failed", "notify", "restarted")}
+    assert not any("SECRET" in warning for warning in notified.warnings)
+    assert {(event, detail["how"], detail["told"]) for event, detail in notified.events} == {("notice_failed", "notify", "restarted")}
 
 
-def test_failed_end_notice_is_reported_and_recorded(tell):
+def test_failed_end_notice_is_reported_and_recorded(make_run):
     with web_server(lambda handler: handler.send_response(404)) as (port, _):
-        told = tell(notify=f"http://me:SECRET@127.0.0.1:{port}/SECRET", on_failure="exit 4")
-        told.run.ended("failed", "cause", "worker-0", 1)
-    assert told.warnings == [
+        notified = make_run(notify=f"http://me:SECRET@127.0.0.1:{port}/SECRET", on_failure="exit 4")
+        notified.run.ended("failed", "cause", "worker-0", 1)
+    assert notified.warnings == [
         f"trainer: --notify (http://127.0.0.1:{port}/...): could not notify that the run failed: the answer was 404",
         "trainer: --on-failure: could not notify that the run failed: it has ended with 4",
     ]
-    recorded = list(read_records(told.path / "events.jsonl", EventRecord))
-    assert [(each.event, each.detail["how"], each.detail["why"]) for each in recorded] == [
+    recorded = list(read_records(notified.path / "events.jsonl", EventRecord))
+    assert [(record.event, record.detail["how"], record.detail["why"]) for record in recorded] == [
         ("notice_failed", "notify", "the answer was 404"),
         ("notice_failed", "on_failure", "it has ended with 4"),
     ]
 
 
 @pytest.mark.parametrize("state", ["succeeded", "interrupted"])
-def test_command_runs_after_failures_only(tell, tmp_path, state):
-    told = tell(on_failure=f"touch {tmp_path}/ran")
-    told.run.restarted("cause", None)
-    told.run.ended(state, None, None, 0)
+def test_command_runs_after_failures_only(make_run, tmp_path, state):
+    notified = make_run(on_failure=f"touch {tmp_path}/ran")
+    notified.run.restarted("cause", None)
+    notified.run.ended(state, None, None, 0)
     assert not (tmp_path / "ran").exists()
 
 
-def test_run_without_directory_is_notified(tell):
+def test_run_without_directory_is_notified(make_run):
     with web_server(lambda handler: handler.send_response(404)) as (port, posted):
-        told = tell(notify=f"http://127.0.0.1:{port}/")
-        shutil.rmtree(told.path)
-        told.run.ended("failed", "hosts cannot take part", None, 2)
+        notified = make_run(notify=f"http://127.0.0.1:{port}/")
+        shutil.rmtree(notified.path)
+        notified.run.ended("failed", "hosts cannot take part", None, 2)
     assert json.loads(posted[0][2])["path"] is None
-    assert len(told.warnings) == 1
-    assert not told.path.exists()
+    assert len(notified.warnings) == 1
+    assert not notified.path.exists()
 
 
 def test_unused_notices_load_nothing():

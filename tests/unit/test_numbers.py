@@ -23,14 +23,14 @@ def pairs():
 
 
 def test_pairs_are_numbers_ordinals_years_and_dates(pairs):
-    found = dict(pairs)
-    assert found["seven hundred and forty-two"] == "siebenhundertzweiundvierzig"
-    assert found["twenty-first"] == "einundzwanzigste"
-    assert found["nineteen eighty-four"] == "neunzehnhundertvierundachtzig"
+    translations = dict(pairs)
+    assert translations["seven hundred and forty-two"] == "siebenhundertzweiundvierzig"
+    assert translations["twenty-first"] == "einundzwanzigste"
+    assert translations["nineteen eighty-four"] == "neunzehnhundertvierundachtzig"
     dates = [pair for pair in pairs if pair[0].startswith("the ")]
     assert len(dates) > 1000
     assert all(german.startswith("der ") and " of " in english for english, german in dates)
-    assert len(found) == len(pairs)
+    assert len(translations) == len(pairs)
 
 
 def test_train_and_test_share_no_text(pairs):

@@ -71,16 +71,16 @@ def test_labels_have_weight_1():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"),
+    ("ranks", "message"),
     [
         ({"loss_sum": 1, "examples": 1}, "example_sums returned no correct"),
         ({"loss_sum": 1, "examples": 1, "correct": 0}, "'correct' of example_sums has 0 dimensions"),
         ({"loss_sum": 1, "examples": 1, "correct": None}, "'correct' of example_sums is no tensor"),
     ],
 )
-def test_sums_of_examples_have_to_be_vectors(ranks, said):
+def test_sums_of_examples_have_to_be_vectors(ranks, message):
     CLASSIFICATION.check_parts({"loss_sum": 1, "examples": 1, "correct": 1, "more": 7})
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         CLASSIFICATION.check_parts(ranks)
 
 

@@ -135,14 +135,14 @@ def test_setting_and_schedule_are_added_in_20_lines(extended, repository, tmp_pa
     assert len((ADDED_SETTING.strip() + "\n" + ADDED_SCHEDULE.strip()).splitlines()) <= 20
     config = tmp_path / "job.toml"
     config.write_text('schedule = "inverse"\n')
-    found = json.loads(run_in(extended, repository, "-c", LOOK, str(config)))
-    assert found.pop("idle")["label_smoothing"].endswith("it belongs to --optimizer adam.")
-    document = found.pop("document")
+    output = json.loads(run_in(extended, repository, "-c", LOOK, str(config)))
+    assert output.pop("idle")["label_smoothing"].endswith("it belongs to --optimizer adam.")
+    document = output.pop("document")
     assert "| `--label-smoothing` | `0` |" in document
     names = list(SCHEDULES)
     names.insert(names.index("cosine"), "inverse")
     assert ", ".join(names) in document
-    assert found == {
+    assert output == {
         "environment": 0.25,
         "file": "inverse",
         "arguments": ["--label-smoothing", "0.25"],
@@ -161,11 +161,11 @@ def test_setting_and_schedule_are_added_in_20_lines(extended, repository, tmp_pa
 
 
 def test_column_is_added_to_every_table_by_one_row(extended, repository, tmp_path):
-    found = json.loads(run_in(extended, repository, "-c", LOOK_AT_TABLES, str(tmp_path)))
-    header, *lines = found.pop("CSV").splitlines()
+    tables = json.loads(run_in(extended, repository, "-c", LOOK_AT_TABLES, str(tmp_path)))
+    header, *lines = tables.pop("CSV").splitlines()
     place = header.split(",").index("data_wait_seconds")
     assert [line.split(",")[place] for line in lines] == ["1.25", "2.5"]
-    for name, text in found.items():
+    for name, text in tables.items():
         assert "2.50" in text, name
         assert ("waiting for data" if name in ("one run", "side by side") else "data wait") in text, name
     arguments = ("runs", "--out", str(tmp_path), "--wide", "--where", "data_wait_seconds>2")
@@ -176,16 +176,16 @@ def test_column_is_added_to_every_table_by_one_row(extended, repository, tmp_pat
 
 
 def test_columns_are_figures_of_the_summary():
-    for one in COLUMNS:
-        assert figure_type(one.key) is not None
-        assert one.of_node or one.path[0] in Summary.model_fields
-        assert one.group in (None, *GROUPS)
+    for spec in COLUMNS:
+        assert figure_type(spec.key) is not None
+        assert spec.of_node or spec.path[0] in Summary.model_fields
+        assert spec.group in (None, *GROUPS)
     assert len(set(FIGURES)) == len(COLUMNS)
-    names = [name for one in COLUMNS for name in one.names]
+    names = [name for spec in COLUMNS for name in spec.names]
     assert len(set(names)) == len(names)
-    declared = {one.key: (one.group, one.better) for one in COLUMNS}
+    declared = {spec.key: (spec.group, spec.better) for spec in COLUMNS}
     assert [(figure.group, figure.better) for figure in RANKED] == [declared[figure.key] for figure in RANKED]
-    assert set(AVERAGED.values()) <= {one.path for one in COLUMNS}
+    assert set(AVERAGED.values()) <= {spec.path for spec in COLUMNS}
 
 
 def test_settings_are_declared_and_refer_to_existing_ones():

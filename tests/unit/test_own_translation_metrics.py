@@ -82,8 +82,8 @@ def evaluated(goal, count, leaders, change=None):
     for order in orders:
         for leader in range(leaders):
             first, last = (order.start + place for place in split_evenly(order.stop - order.start, leaders)[leader])
-            found = checked_sums(goal.translation, hypotheses[first:last], references[first:last])
-            whole = evaluation.on_decoded(leader, Decoded(order.start, {**found, **(change or {})}, 0, 0.5, complete=True))
+            sums_of_sentences = checked_sums(goal.translation, hypotheses[first:last], references[first:last])
+            whole = evaluation.on_decoded(leader, Decoded(order.start, {**sums_of_sentences, **(change or {})}, 0, 0.5, complete=True))
     return goal.figures(whole.result.sums)
 
 
@@ -91,8 +91,13 @@ def evaluated(goal, count, leaders, change=None):
 def test_custom_metrics_score_text_and_sums(count, leaders):
     figures = evaluated(objective(RATIO, MIXED), count, leaders)
     hypotheses, references = sentences(count)
-    assert figures["caseless"] == np.mean([one.lower() == other.lower() for one, other in zip(hypotheses, references, strict=True)])
-    assert figures["mixed"] == sum(abs(len(one) - len(other)) for one, other in zip(hypotheses, references, strict=True)) / 2 + 7 / 9
+    assert figures["caseless"] == np.mean(
+        [hypothesis.lower() == reference.lower() for hypothesis, reference in zip(hypotheses, references, strict=True)]
+    )
+    assert (
+        figures["mixed"]
+        == sum(abs(len(hypothesis) - len(reference)) for hypothesis, reference in zip(hypotheses, references, strict=True)) / 2 + 7 / 9
+    )
     words = [sum(len(line.split()) for line in lines) for lines in (hypotheses, references)]
     assert figures["length_ratio"] == words[0] / words[1]
     assert list(figures) == ["loss", "bleu", "chrf", "exact", "caseless", "perplexity", "token_accuracy", "length_ratio", "mixed"]
@@ -126,7 +131,7 @@ def test_computable_metrics_pass():
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (lambda sums: sums["bleu_hypothesis_lenght"], "KeyError: 'bleu_hypothesis_lenght'"),
         (lambda sums: None, "TypeError"),
@@ -134,13 +139,13 @@ def test_computable_metrics_pass():
         (lambda sums: 1 / 0 * sums["examples"], "ZeroDivisionError"),
     ],
 )
-def test_incomputable_metric_is_refused_by_name(value, said):
-    with pytest.raises(UsageError, match=rf"model: metric 'broken' cannot be computed from .*{said}"):
+def test_incomputable_metric_is_refused_by_name(value, message):
+    with pytest.raises(UsageError, match=rf"model: metric 'broken' cannot be computed from .*{message}"):
         refuse_uncomputable(objective(Metric("broken", "broken", "higher", value)))
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("returned", "message"),
     [
         ({SENTENCES: 1.0}, f"returned no right: sums {SENTENCES}, instead of right, {SENTENCES}"),
         ({}, f"returned no {SENTENCES} and no right: sums of no name, instead of right, {SENTENCES}"),
@@ -151,15 +156,15 @@ def test_incomputable_metric_is_refused_by_name(value, said):
         ({SENTENCES: 1.0, "right": "all"}, "fails: ValueError"),
     ],
 )
-def test_invalid_sentence_sums_are_refused(found, said):
+def test_invalid_sentence_sums_are_refused(returned, message):
     class Broken(WithoutBleu):
         def sentence_sums(self, hypotheses, references):
-            return found
+            return returned
 
     broken = Broken("source", "target", "13a")
-    with pytest.raises(RunFailedError, match=rf"the model's Broken\.sentence_sums {said}"):
+    with pytest.raises(RunFailedError, match=rf"the model's Broken\.sentence_sums {message}"):
         checked_sums(broken, ["a"], ["b"])
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         refuse_uncomputable(objective(quality=broken))
 
 

@@ -36,12 +36,12 @@ def wheel(repository, tmp_path_factory):
 
 
 def tree(repository):
-    found = set()
+    packages = set()
     for path in repository.rglob("__init__.py"):
         parts = path.relative_to(repository).parts[:-1]
         if parts and parts[0] not in NO_PACKAGES and not any(part.startswith(".") for part in parts):
-            found.add(".".join(("crosstrain", *parts)))
-    return found
+            packages.add(".".join(("crosstrain", *parts)))
+    return packages
 
 
 def test_package_list_matches_the_tree(repository, project):

@@ -56,13 +56,13 @@ def test_interval_is_student_s_over_all_repeats():
 
 
 def test_caption_explains_settings_repeats_and_interval():
-    told = caption_of(as_latex(repeats(lr=0.1, until="accuracy>=0.8")))
+    caption = caption_of(as_latex(repeats(lr=0.1, until="accuracy>=0.8")))
     assert (
         r"logreg on digits; 1 node, torch, global batch 32, sgd, learning rate 0.1, precision fp32, budget 10 epochs, target accuracy"
-        in told
+        in caption
     )
-    assert "Means over 5 repeats each, which differ by their seeds; $\\pm$ is half the width of the 95 \\% interval of the mean" in told
-    assert "Student's t" in told
+    assert "Means over 5 repeats each, which differ by their seeds; $\\pm$ is half the width of the 95 \\% interval of the mean" in caption
+    assert "Student's t" in caption
 
 
 def test_label_is_the_common_part_of_the_names():
@@ -105,7 +105,7 @@ def test_units_are_in_the_header():
     latex = as_latex(
         [made("one"), made("two", nodes=2)], [column(name) for name in ("time", "step_seconds_p50", "memory", "sent", "state")]
     )
-    header, one, _ = cells_of(latex)
+    header, first_row, _ = cells_of(latex)
     assert header[1:] == [
         "run time (s)",
         "node 0 peak RSS (MB)",
@@ -114,7 +114,7 @@ def test_units_are_in_the_header():
         "node 1 sent over the whole run (MB/s)",
         "state",
     ]
-    assert one[1:] == ["15", "100", "-", "2", "-", "succeeded"]
+    assert first_row[1:] == ["15", "100", "-", "2", "-", "succeeded"]
 
 
 def test_missed_target_is_marked():
@@ -196,7 +196,10 @@ def test_any_names_make_a_valid_table(names):
 @settings(max_examples=3)
 @given(st.lists(NAMES, min_size=12, max_size=12, unique=True))
 def test_pdflatex_accepts_any_names(tmp_path_factory, names):
-    tables = [as_latex([made(one), made(other, model=other, nodes=2)]) for one, other in zip(names[::2], names[1::2], strict=True)]
+    tables = [
+        as_latex([made(first_name), made(second_name, model=second_name, nodes=2)])
+        for first_name, second_name in zip(names[::2], names[1::2], strict=True)
+    ]
     compiled(tmp_path_factory.mktemp("latex"), "\n".join([r"\listoftables", *tables]))
 
 

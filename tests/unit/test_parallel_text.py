@@ -138,8 +138,8 @@ def test_repeated_test_pairs_are_reported(tmp_path):
     places = chosen(len(source), 40, parallel_text._HELD_OUT_SEED)
     distinct = len({source[place] for place in places.tolist()})
     assert distinct < 40
-    said = CliRunner().invoke(data, ["prepare", name], catch_exceptions=False).stdout
-    assert f"  of the 40 test pairs {distinct} are distinct\n" in said
+    output = CliRunner().invoke(data, ["prepare", name], catch_exceptions=False).stdout
+    assert f"  of the 40 test pairs {distinct} are distinct\n" in output
     facts = json.loads(CliRunner().invoke(data, ["info", name, "--json"], catch_exceptions=False).stdout)
     assert facts["distinct_test_pairs"] == distinct
 
@@ -154,11 +154,11 @@ def test_skipped_held_out_pair_is_named_by_its_line(tmp_path, monkeypatch, seed)
         source[place] = "word " * 300 + str(place)
     for place in empty:
         source[place] = ""
-    said = open_dataset(corpus(tmp_path, source, test=0) + ",held-out=50").left_out
+    notes = open_dataset(corpus(tmp_path, source, test=0) + ",held-out=50").left_out
     for places, reason in ((long, "with more than 200 pieces"), (empty, "with an empty line")):
-        for split, own in (("train", set(places) - held_out), ("test", set(places) & held_out)):
-            (line,) = [line for line in said if line.startswith(f"{split}:") and reason in line]
-            assert (line.split()[1], line.rstrip(")").split()[-1]) == (str(len(own)), str(min(own) + 1))
+        for split, places_of_split in (("train", set(places) - held_out), ("test", set(places) & held_out)):
+            (line,) = [line for line in notes if line.startswith(f"{split}:") and reason in line]
+            assert (line.split()[1], line.rstrip(")").split()[-1]) == (str(len(places_of_split)), str(min(places_of_split) + 1))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -241,9 +241,9 @@ def test_suspicious_line_is_described(tmp_path, place, line, why):
     source[place : place + 6] = [line] * 6
     target.append(b"one more line than that")
     files = write(tmp_path, "a", source), write(tmp_path, "b", target)
-    for one, other, told in ((*files, why[0]), (*files[::-1], why[1])):
-        with pytest.raises(UsageError, match=f"suspicious line is {place + 1}: it {told}"):
-            aligned_count(one, other)
+    for first, second, description in ((*files, why[0]), (*files[::-1], why[1])):
+        with pytest.raises(UsageError, match=f"suspicious line is {place + 1}: it {description}"):
+            aligned_count(first, second)
 
 
 @pytest.mark.parametrize("gone", [slice(9, 10), slice(24, 25), slice(0, 1), slice(10, 25)])
@@ -251,9 +251,9 @@ def test_divergence_of_equal_lines_is_not_guessed(tmp_path, gone):
     source, target = ([f"{word} word number {number:02d} x" for number in range(25)] for word in ("some", "Wort"))
     del target[gone]
     for files in itertools.permutations((write(tmp_path, "a", source), write(tmp_path, "b", target))):
-        with pytest.raises(UsageError, match=r"has 25.*The lengths of their lines do not show where they diverge\.$") as said:
+        with pytest.raises(UsageError, match=r"has 25.*The lengths of their lines do not show where they diverge\.$") as raised:
             aligned_count(*files)
-        assert "suspicious" not in str(said.value)
+        assert "suspicious" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_divergence_of_equal_lines_is_not_guessed(tmp_path, gone):
     [
         (lambda folder: (folder / "text.de").unlink(), "there is no .*text.de"),
         (lambda folder: (folder / "text.en.gz").write_bytes(b""), "there are both"),
-        (lambda folder: [(folder / f"text.test.{one}").unlink() for one in ("en", "de")], "has no test split"),
-        (lambda folder: [(folder / f"text.{one}").unlink() for one in ("en", "de")], "there are no files"),
-        (lambda folder: [(folder / f"text.{one}").write_bytes(b"") for one in ("en", "de")], "are empty"),
+        (lambda folder: [(folder / f"text.test.{language}").unlink() for language in ("en", "de")], "has no test split"),
+        (lambda folder: [(folder / f"text.{language}").unlink() for language in ("en", "de")], "there are no files"),
+        (lambda folder: [(folder / f"text.{language}").write_bytes(b"") for language in ("en", "de")], "are empty"),
     ],
 )
 def test_missing_file_is_named(tmp_path, change, message):
@@ -283,8 +283,10 @@ def test_incomplete_name_is_refused(name):
 
 def test_too_large_vocabulary_is_refused(tmp_path):
     name = corpus(tmp_path)
-    said = r"no vocabulary of 30,000 pieces .*: it is short, and has at most [\d,]+ pieces\. Give --vocabulary (\d+), or \?vocabulary=\1 in"
-    with pytest.raises(UsageError, match=said) as refused:
+    message = (
+        r"no vocabulary of 30,000 pieces .*: it is short, and has at most [\d,]+ pieces\. Give --vocabulary (\d+), or \?vocabulary=\1 in"
+    )
+    with pytest.raises(UsageError, match=message) as refused:
         open_dataset(name.replace("400", "30000"))
     size = int(re.search(r"--vocabulary (\d+)", str(refused.value))[1])
     assert max(open_dataset(name.replace("400", str(size))).info.features.vocabulary_sizes.values()) == size
@@ -343,8 +345,8 @@ def test_text_round_trips(vocabulary, text):
 def test_equal_lines_make_equal_pieces(vocabulary):
     again = Vocabulary(train_vocabulary(SENTENCES + SÄTZE, 400, bytes_too=True))
     assert again.pieces_sha256 == vocabulary.pieces_sha256
-    other = Vocabulary(train_vocabulary(SENTENCES, 400, bytes_too=True))
-    assert other.pieces_sha256 != vocabulary.pieces_sha256
+    other_vocabulary = Vocabulary(train_vocabulary(SENTENCES, 400, bytes_too=True))
+    assert other_vocabulary.pieces_sha256 != vocabulary.pieces_sha256
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\x0a\x05\x0a\x01a\x15\x00"])
@@ -398,7 +400,7 @@ TOKENIZERS_OF_CODES = {
 }
 
 
-@pytest.mark.parametrize(("code", "tokenizer"), [(code, found) for found, codes in TOKENIZERS_OF_CODES.items() for code in codes.split()])
+@pytest.mark.parametrize(("code", "tokenizer"), [(code, name) for name, codes in TOKENIZERS_OF_CODES.items() for code in codes.split()])
 def test_language_selects_tokenizer_for_any_region(code, tokenizer):
     for languages, place in ((f"en-{code}", 1), (f"en_GB-{code}", 1), (f"{code}-en", 0)):
         source = parallel_text.DATASET.with_arguments(f"/x/text:{languages}")
@@ -439,11 +441,11 @@ def test_unknown_language_is_reported(tmp_path, capsys):
         (tmp_path / f"{split}.de").rename(tmp_path / f"{split}.qaa")
     name = f"parallel-text:{tmp_path / 'text'}:en-qaa?vocabulary=400"
     dataset = open_dataset(name)
-    said = "the language 'qaa' is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh"
-    assert (dataset.notes, dataset.info.text.bleu_tokenizer) == ((said,), "13a")
-    assert said in capsys.readouterr().err
+    message = "the language 'qaa' is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh"
+    assert (dataset.notes, dataset.info.text.bleu_tokenizer) == ((message,), "13a")
+    assert message in capsys.readouterr().err
     assert open_dataset(f"{name},bleu=13a").notes == ()
-    assert said not in capsys.readouterr().err
+    assert message not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

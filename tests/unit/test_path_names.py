@@ -133,16 +133,16 @@ def test_violation_at_the_end_is_recorded_once(tmp_path):
 def test_path_of_plain_names_stays_inside(tmp_path_factory, path):
     folder = tmp_path_factory.getbasetemp() / "inside"
     try:
-        found = inside(folder, sent(folder, path))
+        path_inside = inside(folder, sent(folder, path))
     except UnsafeNameError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = ""
-        assert Path(os.path.normpath(found)) == found
-        assert found.is_relative_to(folder)
-        assert found != folder
-    assert said == "" or said.isprintable()
-    assert len(said) <= 101
+        message = ""
+        assert Path(os.path.normpath(path_inside)) == path_inside
+        assert path_inside.is_relative_to(folder)
+        assert path_inside != folder
+    assert message == "" or message.isprintable()
+    assert len(message) <= 101
 
 
 def test_name_length_is_counted_in_bytes():
@@ -185,9 +185,9 @@ def test_checkpoint_accepts_any_name(tmp_path_factory, name):
     data = {**meta().data, "name": f"mine:{name}", "data_dir": name, "class_names": [f"{place}{name}" for place in range(10)]}
     job = {**meta().job, "data_dir": name}
     folder = save(tmp_path_factory.mktemp("run"), data=data, job=job, model={**meta().model, "name": name})
-    found = read_checkpoint(folder).meta
-    assert found.data["class_names"] == [f"{place}{spelled(name)}" for place in range(10)]
-    assert (found.job["data_dir"], found.model["name"]) == (spelled(name), spelled(name))
+    checkpoint_meta = read_checkpoint(folder).meta
+    assert checkpoint_meta.data["class_names"] == [f"{place}{spelled(name)}" for place in range(10)]
+    assert (checkpoint_meta.job["data_dir"], checkpoint_meta.model["name"]) == (spelled(name), spelled(name))
 
 
 @example(name=os.fsdecode(b"caf\xe9"), number=0.5)

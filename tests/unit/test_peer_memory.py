@@ -36,20 +36,20 @@ def holder():
 def test_all_bytes_are_read(holder):
     _, memory, address, size = holder
     assert memory.readable([address, address + size - 1])
-    found = bytearray(size)
-    memory.read(address, memoryview(found))
-    np.testing.assert_array_equal(np.frombuffer(found, np.uint8), np.random.default_rng(3).integers(0, 256, size, np.uint8))
+    buffer = bytearray(size)
+    memory.read(address, memoryview(buffer))
+    np.testing.assert_array_equal(np.frombuffer(buffer, np.uint8), np.random.default_rng(3).integers(0, 256, size, np.uint8))
     part = bytearray(b"x" * 10)
     memory.read(address + 1_000_000, memoryview(part)[2:8])
-    assert bytes(part) == b"xx" + bytes(found[1_000_000:1_000_006]) + b"xx"
+    assert bytes(part) == b"xx" + bytes(buffer[1_000_000:1_000_006]) + b"xx"
 
 
 def test_own_memory_is_read():
     held = np.arange(1000)
-    found = bytearray(held.nbytes)
+    buffer = bytearray(held.nbytes)
     assert PeerMemory.own().readable([held.ctypes.data])
-    PeerMemory.own().read(held.ctypes.data, memoryview(found))
-    assert bytes(found) == held.tobytes()
+    PeerMemory.own().read(held.ctypes.data, memoryview(buffer))
+    assert bytes(buffer) == held.tobytes()
 
 
 def test_unmapped_address_is_refused(holder):

@@ -41,8 +41,8 @@ def home(tmp_path):
     return Home({"XDG_CONFIG_HOME": str(folder.parent)})
 
 
-def found(environ, **flags):
-    return {name: (given.value, given.source) for name, given in resolve_personal(PERSONAL_OPTIONS, flags, environ).items()}
+def resolved_options(environ, **flags):
+    return {name: (option.value, option.source) for name, option in resolve_personal(PERSONAL_OPTIONS, flags, environ).items()}
 
 
 def refused(environ, **flags):
@@ -55,19 +55,19 @@ def refused(environ, **flags):
 def test_flag_overrides_variable_and_personal_file(home):
     home.write('python = "/file"\nnotify = "http://file"\non_failure = "file"\n')
     home.update(TRAINER_NOTIFY="http://variable", TRAINER_ON_FAILURE="variable", TRAINER_HOSTS="")
-    assert found(home, on_failure="flag", python=None) == {
+    assert resolved_options(home, on_failure="flag", python=None) == {
         "python": ("/file", f"file {home.path}"),
         "notify": ("http://variable", "environment TRAINER_NOTIFY"),
         "on_failure": ("flag", "flag"),
     }
-    assert found({"XDG_CONFIG_HOME": "/no/such/folder"}) == {}
+    assert resolved_options({"XDG_CONFIG_HOME": "/no/such/folder"}) == {}
 
 
 def test_hosts_and_hostfile_replace_each_other(home):
     home.write('hostfile = "~/hosts"\n')
-    assert found(home) == {"hostfile": (str(Path("~/hosts").expanduser()), f"file {home.path}")}
-    assert found(home, hosts="a") == {"hosts": ("a", "flag")}
-    assert found({**home, "TRAINER_HOSTS": "b"}, hostfile="/x") == {"hostfile": ("/x", "flag")}
+    assert resolved_options(home) == {"hostfile": (str(Path("~/hosts").expanduser()), f"file {home.path}")}
+    assert resolved_options(home, hosts="a") == {"hosts": ("a", "flag")}
+    assert resolved_options({**home, "TRAINER_HOSTS": "b"}, hostfile="/x") == {"hostfile": ("/x", "flag")}
 
 
 def test_personal_file_is_in_the_configuration_folder(monkeypatch):
@@ -77,7 +77,7 @@ def test_personal_file_is_in_the_configuration_folder(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "lr = 0.1\n",
@@ -98,12 +98,12 @@ def test_personal_file_is_in_the_configuration_folder(monkeypatch):
         ('hosts = "a"\nhostfile = "/b"\n', None),
     ],
 )
-def test_error_in_the_personal_file_names_it(home, text, said):
+def test_error_in_the_personal_file_names_it(home, text, message):
     home.write(text)
-    if said is None:
-        assert found(home).keys() == {"hosts", "hostfile"}  # both on one layer: whoever uses them says so
+    if message is None:
+        assert resolved_options(home).keys() == {"hosts", "hostfile"}  # both on one layer: whoever uses them says so
     else:
-        assert said.format(home.path) in refused(home)
+        assert message.format(home.path) in refused(home)
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -116,13 +116,13 @@ def test_personal_file_in_writable_folder_is_refused(home):
     home.write('on_failure = "x"\n').path.parent.chmod(0o777)
     assert f"{home.path.parent}: can be written by others (mode 777)" in refused(home)
     home.path.parent.chmod(0o1777)  # as /tmp: others cannot replace what is not theirs
-    assert found(home)["on_failure"][0] == "x"
+    assert resolved_options(home)["on_failure"][0] == "x"
     elsewhere = home.path.parents[2] / "open"
     elsewhere.mkdir()
     home.path.parent.chmod(0o700)
     home.path.rename(elsewhere / "mine.toml")
     home.path.symlink_to(elsewhere / "mine.toml")
-    assert found(home)["on_failure"][0] == "x"
+    assert resolved_options(home)["on_failure"][0] == "x"
     elsewhere.chmod(0o777)
     assert f"{elsewhere}: can be written by others" in refused(home)
 
@@ -146,9 +146,9 @@ def test_personal_path_that_is_no_file_is_refused(home):
 )
 def test_invalid_address_is_refused_and_not_shown(url):
     if url:
-        said = refused({"TRAINER_NOTIFY": url})
-        assert said.startswith("notify (from environment TRAINER_NOTIFY): ")
-        assert "an http:// or https:// URL" in said
+        message = refused({"TRAINER_NOTIFY": url})
+        assert message.startswith("notify (from environment TRAINER_NOTIFY): ")
+        assert "an http:// or https:// URL" in message
     assert refused({}, notify=url).startswith("--notify: ")
 
 
@@ -242,9 +242,9 @@ def test_launcher_flag_overrides_hosts_of_a_variable(monkeypatch, capsys, variab
     """As in a job of Slurm, to which sbatch has handed the variables of the shell in which it was typed."""
     monkeypatch.setenv(variable, "/no/such,file")
     assert invoke(["run", "--backend", "torch", "--launcher", "slurm"]) == 2
-    said = capsys.readouterr().err
-    assert f"{variable}: --launcher slurm has its nodes elsewhere, and nothing uses it" in said
-    assert "'slurm' starts the nodes of a Slurm job; type it inside of one" in said
+    output = capsys.readouterr().err
+    assert f"{variable}: --launcher slurm has its nodes elsewhere, and nothing uses it" in output
+    assert "'slurm' starts the nodes of a Slurm job; type it inside of one" in output
     assert invoke(["run", "--backend", "torch", "--launcher", "slurm", "--hosts", "a,b"]) == 2
     assert "'slurm' starts the nodes where Slurm has allocated them; leave --hosts and --hostfile out" in capsys.readouterr().err
     assert invoke(["doctor", "--launcher", "slurm"]) == 2
@@ -253,7 +253,7 @@ def test_launcher_flag_overrides_hosts_of_a_variable(monkeypatch, capsys, variab
 
 def test_hosts_variable_conflicts_with_existing_nodes(monkeypatch, capsys):
     monkeypatch.setenv("TRAINER_HOSTS", "a,b")
-    asked = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "127.0.0.1:29400", "--node-rank", "0"]
-    assert invoke(asked) == 2
-    said = "hosts (from environment TRAINER_HOSTS): starts the nodes, but --rendezvous has started them already; unset TRAINER_HOSTS"
-    assert said in capsys.readouterr().err
+    arguments = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "127.0.0.1:29400", "--node-rank", "0"]
+    assert invoke(arguments) == 2
+    message = "hosts (from environment TRAINER_HOSTS): starts the nodes, but --rendezvous has started them already; unset TRAINER_HOSTS"
+    assert message in capsys.readouterr().err

@@ -40,8 +40,8 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def drawn(runs):
     """One picture of each kind: dots, curves, bars, a stack."""
-    found = pictures(started_runs(map(Run, runs)))
-    assert [picture.name for picture in found] == [
+    charts = pictures(started_runs(map(Run, runs)))
+    assert [picture.name for picture in charts] == [
         "decision",
         "loss",
         "accuracy",
@@ -51,7 +51,7 @@ def drawn(runs):
         "resources-one",
         "resources-_$x_1$ %",
     ]
-    return [found[0], found[1], found[5], found[7]]
+    return [charts[0], charts[1], charts[5], charts[7]]
 
 
 @pytest.mark.thorough
@@ -104,12 +104,12 @@ PRIVATE = "\U0010fabc"
 @pytest.mark.parametrize("image", ["png", "pdf"])
 @pytest.mark.filterwarnings("error")
 def test_character_uses_a_font_that_has_it_or_is_named(tmp_path, capsys, private_font, image):
-    one, two = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, state="failed", summary=False)
-    shown = pictures(started_runs(map(Run, [one, two.rename(tmp_path / f"two{PRIVATE}")])))[:1]
+    first, second = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, state="failed", summary=False)
+    shown = pictures(started_runs(map(Run, [first, second.rename(tmp_path / f"two{PRIVATE}")])))[:1]
     (boxes,) = renderer.write_figures(shown, tmp_path / "boxes", image)
-    said = capsys.readouterr().err
-    assert said.startswith(f"no installed font has {PRIVATE}: boxes stand for them;")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"no installed font has {PRIVATE}: boxes stand for them;")
+    assert output.count("\n") == 1
     private_font()
     (drawn,) = renderer.write_figures(shown, tmp_path / "drawn", image)
     assert capsys.readouterr().err == ""
@@ -174,8 +174,11 @@ def test_thirty_runs_look_different():
 
 
 def test_neighbouring_styles_have_different_markers():
-    for number, other in product(range(len(COLOURS)), range(len(DASHES))):
-        shapes = [marker(one) for one in (Stroke(number, other), Stroke(number + 1, other), Stroke(number, other + 1))]
+    for number, dash_number in product(range(len(COLOURS)), range(len(DASHES))):
+        shapes = [
+            marker(point_stroke)
+            for point_stroke in (Stroke(number, dash_number), Stroke(number + 1, dash_number), Stroke(number, dash_number + 1))
+        ]
         assert len(set(shapes)) == 3
 
 
@@ -199,16 +202,16 @@ def test_ten_configurations_are_distinct_without_colour(tmp_path, axes):
         paths = [make_run(tmp_path, f"r{number}", steps=40, state="failed", summary=False) for number in range(10)]
     else:
         settings = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-        paths = [make_run(tmp_path, f"r{number}", steps=40, until=None, **one) for number, one in enumerate(settings)]
+        paths = [make_run(tmp_path, f"r{number}", steps=40, until=None, **config) for number, config in enumerate(settings)]
     loss = shown_as("loss", paths)
     for panel in loss.panels:
-        lines = [one for one in panel.curves if one.kind == "line"]
-        assert len({marker(one.stroke) for one in lines}) == len(lines)
+        lines = [config for config in panel.curves if config.kind == "line"]
+        assert len({marker(config.stroke) for config in lines}) == len(lines)
         for apart in (0.05, 0.09):
             labels = end_labels(panel, apart, 20)
             assert len({label.text for label in labels}) == len(lines) == len({label.curve.name for label in labels})
             places = [label.y_label for label in labels]
-            height = max(one.y.max() for one in lines) - min(one.y.min() for one in lines)
+            height = max(config.y.max() for config in lines) - min(config.y.min() for config in lines)
             assert all(later - earlier >= apart * height * 0.999 for earlier, later in pairwise(places))
             assert all((label.x, label.y) == (label.curve.x[-1], label.curve.y[-1]) for label in labels)
     assert sum(len(panel.curves) for panel in loss.panels) >= 10
@@ -237,7 +240,7 @@ def test_learning_rates_are_drawn_if_they_vary(tmp_path):
     assert drawn.y == pytest.approx([0.1 / step for step in range(1, 41)])
     higher = [make_run(tmp_path, f"higher-{seed}", steps=40, lr=0.3, seed=seed, rate=lambda _step: 0.2) for seed in (0, 1)]
     (panel,) = shown_as("learning-rate", [same[0], *higher]).panels
-    assert {(one.name, *one.y.tolist()) for one in panel.curves} == {
+    assert {(curve.name, *curve.y.tolist()) for curve in panel.curves} == {
         ("learning rate 0.1 (n=1)", *[0.05] * 40),
         ("learning rate 0.3 (n=2)", *[0.2] * 40),
     }
@@ -282,7 +285,7 @@ def test_nodes_that_differ_much_have_no_mean(tmp_path):
         cpu = next(panel for panel in over.panels if panel.title.startswith("CPU"))
         expected = [[1e5] * 3, [9e5] * 3] if uneven else [[1.5e5] * 3]
         assert np.allclose([drawn.y for drawn in sent.curves], expected)
-        assert [(one.low.tolist(), one.high.tolist()) for one in sent.bands] == ([([1e5] * 3, [9e5] * 3)] if uneven else [])
+        assert [(band.low.tolist(), band.high.tolist()) for band in sent.bands] == ([([1e5] * 3, [9e5] * 3)] if uneven else [])
         assert ("Sent: nodes differ by a factor of 4 or more" in over.note) == uneven
         assert ("lowest and highest node" in sent.title, cpu.title) == (uneven, "CPU")
 
@@ -310,12 +313,12 @@ def test_training_time_equals_the_clock_without_idle_time(tmp_path):
         (paths, {"training, workers busy": [1.0, 0.2], "training, workers idle": [0, 0.8]}),
     ):
         (shares,) = (picture for picture in pictures(started_runs(map(Run, shown))) if picture.name == "time-shares")
-        found = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
-        assert found["coordination"] == pytest.approx([0.0] * len(shown))
-        assert {name: values for name, values in found.items() if name.startswith("training")} == {
+        shares_by_name = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
+        assert shares_by_name["coordination"] == pytest.approx([0.0] * len(shown))
+        assert {name: values for name, values in shares_by_name.items() if name.startswith("training")} == {
             name: pytest.approx(values) for name, values in expected.items()
         }
-        assert [sum(values) for values in zip(*found.values(), strict=True)] == pytest.approx([1.0] * len(shown))
+        assert [sum(values) for values in zip(*shares_by_name.values(), strict=True)] == pytest.approx([1.0] * len(shown))
 
 
 def test_samples_after_a_run_do_not_stretch_its_chart(tmp_path):

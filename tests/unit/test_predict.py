@@ -64,8 +64,8 @@ class TestFormulas:
         assert crowd.limited_by == "server"
 
     def test_parameter_servers_share_the_bytes(self):
-        one, two = (server_step(0.1, 1e6, 1, 400, ps, Server(wire_factor=1.0, shared_cores=False), Link(20e6)) for ps in (1, 2))
-        assert two.updates_per_second / one.updates_per_second == pytest.approx(2.0, rel=0.1)
+        single, double = (server_step(0.1, 1e6, 1, 400, ps, Server(wire_factor=1.0, shared_cores=False), Link(20e6)) for ps in (1, 2))
+        assert double.updates_per_second / single.updates_per_second == pytest.approx(2.0, rel=0.1)
         few = server_step(0.1, 1e6, 1, 3, 2, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
         assert few.components["link"] <= 2 * 1e6 / 20e6  # nobody's own link carries more than the payload each way
 
@@ -81,19 +81,19 @@ class TestFormulas:
 class TestFit:
     def test_sync_run_is_fitted_exactly(self, tmp_path):
         ring = Ring(0.001, 8e-9, hidden_fraction=0.25)
-        found = fit([observe(Run(calibrated_run(tmp_path, ring=ring)))])
+        model = fit([observe(Run(calibrated_run(tmp_path, ring=ring)))])
         for name in ("hop_seconds", "seconds_per_byte", "wire_factor", "hidden_fraction", "other_seconds"):
-            assert getattr(found.ring, name) == pytest.approx(getattr(ring, name), rel=1e-6, abs=1e-12)
-        assert found.compute.fixed_seconds == pytest.approx(COMPUTE.fixed_seconds)
-        assert found.compute.seconds_per_example == pytest.approx(COMPUTE.seconds_per_example)
-        assert found.measured == {"ring"}
+            assert getattr(model.ring, name) == pytest.approx(getattr(ring, name), rel=1e-6, abs=1e-12)
+        assert model.compute.fixed_seconds == pytest.approx(COMPUTE.fixed_seconds)
+        assert model.compute.seconds_per_example == pytest.approx(COMPUTE.seconds_per_example)
+        assert model.measured == {"ring"}
 
     @pytest.mark.parametrize("ring", [RING, replace(RING, hidden_fraction=0.9, window_fraction=0.3)])
     def test_two_bandwidths_show_the_hidden_share(self, tmp_path, ring):
         runs = [calibrated_run(tmp_path, name=str(rate), bandwidth=f"{rate}mbit", ring=ring) for rate in (100, 1000)]
-        found = fit([observe(Run(path)) for path in runs]).ring
+        ring_fit = fit([observe(Run(path)) for path in runs]).ring
         for name in ("seconds_per_byte", "hidden_fraction", "window_fraction"):
-            assert getattr(found, name) == pytest.approx(getattr(ring, name))
+            assert getattr(ring_fit, name) == pytest.approx(getattr(ring, name))
 
     def test_difference_of_equal_nodes_is_averaged(self, tmp_path):
         path = calibrated_run(tmp_path)
@@ -110,21 +110,21 @@ class TestFit:
 
     def test_async_run_is_fitted_and_extrapolated(self, tmp_path):
         runs = [calibrated_run(tmp_path, name=str(rate), mode="async", nodes=3, bandwidth=f"{rate}mbit") for rate in (50, 1000)]
-        found = fit([observe(Run(path)) for path in runs])
-        assert found.measured == {"ps"}
-        assert (found.server.pulls_per_update, found.server.slowdown) == (2.0, 2.5)
+        model = fit([observe(Run(path)) for path in runs])
+        assert model.measured == {"ps"}
+        assert (model.server.pulls_per_update, model.server.slowdown) == (2.0, 2.5)
         for nodes, rate in ((2, 200e6), (5, 200e6), (3, 50e6), (8, 1e9)):
             expected = server_step(COMPUTE.seconds(BATCH), PAYLOAD, 1, nodes, 1, SERVER, Link(rate / 8))
-            step = server_step(found.compute.seconds(BATCH), PAYLOAD, 1, nodes, 1, found.server, Link(rate / 8))
+            step = server_step(model.compute.seconds(BATCH), PAYLOAD, 1, nodes, 1, model.server, Link(rate / 8))
             assert step.updates_per_second == pytest.approx(expected.updates_per_second, rel=0.02)
 
     def test_single_worker_gives_no_communication(self, tmp_path):
-        found = fit([observe(Run(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None)))])
-        assert (found.measured, found.ring) == (frozenset(), Ring())
+        model = fit([observe(Run(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None)))])
+        assert (model.measured, model.ring) == (frozenset(), Ring())
 
     def test_batch_of_one_cannot_be_halved(self, tmp_path):
-        found = fit([observe(Run(calibrated_run(tmp_path, batch_size=1)))]).compute
-        assert (found.seconds(1), found.seconds_per_example) == (pytest.approx(COMPUTE.seconds(1)), 0.0)
+        compute = fit([observe(Run(calibrated_run(tmp_path, batch_size=1)))]).compute
+        assert (compute.seconds(1), compute.seconds_per_example) == (pytest.approx(COMPUTE.seconds(1)), 0.0)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -135,9 +135,9 @@ class TestFit:
         ],
     )
     def test_different_jobs_are_refused(self, tmp_path, change, message):
-        first, other = calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", **change)
+        first, second = calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", **change)
         with pytest.raises(UsageError, match=message):
-            fit([observe(Run(first)), observe(Run(other))])
+            fit([observe(Run(first)), observe(Run(second))])
 
     def test_run_without_calibration_is_refused(self, tmp_path):
         path = calibrated_run(tmp_path)
@@ -162,8 +162,8 @@ class TestBand:
         [(1, None, 0), (4, 1e8, 0), (8, 1e8, 1), (512, 1e8, 7), (4, 4e8, 2), (4, 5e7, 1), (16, 2e8, 3), (2, None, 0)],
     )
     def test_doubling_widens_the_band(self, nodes, bits_per_second, doublings):
-        factor, found = band_factor(JUDGED, nodes, bits_per_second)
-        assert (factor, found) == (pytest.approx(1.25 ** (1 + doublings)), doublings)
+        factor, doubled = band_factor(JUDGED, nodes, bits_per_second)
+        assert (factor, doubled) == (pytest.approx(1.25 ** (1 + doublings)), doublings)
 
     def test_shipped_table_is_complete(self):
         for judged in read_validation().judged:
@@ -175,11 +175,11 @@ class TestBand:
 class TestRows:
     def rows(self, tmp_path, *, judged=(JUDGED,), **question):
         fitted = fit([observe(Run(calibrated_run(tmp_path)))])
-        asked = Question(
+        request = Question(
             **{"nodes": (1, 4), "link": Link(1e8 / 8), "topology": "ring", "ps": 1, "scalings": ("weak", "strong"), **question}
         )
-        rows = predicted(fitted, asked, Validation("2025-01-01", "m", judged))
-        return rows, remarks(fitted, asked, rows)
+        rows = predicted(fitted, request, Validation("2025-01-01", "m", judged))
+        return rows, remarks(fitted, request, rows)
 
     def test_speedup_is_relative_to_one_node(self, tmp_path):
         (alone, weak, whole, strong), _ = self.rows(tmp_path)
@@ -244,18 +244,18 @@ class TestCommand:
     )
     def test_measured_number_of_nodes_is_predicted(self, tmp_path, nodes, expected):
         path = calibrated_run(tmp_path, nodes=nodes)
-        found = json.loads(CliRunner().invoke(predict, [str(path), "--scaling", "weak", "--json"]).stdout)["predictions"]
-        assert [row["nodes"] for row in found] == expected
-        measured = found[expected.index(nodes)]
+        predictions = json.loads(CliRunner().invoke(predict, [str(path), "--scaling", "weak", "--json"]).stdout)["predictions"]
+        assert [row["nodes"] for row in predictions] == expected
+        measured = predictions[expected.index(nodes)]
         assert measured["examples_per_second"] == pytest.approx(observe(Run(path)).examples_per_second, rel=0.01)
 
     def test_small_dataset_limits_the_global_batch(self, tmp_path):
         path = calibrated_run(tmp_path)
         before = observe(Run(path))
         write(path, "job.json", {**json.loads((path / "job.json").read_text()), "dataset": {"sizes": {"train": 48, "test": 4}}})
-        found = observe(Run(path))
-        assert (before.global_batch_size, found.global_batch_size) == (2 * BATCH, 48)
-        assert found.examples_per_second == pytest.approx(48 / found.mean("step"))
+        observation = observe(Run(path))
+        assert (before.global_batch_size, observation.global_batch_size) == (2 * BATCH, 48)
+        assert observation.examples_per_second == pytest.approx(48 / observation.mean("step"))
 
     @pytest.mark.parametrize("whole", [5, 120, 1000])
     def test_batches_are_whole_numbers(self, tmp_path, whole):
@@ -273,13 +273,13 @@ class TestCommand:
         path = calibrated_run(tmp_path)
         arguments = [path.name, "--out", str(tmp_path), "--nodes", "2,512", "--bandwidth", "10gbit", "--latency", "50us", "--json"]
         done = CliRunner().invoke(predict, arguments)
-        found = json.loads(done.stdout)
-        assert (found["runs"], found["topology"], found["latency_seconds"]) == (["one"], "ring", pytest.approx(50e-6))
-        assert [row["nodes"] for row in found["predictions"]] == [2, 512, 2, 512]
-        weak = found["predictions"][0]
+        document = json.loads(done.stdout)
+        assert (document["runs"], document["topology"], document["latency_seconds"]) == (["one"], "ring", pytest.approx(50e-6))
+        assert [row["nodes"] for row in document["predictions"]] == [2, 512, 2, 512]
+        weak = document["predictions"][0]
         assert weak["step_seconds"] == pytest.approx(sum(weak["parts"].values()))
-        assert found["fitted"]["ring"]["hop_seconds"] == pytest.approx(RING.hop_seconds)
-        assert found["predictions"][3]["step_seconds"] is None
+        assert document["fitted"]["ring"]["hop_seconds"] == pytest.approx(RING.hop_seconds)
+        assert document["predictions"][3]["step_seconds"] is None
 
     def test_table_names_runs_units_and_limits(self, tmp_path):
         path = calibrated_run(tmp_path)
@@ -319,12 +319,12 @@ class TestCommand:
         path = calibrated_run(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
         speed = observe(Run(path)).examples_per_second
-        for reported, said in (
+        for reported, message in (
             (speed, r"\([+-]0%\)\. -"),
             (speed / 1.5, r"\([+-]0%\)\. In all it made [\d,]+: 33% of its time lay between steps"),
         ):
             write(path, "summary.json", {**summary, "examples_per_second": reported})
-            assert re.search(self.FITS + said, self.text(path))
+            assert re.search(self.FITS + message, self.text(path))
 
     def test_misfit_is_reported(self, tmp_path):
         """Steps that take a third of what their work alone takes are beyond any figures of the model."""
@@ -345,9 +345,9 @@ class TestCommand:
         path = calibrated_run(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
         write(path, "summary.json", {**summary, "nodes_sharing_cores": 2})
-        told = CliRunner().invoke(predict, [str(path)]).stdout
-        assert "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share" in told
-        assert "No band: the model was not judged on anything like this." in told
+        output = CliRunner().invoke(predict, [str(path)]).stdout
+        assert "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share" in output
+        assert "No band: the model was not judged on anything like this." in output
 
 
 def test_documented_table_is_the_shipped_one(repository: Path):
@@ -369,8 +369,8 @@ def test_run_with_lost_loss_is_skipped_and_named(tmp_path, capsys):
     assert invoke(["predict", *paths[:2], "--json"]) == 0
     expected = capsys.readouterr().out
     assert invoke(["predict", *paths, "--json"]) == 0
-    told = capsys.readouterr()
-    assert (told.out, "lost (from step 3 on)" in told.err) == (expected, True)
+    captured = capsys.readouterr()
+    assert (captured.out, "lost (from step 3 on)" in captured.err) == (expected, True)
     assert invoke(["predict", paths[2]]) == 2
     assert "was not finite (NaN or infinite) from step 3 on" in capsys.readouterr().err
 

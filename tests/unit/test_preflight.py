@@ -41,24 +41,28 @@ def report(name="node0", **changes):
     described = {"protocol": PROTOCOL, "identity": {"boot": name, "network": "n"}, "host": host, "address": "10.0.0.1"}
     described |= changes.pop("described", {})
     model = Message("found", {"digest": "model", "package": "networks"})
-    found = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), model, (1, 2), 2, {})
+    host_report = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), model, (1, 2), 2, {})
     for key, value in changes.items():
-        setattr(found, key, value)
-    return found
+        setattr(host_report, key, value)
+    return host_report
 
 
 def states(reports, module="torch"):
-    return {(one.host, one.what): one.state for one in findings(reports, HERE, module, started_by="srun") if one.state != "ok"}
+    return {
+        (finding.host, finding.what): finding.state
+        for finding in findings(reports, HERE, module, started_by="srun")
+        if finding.state != "ok"
+    }
 
 
 def test_sound_hosts_have_no_problems():
     reports = [report(f"node{number}") for number in range(3)]
     assert states(reports) == {}
-    found = findings(reports, HERE, "torch", started_by="srun")
-    assert [(one.host, one.what) for one in found[:7]] == [
+    all_findings = findings(reports, HERE, "torch", started_by="srun")
+    assert [(finding.host, finding.what) for finding in all_findings[:7]] == [
         ("node0", what) for what in ("crosstrain", "Python", "torch", "machine", "clock", "data", "model")
     ]
-    refuse(found)
+    refuse(all_findings)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +91,9 @@ def test_sound_hosts_have_no_problems():
 )
 def test_problem_is_named_with_its_host(changes, what, state):
     reports = [report("node0"), report("node1", **changes), report("node2")]
-    found = states(reports)
+    problem_states = states(reports)
     shared = {"node0"} if changes.get("described", {}).get("identity") else set()  # both of them are the one machine
-    assert found == {(host, what): state for host in {"node1"} | shared}
+    assert problem_states == {(host, what): state for host in {"node1"} | shared}
     if state == "bad":
         with pytest.raises(
             RunFailedError if "problem" in changes else UsageError, match=r"^1 of 3 hosts cannot take part in this run:\nFAIL  node1  "
@@ -101,20 +105,20 @@ def test_gpus_are_checked_per_answering_host():
     """The workers are those of each host, also where another one says nothing."""
 
     def with_gpus(count):
-        listed = [{"visible_as": str(one), "uuid": None, "gpu": one} for one in range(count)]
+        listed = [{"visible_as": str(finding), "uuid": None, "gpu": finding} for finding in range(count)]
         return {"gpus": [{"name": "A", "memory_total_bytes": 2**30, "uuid": None}] * count, "visible_gpus": listed}
 
     reports = [report("node0", problem="is out of reach"), report("node1", host=with_gpus(1)), report("node2", host=with_gpus(2))]
-    found = findings(reports, HERE, "torch", "gpu", started_by="srun", workers=[1, 2, 2])
-    assert [(one.host, one.state, one.found) for one in found if one.what == "GPUs"] == [
+    all_findings = findings(reports, HERE, "torch", "gpu", started_by="srun", workers=[1, 2, 2])
+    assert [(finding.host, finding.state, finding.found) for finding in all_findings if finding.what == "GPUs"] == [
         ("node1", "bad", "2 workers, 1 GPU (1 × A (1.0 GiB))"),
         ("node2", "ok", "2 × A (1.0 GiB)"),
     ]
 
 
 def test_missing_data_can_be_copied():
-    found = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch", started_by="srun")
-    assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(found)
+    problems = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch", started_by="srun")
+    assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(problems)
 
 
 @pytest.mark.parametrize("answered", [Message("problem", {"text": "no such module"}), Message("found", {"digest": "x", "package": "own"})])
@@ -124,14 +128,14 @@ def test_missing_model_can_be_copied(tmp_path, answered):
     module.touch()
     for place, end in ((package, "/"), (module, "")):
         here = Here({"crosstrain": "1.0"}, "data", "model", None, place)
-        found = findings([report("node1", model=answered)], here, "torch", started_by="ssh")
-        assert f"→ rsync -a --mkpath {place}{end} node1:{place}{end} (and install there what it imports)" in table(found)
+        problems = findings([report("node1", model=answered)], here, "torch", started_by="ssh")
+        assert f"→ rsync -a --mkpath {place}{end} node1:{place}{end} (and install there what it imports)" in table(problems)
 
 
 def test_more_workers_than_cores_are_reported():
     """As where a port was meant: node1:22."""
-    found = findings([report("node0"), report("node1")], HERE, None, started_by="ssh", workers=[8, 22])
-    machines = [(one.host, one.state, one.found) for one in found if one.what == "machine"]
+    all_findings = findings([report("node0"), report("node1")], HERE, None, started_by="ssh", workers=[8, 22])
+    machines = [(finding.host, finding.state, finding.found) for finding in all_findings if finding.what == "machine"]
     assert machines == [
         ("node0", "ok", "8 cores, 16.0 GiB"),
         ("node1", "odd", "8 cores, 16.0 GiB, which 22 workers share (HOST:22 is a number of processes)"),
@@ -158,8 +162,8 @@ def probe(files, name, ports=None, *, answers=True):
 
     def serve():
         while (question := theirs.receive()) is not None:
-            told = answer(question)
-            theirs.send(Message(told.kind, {**told.fields, **instead.get(question.kind, {})}))
+            reply = answer(question)
+            theirs.send(Message(reply.kind, {**reply.fields, **instead.get(question.kind, {})}))
 
     for stream in (ours, theirs):
         files.callback(stream.close)
@@ -177,19 +181,21 @@ def test_hosts_probe_each_other_despite_a_slow_one():
         probes = [probe(files, "node0"), probe(files, "node1", [1, 2]), probe(files, "node2", answers=False)]
         reports = interview(probes, "torch", None, 6.0)
         late = "does not answer within 4.5 of 6 s (the rest is for the hosts to try each other)"
-        assert [one.problem for one in reports] == [None, None, late]
+        assert [host_report.problem for host_report in reports] == [None, None, late]
         silent = findings(reports, HERE, "", started_by="ssh")[-1]
         assert silent.remedy.startswith("see whether `ssh node2 true` ends at once here; if so, give the hosts more time: --timeout of")
-        assert [one.unreachable for one in reports] == [{"node1": "Connection refused"}, {}, None]
-        found = [one for one in findings(reports, HERE, "", started_by="ssh") if one.what == "network"]
-    told = {one.host: (one.state, one.found.partition("; ")[2]) for one in found}
-    assert told["node0"] == ("bad", "does not reach node1: Connection refused")
-    assert told["node1"] == ("odd", "reaches 1 of 2 others, as no more could be tried")
+        assert [host_report.unreachable for host_report in reports] == [{"node1": "Connection refused"}, {}, None]
+        problems = [host_report for host_report in findings(reports, HERE, "", started_by="ssh") if host_report.what == "network"]
+    networks = {host_report.host: (host_report.state, host_report.found.partition("; ")[2]) for host_report in problems}
+    assert networks["node0"] == ("bad", "does not reach node1: Connection refused")
+    assert networks["node1"] == ("odd", "reaches 1 of 2 others, as no more could be tried")
 
 
 def test_untested_host_is_not_reported_as_reachable():
     def told(*reports):
-        return [one.found.partition("; ")[2] for one in findings(reports, HERE, "torch", started_by="ssh") if one.what == "network"]
+        return [
+            finding.found.partition("; ")[2] for finding in findings(reports, HERE, "torch", started_by="ssh") if finding.what == "network"
+        ]
 
     assert told(report()) == [""]
     assert told(report(tried=1), report("node1", unreachable=None)) == ["reaches the others", "did not try the others within the time"]
@@ -221,7 +227,7 @@ def test_unreachable_port_is_named():
         free.close()
         probes = [probe(files, "node0"), probe(files, "node1", ports=[closed, open_port.getsockname()[1]])]
         reports = interview(probes, "torch", None, 6.0)
-        assert [one.unreachable for one in reports] == [{"node1": f"port {closed}: Connection refused"}, {}]
+        assert [host_report.unreachable for host_report in reports] == [{"node1": f"port {closed}: Connection refused"}, {}]
 
 
 @pytest.fixture
@@ -254,13 +260,13 @@ def networks(tmp_path, monkeypatch):
 def test_model_is_imported_on_the_training_host(networks, file, text, problem):
     """With its forward function on the backend, and with what that needs; whatever the import does."""
     (networks / file).write_text(text)
-    told = answer(Message("model", {"model": "networks_of_a_test.own?size=3", "backend": "torch"}))
+    reply = answer(Message("model", {"model": "networks_of_a_test.own?size=3", "backend": "torch"}))
     assert "networks_of_a_test.own" not in sys.modules
     if problem is None:
-        assert (told.kind, told["package"]) == ("found", "networks_of_a_test")
+        assert (reply.kind, reply["package"]) == ("found", "networks_of_a_test")
     else:
-        assert told.kind == "problem"
-        assert problem in told["text"]
+        assert reply.kind == "problem"
+        assert problem in reply["text"]
 
 
 def test_model_source_includes_imported_siblings(networks, monkeypatch):

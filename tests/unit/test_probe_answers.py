@@ -53,11 +53,11 @@ def probes(*answering):
 def serve(stream, answers):
     with suppress(OSError):
         while (question := stream.receive()) is not None:
-            said = answers(question)
-            if isinstance(said, Message):
-                stream.send(said)
+            reply = answers(question)
+            if isinstance(reply, Message):
+                stream.send(reply)
             else:
-                stream.writer.write(said)
+                stream.writer.write(reply)
                 stream.writer.flush()
 
 
@@ -68,8 +68,8 @@ def honest(question):
     return answer(question)
 
 
-def lying(kind, said):
-    wrong = said if isinstance(said, Message | bytes) else Message("found", said)
+def lying(kind, fields):
+    wrong = fields if isinstance(fields, Message | bytes) else Message("found", fields)
     return lambda question: wrong if question.kind == kind else honest(question)
 
 
@@ -82,11 +82,11 @@ def test_valid_probe_answer_is_accepted(question):
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(SOUND)), st.data())
 def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
-    sound, asked = SOUND[question], ASKED.get(question, {})
+    sound, request = SOUND[question], ASKED.get(question, {})
     name = data.draw(st.sampled_from(sorted(sound)))
-    assert wrong_with_answer(question, asked, Message("found", {key: value for key, value in sound.items() if key != name}))
+    assert wrong_with_answer(question, request, Message("found", {key: value for key, value in sound.items() if key != name}))
     strange = data.draw(STRANGE)
-    wrong = wrong_with_answer(question, asked, Message("found", {**sound, name: strange}))
+    wrong = wrong_with_answer(question, request, Message("found", {**sound, name: strange}))
     if wrong is None:
         assert strange is None or isinstance(strange, (type(sound[name]), str if question == "model" else int))
     else:
@@ -94,7 +94,7 @@ def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
 
 
 @pytest.mark.parametrize(
-    ("question", "said"),
+    ("question", "fields"),
     [
         ("describe", {}),
         ("describe", {**DESCRIBED, "host": {}}),
@@ -119,44 +119,44 @@ def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
         ("connect", b"no message\n"),
     ],
 )
-def test_host_with_invalid_answer_is_named(question, said):
-    with probes(honest, lying(question, said), honest) as made:
+def test_host_with_invalid_answer_is_named(question, fields):
+    with probes(honest, lying(question, fields), honest) as made:
         reports = interview(made, "torch", JOB, 30.0)
-    found = findings(reports, Here({}), "torch", started_by="ssh")
+    problems = findings(reports, Here({}), "torch", started_by="ssh")
     assert [(report.host, report.problem) for report in reports[::2]] == [("node0", None), ("node2", None)]
     assert reports[1].problem.startswith(f"answers the question {question!r} with ")
-    assert "node1  ssh" in table([one for one in found if one.unreached])
+    assert "node1  ssh" in table([finding for finding in problems if finding.unreached])
 
 
 def test_invalid_address_is_not_probed():
-    asked = []
+    requested = []
 
     def asking(question):
         if question.kind == "connect":
-            asked.extend(question["peers"])
+            requested.extend(question["peers"])
         return honest(question)
 
     with probes(asking, lying("describe", {**DESCRIBED, "address": "the.bank.example"})) as made:
         interview(made, "torch", JOB, 30.0)
-    assert asked == []
+    assert requested == []
 
 
 def test_host_of_another_release_is_named():
     with probes(honest, lambda question: Message("found", {"protocol": PROTOCOL + 1, "address": "the.bank.example"})) as made:
         reports = interview(made, "torch", None, 30.0)
-    (found,) = [one for one in findings(reports, Here({}), started_by="ssh") if one.host == "node1"]
-    assert (found.state, found.found) == ("bad", f"protocol {PROTOCOL + 1}, here {PROTOCOL}")
+    (finding,) = [candidate for candidate in findings(reports, Here({}), started_by="ssh") if candidate.host == "node1"]
+    assert (finding.state, finding.found) == ("bad", f"protocol {PROTOCOL + 1}, here {PROTOCOL}")
 
 
 def test_probe_reports_undecodable_file_name():
-    told = answer(Message("data", {"data": "digits", "data_dir": "/no/such/\udcff"}))
-    assert wrong_with_answer("data", {}, told) is None
-    assert "/no/such/\\xff" in told["text"]
+    reply = answer(Message("data", {"data": "digits", "data_dir": "/no/such/\udcff"}))
+    assert wrong_with_answer("data", {}, reply) is None
+    assert "/no/such/\\xff" in reply["text"]
 
 
 def test_real_description_is_accepted():
-    said = answer(Message("describe", {"backend": "torch"}))
-    assert wrong_with_answer("describe", {}, Message(said.kind, json.loads(json.dumps(dict(said.fields))))) is None
+    reply = answer(Message("describe", {"backend": "torch"}))
+    assert wrong_with_answer("describe", {}, Message(reply.kind, json.loads(json.dumps(dict(reply.fields))))) is None
 
 
 FIRST_ANSWERS = """

@@ -59,8 +59,8 @@ def test_plain_lines():
 @given(loss=st.floats(), accuracy=st.floats(0, 1))
 def test_loss_has_few_characters(loss, accuracy):
     """In the line of an evaluation, that of an update and in tables, and with its first digits right."""
-    told = evaluation_text(replace(EVALUATION, loss=loss, metrics={"accuracy": accuracy}), CLASSIFICATION.infos)
-    text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", told)[1]
+    line = evaluation_text(replace(EVALUATION, loss=loss, metrics={"accuracy": accuracy}), CLASSIFICATION.infos)
+    text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", line)[1]
     state = TrainingState()
     state.update(0, loss, None, None, 0)
     assert state.line() == f"step 0  epoch 1  last loss {text}"
@@ -129,9 +129,9 @@ def test_rates_cover_training_since_the_previous_line(sent, before_training):
     shown = [line for line in lines.getvalue().splitlines() if line.startswith("node")]
     assert len(shown) == len(expected)
     for line, (rate, seconds) in zip(shown, expected, strict=True):
-        found = re.search(r"sent (\S+) (.?)B/s  received 0 B/s  over (\S+) s of training$", line)
-        assert float(found[1]) * 1000.0 ** " kMG".index(found[2] or " ") == pytest.approx(rate, rel=0.06, abs=0.6)
-        assert float(found[3]) == pytest.approx(seconds, abs=0.06)
+        match = re.search(r"sent (\S+) (.?)B/s  received 0 B/s  over (\S+) s of training$", line)
+        assert float(match[1]) * 1000.0 ** " kMG".index(match[2] or " ") == pytest.approx(rate, rel=0.06, abs=0.6)
+        assert float(match[3]) == pytest.approx(seconds, abs=0.06)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["train", "evaluate"]), st.integers(1, 30)), max_size=12), st.integers(0, 40))

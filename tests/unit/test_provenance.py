@@ -42,9 +42,9 @@ def test_no_program_of_a_tree_is_started(tree, setting, tmp_path_factory):
     (tree / ".gitattributes").write_text("a filter=x\n")
     subprocess.run(["git", "config", setting, f"touch {mark}; cat"], cwd=tree, check=True)
     (tree / "a").write_text("two\n")
-    found = work_tree(tree)
-    assert found is not None
-    assert found["changed"] is None
+    provenance = work_tree(tree)
+    assert provenance is not None
+    assert provenance["changed"] is None
     assert not mark.exists()
 
 
@@ -60,10 +60,10 @@ def test_missing_git_records_nothing(tree, monkeypatch):
 
 
 def test_installed_packages_match_the_metadata():
-    found = installed_packages(sys.path)
+    packages = installed_packages(sys.path)
     for name in ("crosstrain", "numpy", "click"):
-        assert found[name] == version(name)
-    assert len(found) > 20
+        assert packages[name] == version(name)
+    assert len(packages) > 20
 
 
 def test_first_of_two_releases_counts(tmp_path):
@@ -73,8 +73,8 @@ def test_first_of_two_releases_counts(tmp_path):
 
 
 def test_provenance_has_packages_and_commits(tree, repository):
-    found = provenance(tree)
-    assert found == {"packages": installed_packages(sys.path), "typed_in": work_tree(tree), "crosstrain": work_tree(repository)}
+    record = provenance(tree)
+    assert record == {"packages": installed_packages(sys.path), "typed_in": work_tree(tree), "crosstrain": work_tree(repository)}
 
 
 # In words ------------------------------------------------------------------------------------------------------------

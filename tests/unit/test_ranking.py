@@ -33,22 +33,26 @@ from crosstrain.report.pages.page import render
 from crosstrain.report.runs.columns import column
 from crosstrain.report.runs.run import Run, started_runs
 
-ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c", backend="tf", summary={"examples_per_second": 1150.0})]
+EQUAL_JOBS = [
+    made("a"),
+    made("b", summary={"examples_per_second": 1210.0}),
+    made("c", backend="tf", summary={"examples_per_second": 1150.0}),
+]
 """Two runs of one job and one seed, of which one is the fastest and the other the slowest; their mean is below the other job."""
 
 
-def set_up_sizes(runs):
+def configuration_sizes(runs):
     """How many runs each set-up has, by its name."""
-    return {one.label: len(one.runs) for one in conclude(runs).configurations.all}
+    return {configuration.label: len(configuration.runs) for configuration in conclude(runs).configurations.all}
 
 
 def test_runs_of_one_seed_are_repeats():
-    assert set_up_sizes(ALIKE) == {"torch": 2, "tf": 1}
-    (best,) = conclude(ALIKE).best
+    assert configuration_sizes(EQUAL_JOBS) == {"torch": 2, "tf": 1}
+    (best,) = conclude(EQUAL_JOBS).best
     assert best.configuration.label == "tf"
     assert best.over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
-    (said,) = told(conclude(ALIKE)).best
-    assert "; significance unknown (not every configuration has repeats); runs of one job differ by up to 5%" in said
+    (sentence,) = told(conclude(EQUAL_JOBS)).best
+    assert "; significance unknown (not every configuration has repeats); runs of one job differ by up to 5%" in sentence
 
 
 def copied(folder, runs, copies):
@@ -61,36 +65,39 @@ def copied(folder, runs, copies):
 
 def test_copies_of_a_run_count_once(tmp_path):
     """However many there are of it, they are neither ranked nor weigh more in a mean, and it is said."""
-    paths = copied(tmp_path, ALIKE, ["x", "y"])
+    paths = copied(tmp_path, EQUAL_JOBS, ["x", "y"])
     alone = compare_paths(paths[:3])
     assert not conclude(alone.runs).concludes
     assert alone.copies == (("x", "y", "a"),)
     assert above(alone)[0] == "Copies of one run, which count once: x, y, a."
     assert alone.to_json()["copies"] == [["x", "y", "a"]]
     assert compare_paths(paths[3:]).copies == ()
-    found = conclude(compare_paths(paths).runs)
-    assert {one.label: len(one.runs) for one in found.configurations.all} == {"torch": 2, "tf": 1}
-    assert found.best[0].over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
+    conclusion = conclude(compare_paths(paths).runs)
+    assert {configuration.label: len(configuration.runs) for configuration in conclusion.configurations.all} == {"torch": 2, "tf": 1}
+    assert conclusion.best[0].over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
 
 
 def test_page_and_sweep_count_copies_once(tmp_path):
     points = plan(Grid({"backend": ["torch", "tf"]}), {}, {}, None)
     runs = [made(point.name, folder=tmp_path, **point.job.model_dump(exclude={"out", "name"})) for point in points]
     paths = copied(tmp_path, runs, ["x", "y"])
-    given = [(path, point.settings) for path, point in zip(paths, (points[0], points[0], *points), strict=True)]
-    table = points_text(given, repeats=False, width=None)
+    points_with_paths = [(path, point.settings) for path, point in zip(paths, (points[0], points[0], *points), strict=True)]
+    table = points_text(points_with_paths, repeats=False, width=None)
     assert "Copies of one run, which count once: x, y, backend=torch." in table
     assert table.count("has the highest throughput") == 1
-    one = make_run(tmp_path, "one")
-    shutil.copytree(one, tmp_path / "copy")
-    page = render(started_runs(map(Run, [one, tmp_path / "copy"])))
+    original = make_run(tmp_path, "one")
+    shutil.copytree(original, tmp_path / "copy")
+    page = render(started_runs(map(Run, [original, tmp_path / "copy"])))
     assert "Copies of one run, which count once: one, copy." in page
     assert QUESTION not in page
 
 
 def speeds_by_backend(runs):
     """The examples/s that a conclusion is on."""
-    return {one.values.get("backend"): sorted(one.figures(FIGURES[1])) for one in conclude(runs).configurations.all}
+    return {
+        configuration.values.get("backend"): sorted(configuration.figures(FIGURES[1]))
+        for configuration in conclude(runs).configurations.all
+    }
 
 
 @settings(max_examples=40, deadline=None)
@@ -135,22 +142,22 @@ SCATTERED = speeds_of(tf=[1000.0, 1210.0], torch=[1030.0, 990.0])
 
 
 def test_repeats_are_judged_together():
-    found = conclude(SCATTERED)
-    assert found.verdicts[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
-    assert "not significant; needs about" in told(found).best[0]
+    conclusion = conclude(SCATTERED)
+    assert conclusion.verdicts[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
+    assert "not significant; needs about" in told(conclusion).best[0]
 
 
 def test_runs_of_one_job_are_not_ranked():
     runs = speeds_of(tf=[1000.0, 1210.0])
-    found = conclude(runs)
-    assert found.verdicts == ()
-    assert found.best == ()  # nothing is best without another to hold it against
-    assert told(found).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
+    conclusion = conclude(runs)
+    assert conclusion.verdicts == ()
+    assert conclusion.best == ()  # nothing is best without another to hold it against
+    assert told(conclusion).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
     assert not conclude(runs[:1]).concludes
 
 
 @pytest.mark.parametrize(
-    ("jobs", "said"),
+    ("jobs", "ending"),
     [
         ({"tf": [1000.0], "torch": [1180.0]}, "significance unknown (one run each); use --repeats 3"),
         ({"tf": [1000.0, 1010.0], "torch": [1180.0]}, "significance unknown (not every configuration has repeats); use --repeats 3"),
@@ -161,20 +168,20 @@ def test_runs_of_one_job_are_not_ranked():
         ({"tf": [1000.0, 1010.0], "torch": [1180.0, 1190.0]}, "significant"),
     ],
 )
-def test_significance_needs_repeats(jobs, said):
+def test_significance_needs_repeats(jobs, ending):
     (best,) = told(conclude(speeds_of(**jobs))).best
-    assert best.endswith(f"; {said}.")
+    assert best.endswith(f"; {ending}.")
 
 
 def test_starved_run_affects_neither_rank_nor_mean():
     runs = speeds_of(tf=[1000.0, 1010.0], torch=[1200.0, 1210.0])
     starved = made("torch-seed=2", backend="torch", seed=2, summary={"examples_per_second": 90.0, "per_node": [starved_node(0.9)]})
-    found = compare_runs([*runs, starved])
-    assert [len(entry.runs) for entry in found.entries] == [2, 3]
-    assert found.entries[1].figures["examples_per_second"] == 1205.0
-    assert found.entries[1].counts["examples_per_second"] == 2
-    assert cell(found.entries[1], column("examples_per_second")).endswith("(n=2)")
-    words = told(conclude(found.runs))
+    comparison = compare_runs([*runs, starved])
+    assert [len(entry.runs) for entry in comparison.entries] == [2, 3]
+    assert comparison.entries[1].figures["examples_per_second"] == 1205.0
+    assert comparison.entries[1].counts["examples_per_second"] == 2
+    assert cell(comparison.entries[1], column("examples_per_second")).endswith("(n=2)")
+    words = told(conclude(comparison.runs))
     assert words.best[0].startswith("torch has the highest throughput, 1,205 examples/s (geometric mean; 95 % CI ")
     assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.mind)
 
@@ -197,11 +204,11 @@ DIVERGED = [
 @pytest.mark.parametrize(("lost", "since"), DIVERGED)
 def test_run_with_lost_loss_is_marked_and_not_best(lost, since):
     runs = [*speeds_of(tf=[1000.0], torch=[1200.0]), made("nan", nodes=2, summary={"examples_per_second": 9000.0, **lost})]
-    found = compare_runs(runs)
+    comparison = compare_runs(runs)
     (best,) = conclude(runs).best
     assert (best.configuration.runs[0].name, best.worst.runs[0].name) == ("torch-seed=0", "tf-seed=0")
-    assert found.marks[2] == set(GROUPS)
-    assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in above(found)
+    assert comparison.marks[2] == set(GROUPS)
+    assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in above(comparison)
 
 
 def test_repeat_with_lost_loss_affects_no_mean():
@@ -264,7 +271,7 @@ def test_sweep_marks_axes_like_compare(tmp_path):
     ],
 )
 def test_empty_name_in_a_list_is_refused(tmp_path, option, text, allowed):
-    result = CliRunner().invoke(compare, [*written(tmp_path, *ALIKE), option, text])
+    result = CliRunner().invoke(compare, [*written(tmp_path, *EQUAL_JOBS), option, text])
     assert isinstance(result.exception, UsageError)
     assert str(result.exception) == f"{option}: got {text!r}; allowed: {allowed}."
 
@@ -280,18 +287,18 @@ def test_page_has_the_sentences_of_compare(tmp_path):
             paths.append(path)
     page = render(started_runs(map(Run, paths)))
     words = told(conclude(compare_paths(paths).runs))
-    for said in (words.head, *words.best, *words.why, *words.mind, *(part for line in words.axes for part in astuple(line))):
-        assert escape(said) in page
+    for sentence in (words.head, *words.best, *words.why, *words.mind, *(part for line in words.axes for part in astuple(line))):
+        assert escape(sentence) in page
     printed = " ".join(CliRunner().invoke(compare, list(map(str, paths)), catch_exceptions=False).output.split())
-    for said in words.sentences[:2]:
-        assert said in printed
+    for sentence in words.sentences[:2]:
+        assert sentence in printed
     document = json.loads(CliRunner().invoke(compare, [*map(str, paths), "--json"], catch_exceptions=False).output)
     assert document["conclusion"]["sentences"] == words.sentences
 
 
 def test_terminal_output_ends_with_the_conclusion(tmp_path):
     """Which tables may have pushed off its screen; a file or a pipe has it once."""
-    words = told(conclude(ALIKE))
+    words = told(conclude(EQUAL_JOBS))
     assert closing_text(words, None) == ""
     assert closing_text(words, 500).split() == " ".join(words.best).split()
-    assert CliRunner().invoke(compare, written(tmp_path, *ALIKE)).output.count(words.best[0][:60]) == 1
+    assert CliRunner().invoke(compare, written(tmp_path, *EQUAL_JOBS)).output.count(words.best[0][:60]) == 1

@@ -20,7 +20,7 @@ def test_best_values_are_those_of_the_whole_history(info):
         for _ in range(60):
             value = draw.choice([math.nan, *(draw.randint(0, 9) / 10 for _ in range(9))])
             seen.append(value)
-            order = sorted((i for i, each in enumerate(seen) if not math.isnan(each)), key=lambda i: (seen[i] * sign(info), i))
+            order = sorted((i for i, candidate in enumerate(seen) if not math.isnan(candidate)), key=lambda i: (seen[i] * sign(info), i))
             assert best.add(value) == (len(seen) - 1 in order[:count])
 
 
@@ -34,11 +34,11 @@ def test_values_before_a_resume_count():
 
 
 def test_evaluations_since_the_best_are_counted():
-    found = Improvements(LOSS)
-    assert (found.best, found.best_step, found.since) == (None, None, 0)
+    improvements = Improvements(LOSS)
+    assert (improvements.best, improvements.best_step, improvements.since) == (None, None, 0)
     for step, value in enumerate([math.nan, 0.5, 0.4, 0.4, 0.6, math.nan], 1):
-        found.add(step, value)
-    assert (found.best, found.best_step, found.since) == (0.4, 3, 3)
-    found.add(7, 0.39)
-    assert (found.best, found.best_step, found.since) == (0.39, 7, 0)
+        improvements.add(step, value)
+    assert (improvements.best, improvements.best_step, improvements.since) == (0.4, 3, 3)
+    improvements.add(7, 0.39)
+    assert (improvements.best, improvements.best_step, improvements.since) == (0.39, 7, 0)
     assert Improvements(ACCURACY.info, [(1, 0.5), (2, 0.6), (3, 0.6)]).since == 1

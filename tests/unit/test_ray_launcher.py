@@ -60,19 +60,19 @@ def test_invalid_address_is_refused(address):
 
 
 @pytest.mark.parametrize(
-    ("job", "given", "message"),
+    ("job", "options", "message"),
     [
         ({}, {"hosts": (Host("node0"),)}, "'ray' starts the nodes where Ray gives them; leave --hosts and --hostfile out"),
         ({"bandwidth": "100mbit"}, {}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by Ray"),
     ],
 )
-def test_conflicting_launch_option_is_refused(job, given, message):
+def test_conflicting_launch_option_is_refused(job, options, message):
     with pytest.raises(UsageError, match=message):
-        make(LaunchRequest(Job(**job), print, **given))
+        make(LaunchRequest(Job(**job), print, **options))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         (["--ray-address", "auto", "--hosts", "a,b"], "--ray-address and --hosts: both say where the nodes are"),
         (["--ray-address", "auto", "--launcher", "local"], "--ray-address: --launcher local does not take it, .* or give --launcher ray"),
@@ -84,15 +84,15 @@ def test_conflicting_launch_option_is_refused(job, given, message):
         (["--launcher", "ray", "--network", "isolated"], "network: got 'isolated', which is for virtual nodes"),
     ],
 )
-def test_conflicting_options_end_the_command(given, message, capsys, monkeypatch):
+def test_conflicting_options_end_the_command(options, message, capsys, monkeypatch):
     monkeypatch.setenv("TRAINER_SECRET", "0" * 32)
-    assert invoke(["run", "--backend", "torch", *given]) == 2
+    assert invoke(["run", "--backend", "torch", *options]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 
 def test_missing_ray_names_the_package(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find_spec(name, *more))
     with pytest.raises(MissingPackageError, match=r"launcher 'ray' needs the package 'ray'.*pip install 'crosstrain\[ray\]'"):
         choose_launcher(LaunchRequest(Job(launcher="ray"), print))
 
@@ -103,8 +103,8 @@ def test_ray_is_selected_by_name_address_or_job():
     assert not in_ray_job({"RAY_ADDRESS": "10.0.0.1:6379"})
     named, within = {"options": {"ray_address": "auto"}}, {"environment": job}
 
-    def chosen(launcher, **given):
-        return name_of_launcher(LaunchRequest(Job(launcher=launcher), print, **given))
+    def chosen(launcher, **options):
+        return name_of_launcher(LaunchRequest(Job(launcher=launcher), print, **options))
 
     assert [chosen("ray"), chosen("auto", **named), chosen("auto", **within)] == ["ray"] * 3
     assert [chosen("auto"), chosen("local", **named, **within)] == ["local"] * 2

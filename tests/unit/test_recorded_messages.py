@@ -107,10 +107,10 @@ def test_recorded_samples_can_be_read(tmp_path_factory, changes):
     count, record = 11, message["record"]
     for number in range(count):
         problems = [f"{number}-{place}{text}"[:MAX_PROBLEM_CHARACTERS] for place, text in enumerate(record["problems"])]
-        own = sent("sample", {"record": {**record, "problems": problems}})
-        assert own is not None
-        assert wrong_with(1, own, NODE_OF) is None
-        recording.sample(read(own).as_record(1))
+        sent_message = sent("sample", {"record": {**record, "problems": problems}})
+        assert sent_message is not None
+        assert wrong_with(1, sent_message, NODE_OF) is None
+        recording.sample(read(sent_message).as_record(1))
     recording.write_waiting_samples()
     recording.close()
     assert sum(line.samples for line in RunReader(recording.path).system()) == count
@@ -120,9 +120,9 @@ def test_problems_of_the_monitor_are_within_limits():
     problems = Problems()
     for number in range(2 * MAX_PROBLEMS + 1):
         problems.note(f"{number} \udcff {MAX_LENGTH}")
-    said = [problems.take() for _ in range(4)]
-    assert [len(texts) for texts in said] == [MAX_PROBLEMS, MAX_PROBLEMS, 1, 0]
-    for texts in said:
+    taken = [problems.take() for _ in range(4)]
+    assert [len(texts) for texts in taken] == [MAX_PROBLEMS, MAX_PROBLEMS, 1, 0]
+    for texts in taken:
         assert wrong_with(1, sent("sample", {"record": {**sample(), "problems": list(texts)}}), NODE_OF) is None
 
 
@@ -171,12 +171,12 @@ def test_recorded_host_descriptions_can_be_read(tmp_path_factory, changes):
 
 def test_longest_task_error_is_recorded_and_readable(tmp_path):
     error = {**SOUND["error"].fields, "type": "é" * 4096, "message": "é" * MAX_ERROR_CHARACTERS}
-    said = [Message("phase", {**OWN, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
-    assert [wrong_with(1, message, NODE_OF) for message in said] == [None] * 3
+    messages = [Message("phase", {**OWN, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
+    assert [wrong_with(1, message, NODE_OF) for message in messages] == [None] * 3
     longer = Message("error", {**error, "message": "é" * (MAX_ERROR_CHARACTERS + 1)})
     assert "a message 'error' that is none" in wrong_with(1, longer, NODE_OF)
     failures = Failures([])
-    for message in said:
+    for message in messages:
         failures.record(1, read(message))
     cause = Outcome.of(failures.death_of(1, "node 1", read(SOUND["death"]))).cause
     recording = Recording(a_job(tmp_path, name="run"), QuietProgress())

@@ -34,8 +34,8 @@ def test_augmented_images_follow_the_definition(changes, shape, seed):
 
 def test_images_without_augmentation_are_the_inputs():
     data = open_dataset("digits")
-    found = judged_inputs(data.info, data.images("test"), None)
-    np.testing.assert_array_equal(found.astype(np.float32), data.inputs("test").reshape(len(found), -1))
+    inputs = judged_inputs(data.info, data.images("test"), None)
+    np.testing.assert_array_equal(inputs.astype(np.float32), data.inputs("test").reshape(len(inputs), -1))
 
 
 def test_augmentation_changes_training():

@@ -128,8 +128,11 @@ def test_export_requires_the_model_s_vocabulary(tmp_path, model):
     meta = SimpleNamespace(data={"vocabulary_sizes": {"source": 330, "target": 330}, "pieces_sha256": pieces})
     (run / VOCABULARY).write_bytes(model)
     assert trained_vocabulary(checkpoint, meta) == model
-    other = train_vocabulary([line.upper() for line in LINES], 330, bytes_too=True)
-    for wrong, message in ((b"rubbish", "not a model of sentencepiece"), (other, "is not the vocabulary that the model was trained with")):
+    other_vocabulary = train_vocabulary([line.upper() for line in LINES], 330, bytes_too=True)
+    for wrong, message in (
+        (b"rubbish", "not a model of sentencepiece"),
+        (other_vocabulary, "is not the vocabulary that the model was trained with"),
+    ):
         (run / VOCABULARY).write_bytes(wrong)
         with pytest.raises(UsageError, match=message):
             trained_vocabulary(checkpoint, meta)

@@ -53,8 +53,8 @@ class Cluster:
         return channel
 
     def greet(self, node, protocol=PROTOCOL):
-        told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "address": None, "protocol": protocol}
-        self.ends[node][0].send(Message("hello", {**told, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
+        greeting = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "address": None, "protocol": protocol}
+        self.ends[node][0].send(Message("hello", {**greeting, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
 
     def lose(self, node):
         self.ends[node][1].shutdown(socket.SHUT_RDWR)
@@ -94,12 +94,12 @@ def test_nodes_are_retried_and_reported_while_others_work(monkeypatch):
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
         cluster = Cluster(files, 3, [None, PROTOCOL - 1, PROTOCOL])
-        told = threading.Event()
+        notified = threading.Event()
 
         def more(answering):
             if answering == {0, 1, 2}:
-                told.set()
-            return told.is_set()
+                notified.set()
+            return notified.is_set()
 
         cluster.nodes.when_more_answer = more
         cluster.lose(2)
@@ -107,9 +107,9 @@ def test_nodes_are_retried_and_reported_while_others_work(monkeypatch):
         for _ in range(100):
             cluster.nodes.receive(0.05, {})
             cluster.nodes.check()
-            if told.is_set():
+            if notified.is_set():
                 break
-        assert told.is_set()
+        assert notified.is_set()
         assert cluster.coming == []
         assert len(cluster.useless) == 1
 
@@ -147,17 +147,17 @@ def test_replaced_node_is_used_though_another_hangs(monkeypatch, coming, used):
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.2)
     with ExitStack() as files:
         cluster = Cluster(files, 3, coming)
-        told = []
-        cluster.nodes.when_more_answer = lambda answering: told.append(set(answering)) or answering == used
+        answering_sets = []
+        cluster.nodes.when_more_answer = lambda answering: answering_sets.append(set(answering)) or answering == used
         cluster.lose(1)
         cluster.lose(2)
         cluster.nodes.keep_restoring(60.0)
         for _ in range(100):
             cluster.nodes.receive(0.05, {})
             cluster.nodes.check()
-            if used in told:
+            if used in answering_sets:
                 break
-        assert told[-1] == used
+        assert answering_sets[-1] == used
 
 
 def test_only_node_can_be_replaced_repeatedly():
