@@ -1,4 +1,4 @@
-"""Normalisation of pixels: the table, and the line that may stand for it."""
+"""Normalisation of pixels: the table, and the linear function that may replace it."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_table_follows_the_definition():
 
 
 def test_line_equals_the_table_bit_by_bit():
-    """Of numbers as datasets have them nearly all have a line: the exact result of each is rounded to the table's value, too."""
+    """Realistic means and deviations have a line, and its exact result rounds to the table."""
     draw = np.random.default_rng(3)
     for _ in range(100):
         mean, std = draw.uniform(0.2, 0.7, 3), draw.uniform(0.1, 0.4, 3)
@@ -29,5 +29,5 @@ def test_line_equals_the_table_bit_by_bit():
 
 @pytest.mark.parametrize("pixel", [51, 102, 204])
 def test_mean_equal_to_a_pixel_has_no_line(pixel):
-    """There product and summand cancel out, and what is left is their rounding error."""
+    """There product and summand cancel, and only rounding error is left."""
     assert normal_line((0.501, pixel / 255), (0.3, 0.3)) is None

@@ -1,4 +1,4 @@
-"""What becomes of a run is told once, in bounded time, and its result does not depend on whether anybody listens."""
+"""Notices about a run: sent once, in bounded time, and without effect on its result."""
 
 import json
 import queue
@@ -208,7 +208,7 @@ def test_slow_command_is_ended_with_its_children(tmp_path):
 
 
 class EndingNotifier(Notifier):
-    """A notifier whose thread `Goodbye` ends; otherwise it would wait for further notices for as long as this process lives."""
+    """A notifier whose thread ends at a `Goodbye`, so that it does not outlive the test."""
 
     def _post_waiting(self):
         with suppress(SystemExit):
@@ -216,14 +216,14 @@ class EndingNotifier(Notifier):
 
 
 class Goodbye:
-    """Comes in place of the news."""
+    """Queued in place of a notice."""
 
     def as_json(self):
         raise SystemExit
 
 
 class NotifiedRun:
-    """A run's notices, and what becomes of them."""
+    """A run's notices, and their results."""
 
     def __init__(self, tmp_path, **options):
         self.warnings, self.events = [], []
@@ -237,7 +237,7 @@ class NotifiedRun:
         self.run.has_directory(self.path, lambda event, **detail: self.events.append((event, detail)))
 
     def end(self):
-        """End the thread that posts, where there is one; what waits is not posted."""
+        """End the posting thread, if any; queued notices are dropped."""
         if (posting := self.notifier._posting) is not None:
             with suppress(queue.Empty):
                 while True:
@@ -249,7 +249,7 @@ class NotifiedRun:
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Make the notices of a run, whose thread ends with the test."""
+    """Return a function that makes the notices of a run; their threads end with the test."""
     with ExitStack() as ends:
 
         def make(**options):

@@ -1,4 +1,4 @@
-"""Numbers in words: the same pairs every time, train and test without a text in common, and a vocabulary that has every character."""
+"""The dataset of numbers in words: reproducible pairs, disjoint splits, complete vocabulary."""
 
 import json
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from crosstrain.data.text import END, UNKNOWN
 
 @pytest.fixture(scope="module")
 def pairs():
-    """A tenth of the real ones, made the same way in a tenth of the time."""
+    """A tenth of the real pairs, made in the same way."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_CARDINALS", "_ORDINALS", "_DATES"):
             patch.setattr(numbers_in_words, name, 1500)

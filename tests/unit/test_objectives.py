@@ -1,4 +1,4 @@
-"""Metrics and objectives that make no sense are refused where they are made, and goals that are suggested can be reached."""
+"""Invalid metrics and objectives are refused early, and suggested goals can be reached."""
 
 import math
 import re
@@ -58,7 +58,7 @@ def test_goal_without_equals_sign_is_shown_with_it():
 
 @pytest.mark.parametrize("loss_sum", [math.nan, math.inf])
 def test_accuracy_is_none_for_a_non_finite_loss(loss_sum):
-    """The largest of logits that are NaN is the first, on either framework, which is the label of a tenth of the examples."""
+    """The argmax of NaN logits is 0, the label of a tenth of the examples."""
     sums = {"loss_sum": loss_sum, "correct": 1.0, "examples": 10.0}
     assert math.isnan(CLASSIFICATION.figures(sums)["accuracy"])
     assert CLASSIFICATION.wrong_with(sums) is None

@@ -1,4 +1,4 @@
-"""A setting, a schedule and a column are declared in one place, and appear in everything that is made from the declarations."""
+"""A setting, schedule or column is declared in one place and appears everywhere."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory, repository):
-    """A copy of the project with a setting, a schedule and a column more: its folder."""
+    """A copy of the project with another setting, schedule and column."""
     folder = tmp_path_factory.mktemp("extended")
     package = folder / "crosstrain"
     package.mkdir()

@@ -1,4 +1,4 @@
-"""Leading tasks answer commands at their own speeds: whatever the order, each evaluation is recorded at the step it was asked for."""
+"""Leading tasks answer at different speeds: each evaluation is recorded at its step."""
 
 import itertools
 
@@ -11,7 +11,7 @@ SAVING = st.sampled_from([{}, {"checkpoint_every": "3steps"}, {"checkpoint_every
 
 
 class Leaders:
-    """Several leading tasks with the same commands. `pick` chooses whose next answer is heard; the first one alone reports results."""
+    """Leading tasks with equal commands; `pick` chooses who answers next, the first one reports."""
 
     def __init__(self, count, pick):
         self.tasks, self.pick = [LeadingTask() for _ in range(count)], pick

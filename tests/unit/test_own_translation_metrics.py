@@ -1,4 +1,4 @@
-"""Metrics of one's own over translations: of their sums and of the text itself, computed like those that are there, or refused at once."""
+"""Custom metrics over translations: computed like built-in ones, or refused early."""
 
 import math
 import random
@@ -24,7 +24,7 @@ WORDS = ["The", "cat", "Sat", "on", "a", "mat"]
 
 
 class Caseless(TranslationQuality):
-    """With the share of translations that are right but for their case, and how far off they are in length."""
+    """Adds the share of translations that are right except for case, and their error in length."""
 
     @property
     def sums(self):
@@ -43,7 +43,7 @@ class Caseless(TranslationQuality):
 
 
 class WithoutBleu(TranslationQuality):
-    """Has nothing but a metric of its own."""
+    """Has only a custom metric."""
 
     sums = (SENTENCES, "right")
     metrics = (Metric("right", "right", "higher", lambda sums: sums["right"] / sums[SENTENCES], (0.0, 1.0)),)
@@ -73,7 +73,7 @@ def sentences(count):
 
 
 def evaluated(goal, count, leaders, change=None):
-    """What an evaluation comes to whose sentences are shared out among so many tasks."""
+    """Return the metrics of an evaluation whose sentences are shared among several tasks."""
     hypotheses, references = sentences(count)
     evaluation = EvaluationInProgress(Job(eval_sentences=count), goal, {"train": 9, "test": count}, leaders)
     _, *orders = evaluation.begin("test")
@@ -124,7 +124,7 @@ def test_figure_out_of_bounds_is_refused():
 
 
 def test_computable_metrics_pass():
-    needs_an_error = Metric("x", "x", "lower", lambda sums: math.log(sums["loss_sum"] - sums["correct"]))  # not with every made-up sum
+    needs_an_error = Metric("x", "x", "lower", lambda sums: math.log(sums["loss_sum"] - sums["correct"]))  # fails for some synthetic sums
     for goal in (CLASSIFICATION, TRANSLATION, objective(RATIO, MIXED)):
         refuse_uncomputable(goal)
     refuse_uncomputable(Objective("x", "cross_entropy", CLASSIFICATION.sums, (needs_an_error,)))

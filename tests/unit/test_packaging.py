@@ -1,4 +1,4 @@
-"""The package list is the tree; the wheel holds all of it and works where nothing of the repository is near."""
+"""The package list matches the tree; the wheel is complete and works outside the repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def project(repository):
 
 @pytest.fixture(scope="module")
 def wheel(repository, tmp_path_factory):
-    """Build a wheel from a copy, so that the repository stays as it is and no earlier build is mixed in."""
+    """Build a wheel from a copy, so that no earlier build is included."""
     folder = tmp_path_factory.mktemp("wheel")
     anywhere = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
 

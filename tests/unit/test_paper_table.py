@@ -1,4 +1,4 @@
-"""Runs as a LaTeX table: what a row is, what ± is, what stands in the caption, what is left out, and that it compiles."""
+"""Runs as a LaTeX table: rows, intervals, caption, unused runs, and whether it compiles."""
 
 import re
 
@@ -39,7 +39,7 @@ def caption_of(latex):
 
 
 def body_of(latex):
-    """The rows of the table, as lists of cells."""
+    """Return the rows of the table, as lists of cells."""
     return [re.split(r"(?<!\\)&", line.removesuffix(r" \\")) for line in latex.splitlines() if line.endswith(r" \\")]
 
 
@@ -176,7 +176,7 @@ def test_synthetic_data_has_no_metrics():
 
 
 def sound(latex):
-    """Assert that a table has balanced groups, nothing raw, and as many cells in each row as columns."""
+    """Assert that a table has balanced groups, no raw specials, and full rows."""
     lines = [line for line in latex.splitlines() if not line.startswith("%")]
     environment = re.compile(r"\\(begin|end)\{(table\*?|tabular)\}|\\\\$|^    .*?(?<!\\)&.*$")
     assert problems("\n".join(line for line in lines if not environment.search(line)).replace("{%\n", "{\n")) == []

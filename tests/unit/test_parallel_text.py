@@ -1,4 +1,4 @@
-"""Text of the user's own: what is read is what is stored, what is left out is counted, and what is wrong is said in bounded memory."""
+"""Text files of the user: stored as read, skipped lines counted, errors in bounded memory."""
 
 import gzip
 import itertools
@@ -174,7 +174,7 @@ def test_lines_end_at_line_feeds_only(tmp_path, end):
 def test_reading_in_blocks_equals_splitting(tmp_path, monkeypatch, lines, ended, marked):
     monkeypatch.setattr("crosstrain.data.sources.translation.text_files._BLOCK_BYTES", 5)
     content = b"\xef\xbb\xbf" * marked + b"\n".join(lines) + (b"\n" if ended else b"")
-    assume(not content.startswith((b"\xfe\xff", b"\xff\xfe", b"\x1f\x8b")))  # UTF-16, and packed
+    assume(not content.startswith((b"\xfe\xff", b"\xff\xfe", b"\x1f\x8b")))  # UTF-16 and gzip
     (tmp_path / "lines").write_bytes(content)
     expected = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     expected = expected[:-1] if not expected[-1] else expected
@@ -326,7 +326,7 @@ def test_interrupted_encoding_is_continued(tmp_path, monkeypatch):
     (work,) = (tmp_path / "cache").glob(".*.work")
     assert len(list(work.glob("train-*.npz"))) == 5
     sorted(work.glob("train-*.npz"))[1].write_bytes(b"torn")
-    encoded[:] = [None] * 10  # never five again
+    encoded[:] = [None] * 10  # so that the fifth call does not interrupt again
     dataset = open_dataset(name)
     assert len(encoded) == 10 + 1 + 3 + 1  # the torn part, three more, and the test split
     assert texts(dataset, "train", "source") == SENTENCES
@@ -412,7 +412,7 @@ def test_language_selects_tokenizer_for_any_region(code, tokenizer):
 @pytest.mark.thorough
 @given(st.from_regex(parallel_text._LANGUAGE, fullmatch=True), st.from_regex(parallel_text._LANGUAGE, fullmatch=True))
 def test_language_pair_is_parsed_unambiguously(first, second):
-    """Where one language ends and the other begins, whatever dashes they have."""
+    """Where one language ends and the other begins, for any dashes."""
     if first != second:
         source = parallel_text.DATASET.with_arguments(f"/x/text:{first}-{second}")
         assert source.languages == (first, second)
@@ -478,7 +478,7 @@ def test_invalid_language_pair_names_the_problem(pair, says):
 
 
 def test_text_too_short_for_a_vocabulary_is_reported(tmp_path):
-    """And how much of it was skipped: no size is recommended that would be refused."""
+    """Also how much was skipped: no size is suggested that would be refused."""
     for name in ("text.en", "text.de", "text.test.en", "text.test.de"):
         (tmp_path / name).write_bytes(b"one two\n\xff\xfe\nthree\n")
     with pytest.raises(UsageError, match=r"at most .* pieces; the smallest vocabulary has 320\. Give more text\. Skipped: 1 pair with"):

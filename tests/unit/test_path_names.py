@@ -1,4 +1,4 @@
-"""Names from messages and files make nothing outside the folder that they are meant for, whatever they are."""
+"""Names from messages and files create nothing outside their folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STRANGE = st.one_of(PATHS, st.none(), st.integers(), st.lists(PATHS, max_size=2)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a run deep in it, whose node 1 has one task, and another folder beside."""
+    """A folder with a nested run, whose node 1 has one task, and another folder next to it."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "elsewhere").mkdir()
     recording = Recording(a_job(folder / "a/b/c/runs", name="run", nodes=2), QuietProgress())
@@ -52,7 +52,7 @@ def place(tmp_path_factory):
 
 
 def outside(folder, run):
-    """Every path below a folder but those within the run."""
+    """Return all paths below a folder except those in the run."""
     return {path for path in folder.rglob("*") if not path.is_relative_to(run)}
 
 
@@ -104,7 +104,7 @@ def test_node_that_sends_its_tasks_names_is_accepted(tmp_path):
 
 
 def test_violation_at_the_end_is_recorded_once(tmp_path):
-    """The end of the run goes on; what was sent is an event, once, and the failure of the run."""
+    """The run ends normally; the violation is one event, and the failure of the run."""
     driver, agent = socket.socketpair()
     with driver, agent, ExitStack() as files:
         ours, theirs = (Stream(*(files.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in (driver, agent))

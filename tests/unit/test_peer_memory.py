@@ -1,4 +1,4 @@
-"""Another process's memory is read as it is, and where it cannot be read that is said."""
+"""Memory of another process is read exactly, and unreadable memory is reported."""
 
 import json
 import os
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder():
-    """A child that holds random bytes: its memory, the address of the bytes, and how many."""
+    """Start a child that holds random bytes; return its memory, their address and number."""
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         fields, address, size = json.loads(child.stdout.readline())
         yield child, PeerMemory(**fields), address, size
@@ -67,7 +67,7 @@ def test_partly_mapped_range_is_read_to_its_end(holder):
 
 
 def test_reused_process_id_is_refused(holder):
-    """As on another machine: whatever lies at the mark's address, it is not the mark."""
+    """As on another machine: what lies at the mark's address is not the mark."""
     _, memory, address, _ = holder
     stranger = PeerMemory(os.getpid(), memory.mark_address, memory.mark)
     assert not stranger.readable([])

@@ -1,4 +1,4 @@
-"""What a user alone gives: by flag, variable or a file of his own, which nobody else can write; never by files that are handed around."""
+"""Personal options: by flag, variable or a private file, never by shared files."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HIDDEN = ("pass", "SECRET", "me:")
 
 @pytest.fixture
 def home(tmp_path):
-    """An environment whose own file is written by calling it with a text."""
+    """An environment whose personal file is written by calling it with a text."""
     folder = tmp_path / "config" / "crosstrain"
     folder.mkdir(parents=True, mode=0o700)
 
@@ -101,7 +101,7 @@ def test_personal_file_is_in_the_configuration_folder(monkeypatch):
 def test_error_in_the_personal_file_names_it(home, text, message):
     home.write(text)
     if message is None:
-        assert resolved_options(home).keys() == {"hosts", "hostfile"}  # both on one layer: whoever uses them says so
+        assert resolved_options(home).keys() == {"hosts", "hostfile"}  # both on one layer: their user reports it
     else:
         assert message.format(home.path) in refused(home)
 
@@ -115,7 +115,7 @@ def test_personal_file_writable_by_others_is_refused(home, mode):
 def test_personal_file_in_writable_folder_is_refused(home):
     home.write('on_failure = "x"\n').path.parent.chmod(0o777)
     assert f"{home.path.parent}: can be written by others (mode 777)" in refused(home)
-    home.path.parent.chmod(0o1777)  # as /tmp: others cannot replace what is not theirs
+    home.path.parent.chmod(0o1777)  # as /tmp: others cannot replace files of this user
     assert resolved_options(home)["on_failure"][0] == "x"
     elsewhere = home.path.parents[2] / "open"
     elsewhere.mkdir()
@@ -239,7 +239,7 @@ def test_hosts_of_personal_file_are_the_last_resort(home, monkeypatch, capsys):
 
 @pytest.mark.parametrize("variable", ["TRAINER_HOSTS", "TRAINER_HOSTFILE"])
 def test_launcher_flag_overrides_hosts_of_a_variable(monkeypatch, capsys, variable):
-    """As in a job of Slurm, to which sbatch has handed the variables of the shell in which it was typed."""
+    """As in a Slurm job, to which sbatch passes the variables of the submitting shell."""
     monkeypatch.setenv(variable, "/no/such,file")
     assert invoke(["run", "--backend", "torch", "--launcher", "slurm"]) == 2
     output = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The made-up example that stands in the place of text: it fits the columns of the data that a model was trained on."""
+"""The placeholder example for text data, which fits the columns that a model was trained on."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The texts that people read are in the field's words, in short sentences: README, documentation, messages and help."""
+"""README, documentation, messages and help use the words of the field, in short sentences."""
 
 import ast
 import re
@@ -34,7 +34,7 @@ def dialect_words(text: str) -> list[str]:
 
 
 def literals(source: str) -> list[str]:
-    """The text literals of a module that are no docstrings, and the docstrings of commands, which are their help."""
+    """Return the text literals of a module, and the docstrings of commands, which are help."""
     nodes = list(ast.walk(ast.parse(source)))
     texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
     texts_found = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts]

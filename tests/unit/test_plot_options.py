@@ -1,4 +1,4 @@
-"""``trainer plot`` for a column of a paper: its width, the size of its text, and only the figures that are wanted."""
+"""``trainer plot`` for a paper's column: width, font size and selection of figures."""
 
 import re
 
@@ -33,7 +33,7 @@ def test_width_is_as_requested(runs, tmp_path, width, points):
 
 
 def sizes(file):
-    """The sizes of text in an SVG, in px of 72 to the inch."""
+    """Return the font sizes of an SVG, in px of 72 to the inch."""
     return set(re.findall(r"font: (?:\w+ )?([\d.]+)px|scale\(([\d.]+) -", file.read_text()))
 
 

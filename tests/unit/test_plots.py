@@ -1,4 +1,4 @@
-"""Pictures as files: which ones, of what kind, the same bytes again, and nothing else touched."""
+"""Charts as files: which ones, their formats, reproducible bytes, and no other file touched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def drawn(runs):
-    """One picture of each kind: dots, curves, bars, a stack."""
+    """One chart of each kind: dots, curves, bars, a stack."""
     charts = pictures(started_runs(map(Run, runs)))
     assert [picture.name for picture in charts] == [
         "decision",
@@ -61,13 +61,13 @@ def test_formats_are_valid_and_reproducible(drawn, tmp_path, image, begins):
     assert [path.name for path in first] == [f"{name}.{image}" for name in ("decision", "loss", "time-shares", "resources-__x_1_")]
     written = [path.read_bytes() for path in first]
     assert all(content.startswith(begins) for content in written)
-    again = renderer.write_figures(drawn, tmp_path, image)  # each file is known as ours and replaced
+    again = renderer.write_figures(drawn, tmp_path, image)  # each file is recognised and replaced
     assert [path.read_bytes() for path in again] == written
 
 
 @pytest.mark.thorough
 def test_pdf_fonts_are_truetype(drawn, tmp_path):
-    """Type 3 fonts are refused by many journals."""
+    """Many journals refuse Type 3 fonts."""
     for path in renderer.write_figures(drawn, tmp_path, "pdf"):
         kinds = set(re.findall(rb"/Subtype /(Type3|Type0|TrueType|CIDFontType\d)", path.read_bytes()))
         assert b"CIDFontType2" in kinds, path.name
@@ -76,7 +76,7 @@ def test_pdf_fonts_are_truetype(drawn, tmp_path):
 
 @pytest.fixture
 def private_font(tmp_path):
-    """A font of our own with a square for one private character, installed when it is called for."""
+    """Return a function that installs a font with a square for one private character."""
     pen = TTGlyphPen(None)
     for place, move in (((100, 0), pen.moveTo), ((100, 800), pen.lineTo), ((900, 800), pen.lineTo), ((900, 0), pen.lineTo)):
         move(place)
@@ -137,7 +137,7 @@ def test_charts_use_the_colours_of_the_runs(drawn, tmp_path):
 
 @pytest.mark.parametrize("name", ["20261122-131600-logreg-torch-sync-3n-162d", "x" * 90])
 def test_long_names_leave_room_for_the_bars(tmp_path, name):
-    paths = [make_run(tmp_path, name, calibrated=True, steps=8)]  # one alone is called by its name
+    paths = [make_run(tmp_path, name, calibrated=True, steps=8)]  # a single run is labelled by its name
     (shares,) = (picture for picture in pictures(started_runs(map(Run, paths))) if picture.name == "time-shares")
     (file,) = renderer.write_figures([shares], tmp_path, "svg")
     text = file.read_text()
@@ -155,7 +155,7 @@ def test_legend_of_long_names_fits_the_figure(tmp_path, name):
     (file,) = renderer.write_figures([pictures(started_runs(map(Run, paths)))[0]], tmp_path, "png")
     image = Image.open(file).convert("L")
     edges = [image.getpixel((x, y)) for x in (*range(4), *range(image.width - 4, image.width)) for y in range(image.height)]
-    assert min(edges) == 255  # nothing is cut
+    assert min(edges) == 255  # nothing is clipped
 
 
 @pytest.mark.thorough
@@ -197,7 +197,7 @@ def shown_as(name, shown):
     "axes", [{"backend": ("torch", "tf"), "batch_size": (8, 16, 32, 64, 128)}, {"lr": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}, None]
 )
 def test_ten_configurations_are_distinct_without_colour(tmp_path, axes):
-    """By dash, by the shape of points on their lines, and by a name at each line's end; also ten runs without figures."""
+    """By dash, marker and a label at each line's end; also ten runs without figures."""
     if axes is None:
         paths = [make_run(tmp_path, f"r{number}", steps=40, state="failed", summary=False) for number in range(10)]
     else:
@@ -247,7 +247,7 @@ def test_learning_rates_are_drawn_if_they_vary(tmp_path):
 
 
 def test_speeds_are_medians_over_pale_raw_values(tmp_path):
-    """One slow update in 25: the line does not show it, and the pale one does; of repeats the band does."""
+    """One slow update in 25 shows in the pale line only; of repeats in the band."""
     paths = [make_run(tmp_path, f"r{seed}", steps=1200, seed=seed, until=None) for seed in (0, 1)]
     for seed, path in enumerate(paths):
         lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
@@ -256,7 +256,7 @@ def test_speeds_are_medians_over_pale_raw_values(tmp_path):
             line["seconds"] += 0.2 if number % 25 == 6 + 12 * seed else 0.0
             clock += line["seconds"]
             line["time_seconds"] = clock
-        (path / "evals.jsonl").write_text("")  # nothing stands still
+        (path / "evals.jsonl").write_text("")  # without pauses
         (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     speed = shown_as("speed", paths[:1])
     assert "running median" in speed.note
@@ -271,7 +271,7 @@ def test_speeds_are_medians_over_pale_raw_values(tmp_path):
 
 
 def test_nodes_that_differ_much_have_no_mean(tmp_path):
-    """Bytes sent by the second node are twice as many as by the first, then 9 times: then both are drawn, and it is said."""
+    """The second node sends twice, then 9 times as much: then both are drawn, with a note."""
     for factor, uneven in ((2.0, False), (9.0, True)):
         paths = []
         for size in (8, 16, 32):
@@ -299,7 +299,7 @@ def test_resources_of_all_runs_share_their_scale(tmp_path):
 
 
 def test_training_time_equals_the_clock_without_idle_time(tmp_path):
-    """Two workers of async runs, with steps of 10 ms: always busy in one, for a fifth of the second in the other, as `explain` says too."""
+    """Async workers with steps of 10 ms: always busy in one run, a fifth of the time in another."""
     clock = {"train_seconds": 1.0, "eval_seconds": 0.0, "checkpoint_seconds": 0.0, "other_seconds": 0.0}
     paths = []
     for name, updates, lr in (("busy", 100, 0.1), ("idle", 20, 0.2)):

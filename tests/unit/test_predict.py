@@ -1,4 +1,4 @@
-"""`trainer predict`: the formulas by hand, the fit on runs made from a known model, the band, the command."""
+"""`trainer predict`: formulas by hand, fits of runs from a known model, band and command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BARE = Ring(wire_factor=1.0)
 
 class TestFormulas:
     def test_ring_sends_2_n_minus_1_over_n_of_the_bytes(self):
-        """Four workers, 8 MB, 1 MB/s: 2·3/4·8 = 12 s on the link; 6 messages of 0.5 s, 0.25 s of them on the way."""
+        """4 workers, 8 MB, 1 MB/s: 2·3/4·8 = 12 s on the link; 6 messages of 0.5 s, half latency."""
         step = ring_step(1.0, 8e6, 4, 4, Ring(hop_seconds=0.25, wire_factor=1.0), Link(1e6, 0.25))
         assert step.components == {"compute": 1.0, "link": 12.0, "copying": 0.0, "latency": 3.0, "other": 0.0}
         assert (step.seconds, step.updates_per_second, step.limited_by) == (16.0, 1 / 16, "link")
@@ -53,7 +53,7 @@ class TestFormulas:
         assert elsewhere.seconds == pytest.approx(1.0 + (0.5 + 1.0) + (0.25 + 1.0))
 
     def test_server_link_is_the_bound(self):
-        """20 MB of updates a second each way over 1 MB each: 20 updates a second cross the link; the one beside it needs none."""
+        """20 MB of updates a second each way over 1 MB each: 20 updates; a local worker adds none."""
         crowd = server_step(0.1, 1e6, 1, 400, 1, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
         assert crowd.updates_per_second == pytest.approx(20 + 10, rel=0.01)
         assert crowd.limited_by == "link"
@@ -67,7 +67,7 @@ class TestFormulas:
         single, double = (server_step(0.1, 1e6, 1, 400, ps, Server(wire_factor=1.0, shared_cores=False), Link(20e6)) for ps in (1, 2))
         assert double.updates_per_second / single.updates_per_second == pytest.approx(2.0, rel=0.1)
         few = server_step(0.1, 1e6, 1, 3, 2, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
-        assert few.components["link"] <= 2 * 1e6 / 20e6  # nobody's own link carries more than the payload each way
+        assert few.components["link"] <= 2 * 1e6 / 20e6  # no worker's link carries more than the payload each way
 
     def test_parts_sum_to_the_step(self):
         for step in (
@@ -327,7 +327,7 @@ class TestCommand:
             assert re.search(self.FITS + message, self.text(path))
 
     def test_misfit_is_reported(self, tmp_path):
-        """Steps that take a third of what their work alone takes are beyond any figures of the model."""
+        """Steps that take a third of their computing time are outside any model."""
         path = calibrated_run(tmp_path, mode="async")
         summary = json.loads((path / "summary.json").read_text())
         for worker in summary["time_shares"]["workers"]:
@@ -359,7 +359,7 @@ def test_documented_table_is_the_shipped_one(repository: Path):
 
 
 def test_run_with_lost_loss_is_skipped_and_named(tmp_path, capsys):
-    """Its speed is that of no training, so a prediction is what it is without the run; from such runs alone there is none."""
+    """Its speed is no training speed: it changes no prediction, and alone gives none."""
     paths = [
         str(calibrated_run(tmp_path, name=name, bandwidth=bandwidth))
         for name, bandwidth in (("a", "100mbit"), ("b", "200mbit"), ("lost", "400mbit"))

@@ -1,4 +1,4 @@
-"""Predictions for either exchange of gradients, from runs with either, and from native runs that tried the direct one."""
+"""Predictions for both exchanges, from runs with either and native runs that tried direct."""
 
 import json
 
@@ -34,7 +34,7 @@ class TestTraffic:
         least = 2 * (workers - 1) / workers * payload
         for exchange in ("native", "direct"):
             assert traffic(exchange, payload, workers).sent_bytes >= least * (1 - 1e-12)
-        # the direct one sends more only where that saves a message: 32 KiB at most
+        # direct sends more only if that saves a message: 32 KiB at most
         assert traffic("direct", payload, workers).sent_bytes <= least + 32 * 1024 + 1
 
     def test_direct_exchange_has_fewer_rounds(self):

@@ -1,4 +1,4 @@
-"""Judging predictions: what is fitted, what is judged, what is written; the runs themselves are `python -m benchmarks.prediction`."""
+"""The benchmark of predictions (`python -m benchmarks.prediction`): fits and judgements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCENE = SCENES[0]
 
 
 def make(folder, wanted):
-    """A run of the known model where the benchmark looks for it."""
+    """Make a run of the known model where the benchmark looks for it."""
     return calibrated_run(
         folder, name=wanted.name, backend=wanted.scene.backend, nodes=wanted.nodes, bandwidth=mbit(wanted), batch_size=wanted.batch_size
     )

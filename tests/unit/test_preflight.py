@@ -1,4 +1,4 @@
-"""What is wrong where: every lack of a host is named with the host, and hosts that lack nothing say so."""
+"""Checks of hosts before a run: each problem is named with its host."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def _no_ports_held():
 
 
 def report(name="node0", **changes):
-    """A sound host; what is given replaces parts of what it says."""
+    """Return the report of a sound host, with changes."""
     packages = {"crosstrain": "1.0", "numpy": "2", "torch": "2.5", "tensorflow": None, **changes.pop("packages", {})}
     interfaces = {"eth0": {"addresses": ["10.0.0.1"]}}
     host = {"packages": packages, "python": "3.11.7", "cores_available": 8.0, "memory_total_bytes": 2**34, "memory_limit_bytes": None}
@@ -92,7 +92,7 @@ def test_sound_hosts_have_no_problems():
 def test_problem_is_named_with_its_host(changes, what, state):
     reports = [report("node0"), report("node1", **changes), report("node2")]
     problem_states = states(reports)
-    shared = {"node0"} if changes.get("described", {}).get("identity") else set()  # both of them are the one machine
+    shared = {"node0"} if changes.get("described", {}).get("identity") else set()  # both are one machine
     assert problem_states == {(host, what): state for host in {"node1"} | shared}
     if state == "bad":
         with pytest.raises(
@@ -102,7 +102,7 @@ def test_problem_is_named_with_its_host(changes, what, state):
 
 
 def test_gpus_are_checked_per_answering_host():
-    """The workers are those of each host, also where another one says nothing."""
+    """Workers are those of each host, also if another host does not answer."""
 
     def with_gpus(count):
         listed = [{"visible_as": str(finding), "uuid": None, "gpu": finding} for finding in range(count)]
@@ -155,7 +155,7 @@ def test_probe_pairs_cover_every_host(count):
 
 
 def probe(files, name, ports=None, *, answers=True):
-    """A probe behind a socket, all in this process; it may say that it listens on other ports, or nothing at all."""
+    """Run a probe behind a socket in this process; it may report other ports or stay silent."""
     ends = [files.enter_context(end) for end in socket.socketpair()]
     ours, theirs = (Stream(end.makefile("rb"), end.makefile("wb")) for end in ends)
     instead = {"describe": {"address": "127.0.0.1"}, "listen": {} if ports is None else {"ports": ports}}
@@ -176,7 +176,7 @@ def probe(files, name, ports=None, *, answers=True):
 
 
 def test_hosts_probe_each_other_despite_a_slow_one():
-    """One says nothing, and one has a port on which nobody listens."""
+    """One host does not answer, and one reports a port without a listener."""
     with ExitStack() as files:
         probes = [probe(files, "node0"), probe(files, "node1", [1, 2]), probe(files, "node2", answers=False)]
         reports = interview(probes, "torch", None, 6.0)
@@ -213,7 +213,7 @@ def test_probe_answers_or_gives_a_reason():
     assert answer(Message("model", {"model": "no.such_model"})).kind == "problem"
     ports = answer(Message("listen"))["ports"]
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    assert FIRST_PORT <= ports[0] <= LAST_PORT  # tasks are given such ports, and gloo takes others besides
+    assert FIRST_PORT <= ports[0] <= LAST_PORT  # ports of tasks; gloo takes others
     assert first <= ports[1] <= last
     problems = answer(Message("connect", {"peers": [["127.0.0.1", port] for port in (*ports, 1)]}))["problems"]
     assert problems[:2] == [None, None]
@@ -232,7 +232,7 @@ def test_unreachable_port_is_named():
 
 @pytest.fixture
 def networks(tmp_path, monkeypatch):
-    """A package of models that this process and those that it starts find; its forward function on torch needs no torch."""
+    """Install a package of models for this process and its children; its forward needs no torch."""
     package = tmp_path / "networks_of_a_test"
     (package / "own").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -258,7 +258,7 @@ def networks(tmp_path, monkeypatch):
     ],
 )
 def test_model_is_imported_on_the_training_host(networks, file, text, problem):
-    """With its forward function on the backend, and with what that needs; whatever the import does."""
+    """With its forward function on the backend, and its imports."""
     (networks / file).write_text(text)
     reply = answer(Message("model", {"model": "networks_of_a_test.own?size=3", "backend": "torch"}))
     assert "networks_of_a_test.own" not in sys.modules
@@ -270,7 +270,7 @@ def test_model_is_imported_on_the_training_host(networks, file, text, problem):
 
 
 def test_model_source_includes_imported_siblings(networks, monkeypatch):
-    """It may import them; files that nobody can import are none of it."""
+    """It may import them; files that cannot be imported do not count."""
     first = model_source("networks_of_a_test.own")
     assert first.package == "networks_of_a_test"
     assert package_path(first.package) == networks

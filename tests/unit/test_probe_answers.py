@@ -1,4 +1,4 @@
-"""Whatever a host's probe answers, the driver names the host where that cannot be, and has nobody do what it says."""
+"""Invalid answers of probes: the driver names the host and does not act on them."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ ASKED = {"connect": {"peers": [["127.0.0.1", 4000]]}}
 
 @contextmanager
 def probes(*answering):
-    """A probe for each of these functions, which answers every question by what that returns, bytes as they are."""
+    """Yield a probe for each function, which answers each question with its result or raw bytes."""
     with ExitStack() as ends:
         ends.callback(release_ports)
         made = []
@@ -62,7 +62,7 @@ def serve(stream, answers):
 
 
 def honest(question):
-    """What a probe of this machine says."""
+    """Answer as a probe of this machine does."""
     if question.kind == "describe":
         return Message("found", DESCRIBED)
     return answer(question)

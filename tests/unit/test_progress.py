@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: drawn on a (pseudo) terminal, plain lines elsewhere."""
+"""Progress of a run: drawn on a (pseudo) terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_plain_lines():
 
 @given(loss=st.floats(), accuracy=st.floats(0, 1))
 def test_loss_has_few_characters(loss, accuracy):
-    """In the line of an evaluation, that of an update and in tables, and with its first digits right."""
+    """In lines of evaluations and updates and in tables, with its first digits right."""
     line = evaluation_text(replace(EVALUATION, loss=loss, metrics={"accuracy": accuracy}), CLASSIFICATION.infos)
     text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", line)[1]
     state = TrainingState()
@@ -66,7 +66,7 @@ def test_loss_has_few_characters(loss, accuracy):
     assert state.line() == f"step 0  epoch 1  last loss {text}"
     assert number_text(loss) == text
     assert len(text) <= len("-9,999,999.0000")
-    shown = Decimal(text.replace(",", ""))  # rounded up, the largest floats are no floats any more
+    shown = Decimal(text.replace(",", ""))  # rounding up the largest floats overflows
     if math.isnan(loss):
         assert shown.is_nan()
     elif 0.001 <= abs(loss) < 1e7:  # four decimals
@@ -108,7 +108,7 @@ def test_plain_lines_have_their_interval(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.booleans(), st.floats(0, 0.9)), min_size=1, max_size=40), st.integers(0, 10**12))
 def test_rates_cover_training_since_the_previous_line(sent, before_training):
-    """Not of the last two samples alone, nor over the time of evaluations, and not of what was sent before training."""
+    """Without evaluations, and without traffic from before training."""
     lines, total = io.StringIO(), before_training
     progress = PlainProgress(lines)
     progress.node(sample(0, -5.0, network_sent_bytes=0, network_received_bytes=0))
@@ -136,7 +136,7 @@ def test_rates_cover_training_since_the_previous_line(sent, before_training):
 
 @given(st.lists(st.tuples(st.sampled_from(["train", "evaluate"]), st.integers(1, 30)), max_size=12), st.integers(0, 40))
 def test_training_time_excludes_other_phases(phases, translating):
-    """Neither an evaluation that has not ended, nor a translation, which ends in no record."""
+    """Neither an unfinished evaluation nor a translation, which has no record, counts."""
     lines, clock = io.StringIO(), 100.0
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(plain.time, "monotonic", lambda: clock)
@@ -155,7 +155,7 @@ def test_training_time_excludes_other_phases(phases, translating):
                 progress.node(sample(0, clock - 100.0, network_sent_bytes=sent, network_received_bytes=0))
             if what == "evaluate":
                 progress.evaluation(replace(EVALUATION, time_seconds=clock - 100.0, seconds=float(seconds)))
-                progress.doing(what)  # the leading tasks answer one after the other
+                progress.doing(what)  # leading tasks answer one after another
     for line in (line for line in lines.getvalue().splitlines() if line.startswith("node")):
         rate, over = re.search(r"sent (.*?)  received .*  over (.*)$", line).groups()
         assert (rate, over) == ("-", "-") or (rate == "1.0 MB/s" and over.endswith(" s of training"))
@@ -204,7 +204,7 @@ def test_terminal_shows_phases_until_they_end(screen):
 
 
 class Terminal:
-    """A pseudo terminal; `text` is what was written to it, without control sequences."""
+    """A pseudo terminal; `text` is its output without control sequences."""
 
     def __init__(self):
         self.master, slave = pty.openpty()

@@ -1,4 +1,4 @@
-"""Which code made a run: installed packages by the names of their metadata, and commits of real git work trees."""
+"""The code that made a run: installed packages, and commits of real git work trees."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_commit_and_changes_are_recorded(tree):
 @needs_git
 @pytest.mark.parametrize("setting", ["core.fsmonitor", "filter.x.clean", "filter.x.process"])
 def test_no_program_of_a_tree_is_started(tree, setting, tmp_path_factory):
-    """A tree may come from anybody, with a configuration of its own."""
+    """A tree may be untrusted, with its own git configuration."""
     mark = tmp_path_factory.mktemp("mark") / "started"
     (tree / ".gitattributes").write_text("a filter=x\n")
     subprocess.run(["git", "config", setting, f"touch {mark}; cat"], cwd=tree, check=True)
@@ -77,7 +77,7 @@ def test_provenance_has_packages_and_commits(tree, repository):
     assert record == {"packages": installed_packages(sys.path), "typed_in": work_tree(tree), "crosstrain": work_tree(repository)}
 
 
-# In words ------------------------------------------------------------------------------------------------------------
+# Description ------------------------------------------------------------------------------------------------------------
 
 ONE, OTHER = "abc1234" + 33 * "0", "def5678" + 33 * "0"
 

@@ -1,4 +1,4 @@
-"""Mean value analysis, against chains that are solved state by state and against a simulation with constant times."""
+"""Mean value analysis against Markov chains and a simulation with constant times."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def states(count, places):
 
 
 def solved_rates(customers, thinks, demands):
-    """Rounds per second of both classes from the balance equations: exponential times, each station shared by all present.
-
-    Place 0 is thinking, the others are the stations, visited in turn.
+    """Return rounds per second of both classes from the balance equations.
+    | Times are exponential, each station is shared by all present. Place 0 is thinking, the others
+    are the stations, visited in turn.
     """
     places = len(demands) + 1
     space = [(first, second) for first in states(customers[0], places) for second in states(customers[1], places)]
@@ -52,7 +52,7 @@ def test_rates_equal_the_balance_equations(customers):
 
 
 def simulated_rate(customers, think, demand, rounds_wanted):
-    """Rounds per second of one class with constant times on one shared station, stepped from event to event."""
+    """Simulate one class with constant times on a shared station; return its rounds per second."""
     random = np.random.default_rng(7)
     thinking, served, clock, done = list(random.uniform(0, think, customers)), [], 0.0, 0
     while done < rounds_wanted:
@@ -71,7 +71,7 @@ def simulated_rate(customers, think, demand, rounds_wanted):
 
 @pytest.mark.parametrize(("customers", "think"), [(2, 3.0), (4, 3.0), (8, 3.0)])
 def test_rates_are_near_a_simulation_with_constant_times(customers, think):
-    """Shared stations do not care how times are distributed; what is left is that constant ones can fall into step."""
+    """Processor sharing is insensitive to distributions, but constant times can synchronise."""
     rate = customers / rounds((0, customers), (1.0, think), [(0.0, 1.0)]).seconds[1]
     simulated = simulated_rate(customers, think, 1.0, 4000)
     assert rate == pytest.approx(simulated, rel=0.08)

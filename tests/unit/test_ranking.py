@@ -1,4 +1,4 @@
-"""What runs say together is decided once, by job: a comparison, a report and the end of a sweep say the same of the same runs."""
+"""Conclusions of compare, report and sweep agree on the same runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EQUAL_JOBS = [
 
 
 def configuration_sizes(runs):
-    """How many runs each set-up has, by its name."""
+    """Return the number of runs of each configuration, by its label."""
     return {configuration.label: len(configuration.runs) for configuration in conclude(runs).configurations.all}
 
 
@@ -56,7 +56,7 @@ def test_runs_of_one_seed_are_repeats():
 
 
 def copied(folder, runs, copies):
-    """Write runs, and copies of the first one under other names; return all paths, the copies first."""
+    """Write runs, and copies of the first one; return all paths, the copies first."""
     paths = [Path(path) for path in written(folder, *runs)]
     for name in copies:
         shutil.copytree(paths[0], folder / name)
@@ -64,7 +64,7 @@ def copied(folder, runs, copies):
 
 
 def test_copies_of_a_run_count_once(tmp_path):
-    """However many there are of it, they are neither ranked nor weigh more in a mean, and it is said."""
+    """Any number of copies is neither ranked nor weighted, and is reported."""
     paths = copied(tmp_path, EQUAL_JOBS, ["x", "y"])
     alone = compare_paths(paths[:3])
     assert not conclude(alone.runs).concludes
@@ -93,7 +93,7 @@ def test_page_and_sweep_count_copies_once(tmp_path):
 
 
 def speeds_by_backend(runs):
-    """The examples/s that a conclusion is on."""
+    """Return the examples/s that a conclusion is based on."""
     return {
         configuration.values.get("backend"): sorted(configuration.figures(FIGURES[1]))
         for configuration in conclude(runs).configurations.all
@@ -129,7 +129,7 @@ def test_verdict_is_independent_of_order_and_copies(speeds, seeds, order):
 
 
 def speeds_of(**jobs):
-    """A run for each speed of each backend, which differ by their seeds."""
+    """Make a run for each speed of each backend, with different seeds."""
     return [
         made(f"{backend}-seed={seed}", backend=backend, seed=seed, summary={"examples_per_second": speed})
         for backend, speeds in jobs.items()
@@ -151,7 +151,7 @@ def test_runs_of_one_job_are_not_ranked():
     runs = speeds_of(tf=[1000.0, 1210.0])
     conclusion = conclude(runs)
     assert conclusion.verdicts == ()
-    assert conclusion.best == ()  # nothing is best without another to hold it against
+    assert conclusion.best == ()  # nothing is best without a comparison
     assert told(conclusion).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
     assert not conclude(runs[:1]).concludes
 
@@ -222,7 +222,7 @@ def test_recovered_loss_affects_nothing():
 
 
 def of_torch(text):
-    """The ratios and what is said of them, whatever the jobs are called."""
+    """Return the ratios and their sentences without the names of jobs."""
     return re.findall(r"([\d.]+ ×(?: \([^)]*\))? in throughput)", " ".join(text.split()))
 
 
@@ -297,7 +297,7 @@ def test_page_has_the_sentences_of_compare(tmp_path):
 
 
 def test_terminal_output_ends_with_the_conclusion(tmp_path):
-    """Which tables may have pushed off its screen; a file or a pipe has it once."""
+    """Tables may have scrolled off the screen; a file or a pipe has it once."""
     words = told(conclude(EQUAL_JOBS))
     assert closing_text(words, None) == ""
     assert closing_text(words, 500).split() == " ".join(words.best).split()

@@ -1,4 +1,4 @@
-"""The best few of a metric's values as they come, and the evaluations since the best: what is kept, and what ends a run."""
+"""The best few of a metric's values, and the evaluations since the best."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crosstrain.metrics.base import ACCURACY, BestFew, Improvements
 
 @pytest.mark.parametrize("info", [ACCURACY.info, LOSS])
 def test_best_values_are_those_of_the_whole_history(info):
-    """Against sorting everything, after each value, with ties and values that are none."""
+    """Compared with sorting all values after each one, with ties and NaN."""
     draw = random.Random(3)
     for count in (1, 2, 5):
         best, seen = BestFew(info, count), []

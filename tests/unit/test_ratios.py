@@ -1,4 +1,4 @@
-"""How many times as much one set-up has as another: against scipy's Welch test, and by simulation."""
+"""Ratios of configurations with intervals: against scipy's Welch test, and by simulation."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_ratio_of_pairs_is_the_geometric_mean(pairs):
 
 
 def test_interval_has_its_coverage():
-    """Two pairs of three repeats, which scatter by different factors. Of 2,000 trials 95 % would be 93.5 % to 96.5 % by chance."""
+    """Three repeats, different variances; for 95 % chance gives 93.5 % to 96.5 % of 2,000."""
     draw, inside = np.random.default_rng(20261127), 0
     for _ in range(2000):
         pairs = [
@@ -63,7 +63,7 @@ def test_interval_has_its_coverage():
         ]
         result = ratio(pairs)
         inside += result.low <= math.exp(0.3) <= result.high
-    assert 0.935 <= inside / 2000 <= 0.975  # Welch's degrees of freedom are cautious with few repeats
+    assert 0.935 <= inside / 2000 <= 0.975  # Welch's degrees of freedom are conservative with few repeats
 
 
 @pytest.mark.parametrize("alone", [([1.0], [2.0, 2.1]), ([1.0, 1.1], [2.0]), ([1.0], [2.0])])
@@ -76,7 +76,7 @@ def test_single_run_has_no_interval(alone):
 
 @given(FIGURES, st.floats(1.01, 2.0))
 def test_suggested_repeats_reach_significance(values, factor):
-    """With repeats that scatter as much about the same ratio, it is sure with so many and not with one fewer."""
+    """With repeats of equal variance and ratio, it is significant at this number and not below."""
     scaled = [value * factor for value in values]
     needed = repeats_that_would_tell([(scaled, values)])
     deviation = math.sqrt(np.var(np.log(values), ddof=1))
@@ -109,7 +109,7 @@ def test_equal_repeats_are_significant():
 
 
 def test_extreme_figures_have_a_finite_interval():
-    """The largest and the smallest that a double can be: nothing overflows, and nothing is infinite, which JSON has no word for."""
+    """The largest and smallest doubles: no overflow, and nothing infinite, which JSON lacks."""
     result = ratio([((1e308, 5e-324), (1.0, 2.0))])
     assert 0 < result.low < result.high < math.inf
     low, high = interval_of_mean((1e308, 5e-324))

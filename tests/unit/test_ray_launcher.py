@@ -1,4 +1,4 @@
-"""What a run asks of a Ray cluster, how what it waits for is said, and when Ray is chosen."""
+"""The Ray launcher: its requests, its description of missing resources, and its selection."""
 
 import importlib.util
 import re
@@ -111,7 +111,7 @@ def test_ray_is_selected_by_name_address_or_job():
 
 
 def test_placement_on_each_node_uses_no_resources():
-    """Nodes without a CPU, as some heads, are none that a run could be on."""
+    """Nodes without a CPU, such as some heads, are not used."""
     nodes = [
         {**LARGE, "NodeManagerAddress": "10.0.0.2"},
         {**DEAD, "NodeManagerAddress": "10.0.0.3"},

@@ -1,4 +1,4 @@
-"""Whatever a node may say, what is recorded of it can be read again: one message must not cost a run its records."""
+"""Messages of nodes can be recorded and read again; one message cannot destroy the records."""
 
 import json
 
@@ -64,7 +64,7 @@ SAMPLED = {
 
 
 def sent(kind, fields):
-    """A message that is short enough to travel, or None."""
+    """Return a message if it is short enough to be sent, otherwise None."""
     return Message(kind, fields) if len(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()) < MAX_HEADER_BYTES else None
 
 
@@ -96,7 +96,7 @@ def test_sample_at_its_limits_is_accepted(field):
 @settings(max_examples=40, deadline=None)
 @given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in SAMPLED.items()}))
 def test_recorded_samples_can_be_read(tmp_path_factory, changes):
-    """Also one that stands for several samples, each with problems of its own."""
+    """Also a line that represents several samples, each with problems."""
     message = sent("sample", {"record": {**sample(), **changes}})
     if message is None or wrong_with(1, message, NODE_OF) is not None:
         return

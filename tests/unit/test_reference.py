@@ -1,4 +1,4 @@
-"""The judge of the conformance suite reads images as the product's own definitions say, though it shares no code with them."""
+"""The conformance suite's independent image reader agrees with the product's definition."""
 
 from __future__ import annotations
 

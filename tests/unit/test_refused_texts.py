@@ -1,4 +1,4 @@
-"""Text that cannot be prepared: what is wrong is said before anything long is done, and nothing of it is left."""
+"""Text that cannot be prepared: refused before long work, and nothing is left."""
 
 import os
 import struct
@@ -148,7 +148,7 @@ def test_export_requires_the_model_s_vocabulary(tmp_path, model):
 
 
 def mo(messages):
-    """A compiled catalogue of (original, translation) pairs, given as places and lengths in what follows the tables."""
+    """Return a compiled catalogue of (original, translation) pairs given as offsets and lengths."""
     count_, tables = len(messages), 28
     body = tables + 16 * len(messages)
     rows = [[(length, body + place) for place, length in (pair[side] for pair in messages)] for side in (0, 1)]

@@ -1,4 +1,4 @@
-"""Who is let into a run that others start: each process that is awaited, once, and nobody else."""
+"""Joining an externally launched run: each expected process once, and no other."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from crosstrain.launch.launchers.rendezvous import ExternalLauncher
     joined=st.sets(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=2),
 )
 def test_only_expected_processes_are_accepted(node, local_rank, standbys, joined):
-    """However many processes somebody starts who knows the secret, they do not use up the driver's connections."""
+    """Any number of processes with the secret cannot use up the driver's connections."""
     job = Job(backend="toy", nodes=3)
     place = Membership("a contract", 0, 0, ("127.0.0.1", (1,)), {"nodes": 3}, standbys)
     joins = Message("join", {"protocol": PROTOCOL, "node": node, "local_rank": local_rank, "asked": job_request(job)})

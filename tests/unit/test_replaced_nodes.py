@@ -1,4 +1,4 @@
-"""Another agent in the place of a lost node: it is the node once it has greeted, and the one before it is heard no more."""
+"""Replacement of lost nodes: the new agent is the node once it has greeted."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ GONE = -1
 
 
 class Cluster:
-    """Nodes behind sockets, whose other ends the test speaks for; `coming` greet in turn where a lost node is replaced."""
+    """Nodes behind sockets operated by the test; `coming` greet in turn as replacements."""
 
     def __init__(self, files, count, coming):
         self.files = files
@@ -115,7 +115,7 @@ def test_nodes_are_retried_and_reported_while_others_work(monkeypatch):
 
 
 def test_refusing_host_is_retried_until_it_is_back(monkeypatch):
-    """As one does that starts anew."""
+    """As a host that restarts."""
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
         cluster = Cluster(files, 2, [GONE, GONE, PROTOCOL])
@@ -143,7 +143,7 @@ def test_retries_of_a_refusing_host_are_bounded(monkeypatch):
 
 @pytest.mark.parametrize(("coming", "used"), [([PROTOCOL, 0], {0, 1}), ([0, GONE, PROTOCOL], {0, 2})])
 def test_replaced_node_is_used_though_another_hangs(monkeypatch, coming, used):
-    """Nor does one that refuses wait with its next try for one that hangs."""
+    """A refusing host does not wait for a hanging one either."""
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.2)
     with ExitStack() as files:
         cluster = Cluster(files, 3, coming)
@@ -161,7 +161,7 @@ def test_replaced_node_is_used_though_another_hangs(monkeypatch, coming, used):
 
 
 def test_only_node_can_be_replaced_repeatedly():
-    """With its channel ends the thread that serves the channels; another one serves the next."""
+    """With its channel the serving thread ends; the next channel gets another thread."""
     rounds = 30
     with ExitStack() as files:
         cluster = Cluster(files, 1, [PROTOCOL] * rounds)
