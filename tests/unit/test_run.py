@@ -50,7 +50,7 @@ def files_opened(tmp_path, *command):
         ("report {runs} -o {page}", ("steps.jsonl",)),  # checked to its end before it is drawn
     ],
 )
-def test_a_command_opens_each_file_of_a_run_once(tmp_path, command, twice):
+def test_command_opens_each_file_of_a_run_once(tmp_path, command, twice):
     for name in ("one", "two"):
         make_run(tmp_path / "runs", name, steps=8, calibrated=True)
     counts = files_opened(tmp_path, *command.format(runs=tmp_path / "runs", page=tmp_path / "page.html").split())
@@ -58,7 +58,7 @@ def test_a_command_opens_each_file_of_a_run_once(tmp_path, command, twice):
     assert {path: count for path, count in counts.items() if count > 1 and not path.endswith(twice or "-")} == {}
 
 
-def test_a_document_that_nobody_asks_for_is_not_read(tmp_path):
+def test_unused_document_is_not_read(tmp_path):
     run = Run(make_run(tmp_path, "one", steps=8))
     (run.path / "env.json").write_text("{")
     (run.path / "events.jsonl").write_text("{}\n{}\n")
@@ -66,7 +66,7 @@ def test_a_document_that_nobody_asks_for_is_not_read(tmp_path):
     assert run.job["backend"]
 
 
-def test_what_was_read_stays_as_it_was_also_under_another_name(tmp_path):
+def test_read_documents_stay_cached_under_another_name(tmp_path):
     run = Run(make_run(tmp_path, "one", steps=8))
     before = run.summary
     (run.path / "summary.json").unlink()
@@ -76,7 +76,7 @@ def test_what_was_read_stays_as_it_was_also_under_another_name(tmp_path):
     assert run.called("other", 3).number == 3
 
 
-def test_a_run_without_a_summary_says_why_where_it_is_asked_for_one(tmp_path):
+def test_missing_summary_gives_a_reason_on_access(tmp_path):
     run = Run(make_run(tmp_path, "one", steps=8, state="failed", summary=False))
     assert not run.has_summary
     with pytest.raises(UsageError, match=r"has no summary\.json; it failed"):

@@ -89,7 +89,7 @@ def cells(path, table):
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet"])
 @pytest.mark.parametrize("run", ["one", "two", "odd"])
-def test_every_table_comes_back_as_it_was(out, tmp_path, capsys, run, file_format):
+def test_tables_round_trip(out, tmp_path, capsys, run, file_format):
     if file_format == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
     said = exported(capsys, run, "--format", file_format)
@@ -107,7 +107,7 @@ def test_every_table_comes_back_as_it_was(out, tmp_path, capsys, run, file_forma
         assert f"{what}.{file_format}  ({len(rows)} row{'' if len(rows) == 1 else 's'})\n" in said
 
 
-def test_a_row_of_steps_is_an_update(out, tmp_path, capsys):
+def test_steps_row_is_an_update(out, tmp_path, capsys):
     exported(capsys, "two", "--what", "steps")
     names, rows = read(tmp_path / "two-steps.csv")
     assert names[0] == "run"
@@ -124,7 +124,7 @@ def test_a_row_of_steps_is_an_update(out, tmp_path, capsys):
     }
 
 
-def test_what_is_no_number_is_spelled_as_in_the_records(out, tmp_path, capsys):
+def test_non_finite_numbers_are_spelled_as_in_the_records(out, tmp_path, capsys):
     exported(capsys, "odd", "--what", "steps", "-o", "steps.csv")
     _, rows = read(tmp_path / "steps.csv")
     assert [row["loss"] for row in rows[:3]] == ["NaN", "Infinity", "-Infinity"]
@@ -132,7 +132,7 @@ def test_what_is_no_number_is_spelled_as_in_the_records(out, tmp_path, capsys):
     assert [row["group_data_wait_seconds"] for row in rows] == ["", "", "", "0.125"]
 
 
-def test_a_row_of_system_is_a_sample_of_a_node_with_rates(out, tmp_path, capsys):
+def test_system_row_is_a_sample_with_rates(out, tmp_path, capsys):
     exported(capsys, "odd", "--what", "system", "-o", "system.csv")
     _, rows = read(tmp_path / "system.csv")
     assert [(row["node"], row["time_seconds"], row["cpu_seconds"]) for row in rows] == [
@@ -147,7 +147,7 @@ def test_a_row_of_system_is_a_sample_of_a_node_with_rates(out, tmp_path, capsys)
     assert json.loads(rows[0]["tasks"])[0]["task"] == "worker-0"
 
 
-def test_a_row_of_summary_is_a_run_also_one_without_a_summary(out, tmp_path, capsys):
+def test_summary_row_is_a_run_also_without_summary(out, tmp_path, capsys):
     exported(capsys, "one", "two", "odd", "--what", "summary", "-o", "summary.csv")
     names, rows = read(tmp_path / "summary.csv")
     assert [row["run"] for row in rows] == ["one", "two", "odd"]
@@ -159,7 +159,7 @@ def test_a_row_of_summary_is_a_run_also_one_without_a_summary(out, tmp_path, cap
     assert (rows[2]["state"], rows[2]["steps"], rows[2]["backend"]) == ("running", "", "tf")
 
 
-def test_a_summarys_columns_have_the_types_of_their_figures_whatever_the_runs_have(out, tmp_path, capsys):
+def test_summary_columns_have_fixed_types(out, tmp_path, capsys):
     """Also where no run has the figure, so that files of several exports are one table: of runs that never began training, and others."""
     arrow = pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -180,7 +180,7 @@ def test_a_summarys_columns_have_the_types_of_their_figures_whatever_the_runs_ha
     assert created == [datetime.fromisoformat(RunReader(out / name).status()["created_at"]) for name in ("one", "two", "odd")]
 
 
-def test_several_runs_share_a_table_and_a_folder_stands_for_its_runs(out, tmp_path, capsys):
+def test_several_runs_share_a_table(out, tmp_path, capsys):
     said = exported(capsys, "runs", "--what", "evals")
     assert said == "3-runs-evals.csv  (4 rows)\n"
     _, rows = read(tmp_path / "3-runs-evals.csv")
@@ -195,20 +195,20 @@ def test_several_runs_share_a_table_and_a_folder_stands_for_its_runs(out, tmp_pa
     assert [row["run"] for row in read(tmp_path / "same.csv")[1]] == ["runs/one", "runs/one", "elsewhere/one", "elsewhere/one"]
 
 
-def test_one_table_as_csv_goes_to_standard_output(out, capsys):
+def test_single_csv_goes_to_standard_output(out, capsys):
     text = exported(capsys, "one", "--what", "evals", "-o", "-")
     assert text.splitlines()[0].startswith("run,step,epoch,time_seconds")
     assert text.count("\n") == 3
 
 
 @pytest.mark.parametrize(("output", "path"), [("new.csv", "new.csv"), ("folder", "folder/one-steps.csv"), ("made/", "made/one-steps.csv")])
-def test_where_a_table_goes(out, tmp_path, capsys, output, path):
+def test_table_is_written_to_the_named_path(out, tmp_path, capsys, output, path):
     (tmp_path / "folder").mkdir()
     assert exported(capsys, "one", "--what", "steps", "-o", output).startswith(f"{path}  (10 rows)")
     assert (tmp_path / path).stat().st_mode & 0o777 == 0o644
 
 
-def test_nothing_is_overwritten_unasked(out, tmp_path, capsys):
+def test_nothing_is_overwritten_without_force(out, tmp_path, capsys):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "system.csv").write_text("mine")
     for arguments in (["-o", "t"], ["--what", "system", "-o", "t/system.csv"]):
@@ -233,7 +233,7 @@ def test_nothing_is_overwritten_unasked(out, tmp_path, capsys):
         (["--what", "steps", "-o", "file/x.csv"], "file' cannot be made"),
     ],
 )
-def test_wrong_requests_end_with_code_2_and_write_nothing(out, tmp_path, capsys, arguments, said):
+def test_invalid_request_exits_with_2_and_writes_nothing(out, tmp_path, capsys, arguments, said):
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
     assert invoke(["runs", "export", "one", *arguments]) == 2
@@ -241,7 +241,7 @@ def test_wrong_requests_end_with_code_2_and_write_nothing(out, tmp_path, capsys,
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
+def test_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
     with (out / "one" / "steps.jsonl").open("a") as file:
         file.write('{"torn\n{"schema": 1}\n')
     assert invoke(["runs", "export", "one", "--what", "steps", "-o", "steps.csv"]) == 2
@@ -249,7 +249,7 @@ def test_a_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
-def test_rows_come_before_the_file_is_read_to_its_end(out):
+def test_rows_are_streamed(out):
     """What makes a run of any length fit into little memory."""
     with (out / "one" / "steps.jsonl").open("a") as file:
         file.write("damaged\n" * 2)
@@ -259,7 +259,7 @@ def test_rows_come_before_the_file_is_read_to_its_end(out):
         next(rows)
 
 
-def test_parquet_without_its_package_says_what_to_install(out, tmp_path):
+def test_missing_pyarrow_names_the_package(out, tmp_path):
     script = "import sys; sys.modules['pyarrow'] = None; from crosstrain.cli.group import invoke; sys.exit(invoke(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "runs", "export", "one", "--format", "parquet"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

@@ -82,13 +82,13 @@ def start():
 
 
 @pytest.mark.thorough
-def test_two_thousand_runs_are_as_their_documents_say(out):
+def test_2000_runs_are_listed_as_documented(out):
     made = many_runs(out, 2000)
     assert by_name(out) == expected(out, made)
     assert all(tuple(found) == FIGURES for found in list_runs(out))
 
 
-def test_the_list_follows_what_is_added_changed_resumed_and_removed(out):
+def test_list_follows_changes_of_runs(out):
     made = many_runs(out, 40)
     list_runs(out)
     template = documents(out / "run-00001")
@@ -110,7 +110,7 @@ def test_the_list_follows_what_is_added_changed_resumed_and_removed(out):
     assert found == expected(out, made)
 
 
-def test_what_changes_behind_the_back_of_its_time_and_size_is_shown(out):
+def test_change_with_equal_time_and_size_is_listed(out):
     many_runs(out, 5)
     path = out / "run-00001" / "summary.json"
     times = path.stat()
@@ -122,7 +122,7 @@ def test_what_changes_behind_the_back_of_its_time_and_size_is_shown(out):
     assert by_name(out)["run-00001"]["optimizer"] == "xxx"
 
 
-def test_runs_without_a_summary_say_what_their_job_says(out):
+def test_run_without_summary_has_its_job_s_settings(out):
     writer = open_run(a_job(out, name="live", mode="async", backend="torch", nodes=3, batch_size=7, until="loss<=0.5"))
     found = by_name(out)["live"]
     shown = {name: found[name] for name in ("state", "backend", "mode", "workers", "batch_size", "global_batch_size", "target", "steps")}
@@ -145,7 +145,7 @@ def test_runs_without_a_summary_say_what_their_job_says(out):
     assert by_name(out)["live"]["state"] == "failed"
 
 
-def test_a_run_whose_process_goes_without_a_word_has_died(out):
+def test_run_with_vanished_process_is_dead(out):
     """Its files are as they were: only the process tells."""
     with subprocess.Popen([sys.executable, "-c", BE_A_RUN, str(out), str(Path(__file__).parent)], stdout=subprocess.PIPE) as run:
         run.stdout.readline()
@@ -169,7 +169,7 @@ def test_a_run_whose_process_goes_without_a_word_has_died(out):
         ("summary.json", '{"schema": 1}', "summary.json: state: field required"),
     ],
 )
-def test_a_damaged_run_is_listed_as_damaged_beside_the_others(out, document, text, said):
+def test_damaged_run_is_listed_as_damaged(out, document, text, said):
     made = many_runs(out, 3)
     list_runs(out)
     found = {**made.pop("run-00001"), document: text}
@@ -184,7 +184,7 @@ def test_a_damaged_run_is_listed_as_damaged_beside_the_others(out, document, tex
         assert tuple(damaged) == FIGURES
 
 
-def test_a_figure_that_is_no_number_comes_through(out):
+def test_non_finite_figure_is_listed(out):
     found = documents(sync_run(out))
     found["summary.json"]["final_train_loss"] = "NaN"
     write_run(out / "diverged", found)
@@ -211,7 +211,7 @@ LEFT_OVER = {
 
 
 @pytest.mark.parametrize("what", LEFT_OVER)
-def test_an_index_of_an_older_release_is_neither_read_nor_changed(out, start, what):
+def test_index_of_an_older_release_is_ignored(out, start, what):
     """Older releases kept one beside the runs, which anybody may have put there."""
     made = many_runs(out, 3)
     LEFT_OVER[what](out / ".index.sqlite")
@@ -222,7 +222,7 @@ def test_an_index_of_an_older_release_is_neither_read_nor_changed(out, start, wh
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
 
 
-def test_a_listing_writes_nothing_and_may_not_need_to(out, tmp_path, monkeypatch, capfd):
+def test_listing_writes_nothing(out, tmp_path, monkeypatch, capfd):
     made = many_runs(out, 10)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))}
@@ -236,7 +236,7 @@ def test_a_listing_writes_nothing_and_may_not_need_to(out, tmp_path, monkeypatch
     assert capfd.readouterr().err == ""
 
 
-def test_a_listing_opens_two_small_files_of_a_finished_run(out, monkeypatch):
+def test_listing_opens_two_small_files_of_a_run(out, monkeypatch):
     """What makes thousands of runs quick to list: docs/runs.md has the times."""
     many_runs(out, 20)
     opened = []
@@ -250,7 +250,7 @@ def test_a_listing_opens_two_small_files_of_a_finished_run(out, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_commands_at_the_same_time_agree(out, start):
+def test_concurrent_commands_agree(out, start):
     made = many_runs(out, 300)
     processes = [start(out) for _ in range(3)]
     outputs = [json.loads(process.communicate(timeout=100)[0]) for process in processes]
@@ -258,7 +258,7 @@ def test_commands_at_the_same_time_agree(out, start):
     assert outputs == [list(expected(out, dict(sorted(made.items()))).values())] * 3
 
 
-def test_a_run_that_is_there_now_and_then_is_listed_or_not(out):
+def test_intermittent_run_is_listed_or_not(out):
     made = {Path(name).name for name in many_runs(out, 3)}
     away = out.with_name("away")
     sync_run(out, name="brief")
@@ -281,7 +281,7 @@ def test_a_run_that_is_there_now_and_then_is_listed_or_not(out):
         mover.join()
 
 
-def test_a_run_directory_that_comes_and_goes_disturbs_nobody(out, start):
+def test_intermittent_run_directory_disturbs_no_listing(out, start):
     made = many_runs(out, 20)
     listing = [start(out) for _ in range(2)]
     for number in range(50):

@@ -83,7 +83,7 @@ def close(ours, truth, name):
     each=st.integers(1, 16),
     nodes=st.integers(1, 3),
 )
-def test_the_summary_of_thinned_samples_is_that_of_all(figures, each, nodes):
+def test_summary_of_thinned_samples_is_that_of_all(figures, each, nodes):
     """Also where counters fall, and where some have no value; each line is read back as it was written."""
     thinner = thinner_of(each)
     samples = [sample(number % nodes, 0.2 * (number + 1), 0.2, **figure) for number, figure in enumerate(figures)]
@@ -107,7 +107,7 @@ def test_the_summary_of_thinned_samples_is_that_of_all(figures, each, nodes):
 @given(
     rises=st.lists(st.integers(0, 1000), min_size=2, max_size=60), each=st.integers(1, 16), falls=st.sets(st.integers(1, 59), max_size=3)
 )
-def test_no_rise_of_a_counter_is_lost_whatever_line_it_is_in(rises, each, falls):
+def test_counter_rises_are_kept_in_any_line(rises, each, falls):
     value, values = 0, []
     for number, rise in enumerate(rises):
         value = rise if number in falls else value + rise
@@ -122,7 +122,7 @@ def test_no_rise_of_a_counter_is_lost_whatever_line_it_is_in(rises, each, falls)
 
 @settings(max_examples=40)
 @given(figures=st.lists(FIGURES, min_size=1, max_size=20), cut=st.integers(1, 19))
-def test_merging_what_is_merged_is_merging_it_all(figures, cut):
+def test_merging_is_associative(figures, cut):
     samples = [sample(0, 2.0 * (number + 1), **{**figure, "sent": number}) for number, figure in enumerate(figures)]
     at_once = merge_samples(samples)
     in_two = merge_samples([merge_samples(part) for part in (samples[:cut], samples[cut:]) if part])
@@ -134,7 +134,7 @@ def test_merging_what_is_merged_is_merging_it_all(figures, cut):
     assert at_once.tasks == samples[-1].tasks
 
 
-def test_a_slope_over_several_samples_is_weighted_by_their_time():
+def test_merged_rate_is_weighted_by_time():
     merged = merge_samples([sample(0, 1.0, 1.0, cpu=4.0), sample(0, 4.0, 3.0, cpu=0.0)])
     assert (merged.cpu_cores_used, merged.interval_seconds, merged.merged["cpu_cores_used"]) == (1.0, 4.0, (2, 4.0))
 
@@ -153,7 +153,7 @@ def flow(thinner, nodes, interval_seconds, seconds, line_bytes=1200):
 
 @pytest.mark.quick_cases("200-20.0", "20-0.2")
 @pytest.mark.parametrize(("nodes", "interval_seconds"), [(100, 0.2), (20, 0.2), (200, 20.0)])
-def test_however_many_come_in_the_lines_stay_within_the_budget(nodes, interval_seconds):
+def test_lines_stay_within_the_budget(nodes, interval_seconds):
     """The same demand as of 1,000 nodes that sample every 2 s, and less, over a sixth of an hour and with a sixth of its burst."""
     burst, rate, seconds = 2e6, 8000.0, 100.0
     demand = 1200 * nodes / interval_seconds
@@ -171,7 +171,7 @@ def test_few_nodes_keep_every_sample_for_hours():
     assert flow(SampleThinner(), 3, 0.5, 2000.0, 1100) == (3 * 4000 * 1100, [1])
 
 
-def test_each_node_has_its_turn_and_waits_no_longer_than_the_others():
+def test_nodes_take_turns_with_equal_delays():
     thinner = thinner_of(8)
     seen = {}
     for number in range(50 * 64):
@@ -181,7 +181,7 @@ def test_each_node_has_its_turn_and_waits_no_longer_than_the_others():
     assert all(count == 8 for counts in seen.values() for count in counts[1:])
 
 
-def test_where_the_clock_starts_or_ends_the_next_sample_of_each_node_ends_a_line():
+def test_clock_start_and_end_close_the_lines():
     thinner = thinner_of(64)
     for number in range(30):
         assert not [line for line in thinner.add(sample(number % 3, number / 10)) if line.samples > 1]
@@ -193,7 +193,7 @@ def test_where_the_clock_starts_or_ends_the_next_sample_of_each_node_ends_a_line
     assert [line.samples for line in thinner.flush()] == [1]
 
 
-def test_what_is_slower_again_is_thinned_less():
+def test_slower_samples_are_thinned_less():
     thinner = SampleThinner(0.0, 1000.0)
     assert flow(thinner, 100, 1.0, 60.0, 1000)[1] == [1, 128]
     for number in range(60):

@@ -28,21 +28,21 @@ def series(comparison):
     return [(one.kind, one.batch, [(point.nodes, point.speedup, point.efficiency) for point in one.points]) for one in comparison.scaling]
 
 
-def test_a_fixed_global_batch_is_strong_scaling():
+def test_fixed_global_batch_is_strong_scaling():
     found = compare_runs(list(reversed(STRONG)), by=["nodes"])
     assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, 0.75), (4, 2.4, 0.6)])]
     assert [entry.label for entry in found.entries] == ["1 node", "2 nodes", "4 nodes"]
     assert found.fits_neither == ()
 
 
-def test_a_run_that_had_other_nodes_for_a_part_of_its_time_has_no_efficiency():
+def test_resized_run_has_no_efficiency():
     parts = [{"run_seconds": 0.0}, {"run_seconds": 2.0, "changed": {"nodes": [2, 1]}}]
     resized = on(2, 1500.0, global_batch_size=60, described={"segments": parts})
     found = compare_runs([STRONG[0], resized, STRONG[2]], by=["nodes"])
     assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, None), (4, 2.4, 0.6)])]
 
 
-def test_more_than_the_ideal_is_marked():
+def test_superlinear_scaling_is_marked():
     """By more than the usual scatter of single runs, or beyond the interval of repeats."""
     found = compare_runs([on(1, 1000.0, global_batch_size=60), on(2, 2300.0, global_batch_size=60)], by=["nodes"])
     assert [point.too_fast for point in found.scaling[0].points] == [False, True]
@@ -60,12 +60,12 @@ def test_more_than_the_ideal_is_marked():
     assert not found.scaling[0].points[1].too_fast  # within the scatter of the repeats
 
 
-def test_a_fixed_batch_per_worker_is_weak_scaling():
+def test_fixed_batch_per_worker_is_weak_scaling():
     found = compare_runs(WEAK, by=["nodes"])
     assert series(found) == [("weak", 60, [(1, 1.0, 1.0), (2, 1.9, 0.95), (3, 2.7, pytest.approx(0.9))])]
 
 
-def test_the_smallest_run_is_the_base_of_both_and_what_fits_neither_is_named():
+def test_smallest_run_is_the_base_and_misfits_are_named():
     stray = on(5, 100.0, "stray", batch_size=7)
     found = compare_runs([*STRONG, *WEAK[1:], stray], by=["nodes"])
     assert [(kind, batch, [nodes for nodes, *_ in points]) for kind, batch, points in series(found)] == [
@@ -75,23 +75,23 @@ def test_the_smallest_run_is_the_base_of_both_and_what_fits_neither_is_named():
     assert [found.entries[index].runs[0].name for index in found.fits_neither] == ["stray"]
 
 
-def test_without_a_run_on_one_node_the_smallest_is_the_base():
+def test_missing_single_node_run_uses_the_smallest():
     assert series(compare_runs(STRONG[1:], by=["nodes"])) == [("strong", 60, [(2, 1.0, 1.0), (4, 1.6, pytest.approx(0.8))])]
 
 
-def test_modes_and_backends_are_series_of_their_own():
+def test_modes_and_backends_are_separate_series():
     other = [on(nodes, speed, f"a{nodes}", mode="async", global_batch_size=60) for nodes, speed in ((1, 500.0), (2, 1000.0))]
     found = compare_runs([*STRONG[:2], *other], by=["nodes"])
     assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 2.0, 1.0)]), ("strong", 60, [(1, 1.0, 1.0), (2, 1.5, 0.75)])]
     assert [entry.label for entry in found.entries] == ["async, 1 node", "async, 2 nodes", "sync, 1 node", "sync, 2 nodes"]
 
 
-def test_a_speed_that_is_not_known_gives_no_speedup():
+def test_unknown_speed_has_no_speedup():
     found = compare_runs([STRONG[0], on(2, None, global_batch_size=60)], by=["nodes"])
     assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, None, None)])]
 
 
-def test_nodes_that_fight_for_cores_are_marked():
+def test_nodes_that_share_cores_are_marked():
     sharing = made("n2", nodes=2, global_batch_size=60, summary={"examples_per_second": 1500.0, "nodes_sharing_cores": 2})
     found = compare_runs([STRONG[0], sharing], by=["nodes"])
     assert SPEED in found.marks[1]
@@ -127,18 +127,18 @@ IN_ORDER = [
 
 
 @pytest.mark.parametrize(("key", "others", "values"), IN_ORDER, ids=[case[0] for case in IN_ORDER])
-def test_the_values_of_a_setting_stand_in_their_order_and_not_in_that_of_their_text(key, others, values):
+def test_setting_values_are_in_numeric_order(key, others, values):
     runs = [made(f"run{number}", **{key: value}, **others) for number, value in enumerate(values)]
     for given in (runs, runs[::-1], sorted(runs, key=lambda run: str(run.job[key]))):
         assert [entry.runs[0].name for entry in compare_runs(given, by=[key]).entries] == [run.name for run in runs]
 
 
-def test_releases_stand_in_the_order_of_their_numbers():
+def test_releases_are_in_numeric_order():
     runs = [made(name, node={"kernel": name}) for name in ("6.10.0", "6.9.2", "6.9.11")]
     assert [entry.runs[0].name for entry in compare_runs(runs, by=["kernel"]).entries] == ["6.9.2", "6.9.11", "6.10.0"]
 
 
-def test_each_seed_is_a_row_where_it_is_asked_for():
+def test_seeds_are_rows_if_requested():
     runs = [made(f"m{mode}{seed}", mode=mode, seed=seed) for seed in (10, 9) for mode in ("sync", "async")]
     for fold in (True, False):
         found = compare_runs(runs[::2], by=["seed"], fold=fold)
@@ -155,7 +155,7 @@ def test_each_seed_is_a_row_where_it_is_asked_for():
     ]
 
 
-def test_a_setting_that_no_figure_depends_on_has_a_row_for_each_value_too():
+def test_setting_without_effect_has_rows_too():
     runs = [made(f"t{given}s{seed}", tensorboard=given, seed=seed) for given in (True, False) for seed in (0, 1)]
     found = compare_runs(runs, by=["tensorboard"])
     assert [dict(settings) for settings in found.settings] == [
@@ -186,13 +186,13 @@ SERIES = [
 
 
 @pytest.mark.parametrize(("points", "expected"), SERIES)
-def test_rows_of_one_series_stand_together_in_the_order_of_their_nodes(points, expected):
+def test_rows_of_a_series_are_grouped_by_nodes(points, expected):
     runs = [made(name, nodes=nodes, batch_size=batch) for name, nodes, batch in points]
     for given in (runs, runs[::-1]):
         assert [entry.runs[0].name for entry in compare_runs(given, by=["nodes"]).entries] == expected
 
 
-def test_series_of_two_modes_stand_one_after_the_other():
+def test_series_of_two_modes_follow_each_other():
     runs = [made(f"{mode}{nodes}x{batch}", mode=mode, nodes=nodes, batch_size=batch)
             for nodes in (3, 2) for batch in (48, 24) for mode in ("sync", "async")]  # fmt: skip
     assert [entry.runs[0].name for entry in compare_runs(runs, by=["nodes"]).entries] == [
@@ -200,7 +200,7 @@ def test_series_of_two_modes_stand_one_after_the_other():
     ]
 
 
-def test_runs_that_no_setting_tells_apart_keep_their_names():
+def test_runs_without_a_distinct_setting_keep_names():
     again = made("later", node={"kernel": "7"})
     assert [entry.label for entry in compare_runs([made(), again], by=["backend"]).entries] == ["torch, kernel 6.1.0", "torch, kernel 7"]
     faulty = made("cut", summary={"state": "failed"})
@@ -209,12 +209,12 @@ def test_runs_that_no_setting_tells_apart_keep_their_names():
     assert [settings["run"] for settings in found.settings] == ["one", "cut"]
 
 
-def test_a_setting_that_there_is_not_names_the_near_one():
+def test_unknown_setting_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"--by: got 'bacth_size'; allowed: a setting, such as backend, .*Did you mean 'batch_size'\?"):
         compare_runs([made()], by=["bacth_size"])
 
 
-def test_the_command_groups_by_nodes(tmp_path):
+def test_command_groups_by_nodes(tmp_path):
     paths = written(tmp_path, *STRONG)
     result = CliRunner().invoke(compare, [*paths, "--by", "nodes", "--json"], catch_exceptions=False)
     document = json.loads(result.output)

@@ -22,7 +22,7 @@ def recorded(job, size=700, signatures=None, objective=OBJECTIVE):
     return {**job.recorded(), "translation_signatures": signatures or described(job, objective, size)}
 
 
-def test_another_number_of_sentences_is_named_and_how_to_have_the_first():
+def test_other_number_of_sentences_is_named_with_a_remedy():
     (problem,) = score_problem(recorded(Job()), Job(eval_sentences=50), OBJECTIVE, 700)
     assert "greedy,+50|sentences:50', and so far they were by '" in problem
     assert problem.endswith("greedy,+50|sentences:500' (give --eval-sentences 500)")
@@ -48,11 +48,11 @@ def test_another_release_of_sacrebleu_is_named():
         (recorded(Job(), objective=CLASSIFICATION), Job(), CLASSIFICATION, 700),
     ],
 )
-def test_what_can_be_compared_is_no_problem(before, job, objective, size):
+def test_comparable_signatures_are_no_problem(before, job, objective, size):
     assert score_problem(before, job, objective, size) == []
 
 
-def test_a_run_is_not_resumed_so_without_force(tmp_path, monkeypatch):
+def test_changed_signature_needs_force_to_resume(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
     name = corpus(tmp_path / "own", "alpha")
     job = Job(backend="torch", model="transformer:tiny", data=name, steps=300, out=tmp_path, name="run", keep_best="bleu")

@@ -49,7 +49,7 @@ def made(root, source):
     return stored_dataset._open(root / "made", "text", None, always=True)
 
 
-def test_one_that_fits_is_scored(tmp_path):
+def test_valid_scoring_files_are_used(tmp_path):
     data = made(tmp_path, Source())
     assert data.info.text.languages == ("en", "de")
     refuse_unscorable(data, TranslationQuality("source", "target", "char"))
@@ -68,14 +68,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("change", "said"), BROKEN)
-def test_one_that_does_not_fit_is_refused_when_it_is_made(tmp_path, change, said):
+def test_invalid_scoring_files_are_refused_in_preparation(tmp_path, change, said):
     with pytest.raises(UsageError, match=rf"the source of 'text' is broken: it says its languages en, de, and it.*{said}"):
         made(tmp_path, replace(Source(), **change))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("change", "said"), BROKEN)
-def test_it_is_refused_before_a_run_where_it_was_made_otherwise(tmp_path, change, said):
+def test_invalid_scoring_files_are_refused_before_a_run(tmp_path, change, said):
     data = made(tmp_path, replace(Source(), languages=(), **change))  # without languages nobody asks when it is made
     with pytest.raises(UsageError, match=rf"translations of 'text' cannot be scored: it.*{said}"):
         refuse_unscorable(data, TranslationQuality("source", "target", "char"))

@@ -64,7 +64,7 @@ def source_of(*pieces: int) -> np.ndarray:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**31), st.floats(0, 2), st.integers(0, 2))
-def test_a_beam_wider_than_all_sentences_finds_the_best_of_all(seed: int, penalty: float, extra: int) -> None:
+def test_wide_beam_finds_the_best_of_all_sentences(seed: int, penalty: float, extra: int) -> None:
     decoding = Decoding(beam=64, length_penalty=penalty, extra_length=extra)  # 3 pieces go on: at most 27 hypotheses do
     source = source_of(4)
     expected = every_sentence(RandomModel(seed), tuple(source.tolist()), decoding)
@@ -101,7 +101,7 @@ MODELS = st.tuples(st.integers(0, 2**31), st.sampled_from([None, 1, 2]), st.samp
 
 @settings(max_examples=40, deadline=None)
 @given(MODELS, st.integers(1, 4), st.sampled_from([0.0, 0.6, 3.0]), st.data())
-def test_the_early_end_changes_nothing_and_a_batch_changes_nothing(
+def test_early_end_and_batching_change_nothing(
     model: tuple[int, int | None, float], beam: int, penalty: float, data: st.DataObject
 ) -> None:
     seed, steps, ends = model
@@ -116,7 +116,7 @@ def test_the_early_end_changes_nothing_and_a_batch_changes_nothing(
 
 @settings(max_examples=25, deadline=None)
 @given(MODELS)
-def test_greedy_takes_the_most_probable_piece_each_time(model: tuple[int, int | None, float]) -> None:
+def test_greedy_takes_the_most_probable_piece(model: tuple[int, int | None, float]) -> None:
     seed, steps, ends = model
     language, source = RandomModel(seed, steps=steps, ends=ends), source_of(4, 5)
     pieces: list[int] = []
@@ -131,13 +131,13 @@ def test_greedy_takes_the_most_probable_piece_each_time(model: tuple[int, int | 
     assert found.ended == (pieces[-1] == END)
 
 
-def test_the_early_end_spares_steps() -> None:
+def test_early_end_saves_steps() -> None:
     sure = RandomModel(1, ends=9.0)
     search(sure, [source_of(4)] * 3, BEAM)
     assert len(sure.rows) < 10  # of 52
 
 
-def test_equal_pieces_the_lower_number_first() -> None:
+def test_equal_pieces_prefer_the_lower_number() -> None:
     class Even:
         def begin(self, sources: Sequence[np.ndarray]) -> None:
             pass
@@ -174,9 +174,7 @@ class Diverging(RandomModel):
     st.integers(1, 4),
     st.lists(st.integers(4, 6), min_size=1, max_size=6),
 )
-def test_a_sentence_whose_rows_are_not_finite_has_no_hypothesis(
-    seed: int, place: int, how: tuple[list[float], bool], beam: int, begins: list[int]
-) -> None:
+def test_non_finite_sentence_has_no_hypothesis(seed: int, place: int, how: tuple[list[float], bool], beam: int, begins: list[int]) -> None:
     """And those beside it in a batch are translated as if it were not there."""
     decoding = Decoding(beam=beam, extra_length=5)
     sources = [source_of(begin, 5) for begin in begins]
@@ -190,7 +188,7 @@ def test_a_sentence_whose_rows_are_not_finite_has_no_hypothesis(
             assert ours == []
 
 
-def test_a_piece_without_any_probability_is_not_taken() -> None:
+def test_impossible_piece_is_not_taken() -> None:
     class Narrow(RandomModel):
         def next(self, prefix: tuple[int, ...]) -> np.ndarray:
             found = super().next(prefix)
@@ -205,7 +203,7 @@ def test_a_piece_without_any_probability_is_not_taken() -> None:
     assert len(found) == 3  # there is no fourth
 
 
-def test_batches_have_every_sentence_once_and_neighbours_of_one_length() -> None:
+def test_batches_have_each_sentence_once_by_length() -> None:
     lengths = np.random.default_rng(0).integers(1, 90, 1000).tolist()
     found = list(batches(lengths, BEAM))
     assert sorted(np.concatenate(found).tolist()) == list(range(1000))
@@ -222,12 +220,12 @@ def test_batches_have_every_sentence_once_and_neighbours_of_one_length() -> None
 @pytest.mark.parametrize(
     "wrong", [{"beam": 0}, {"beam": 65}, {"length_penalty": -0.1}, {"length_penalty": float("nan")}, {"extra_length": -1}]
 )
-def test_settings_that_are_none_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="allowed"):
         Decoding(**wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_asked_wrongly_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="beam"):
         search(RandomModel(0), [source_of(4)], GREEDY, n_best=2)
     with pytest.raises(ValueError, match="without pieces"):
@@ -235,5 +233,5 @@ def test_what_is_asked_wrongly_is_refused() -> None:
     assert search(RandomModel(0), [], GREEDY) == []
 
 
-def test_signatures() -> None:
+def test_signature_names_the_settings() -> None:
     assert (GREEDY.signature, BEAM.signature) == ("greedy,+50", "beam4,penalty0.6,+50")

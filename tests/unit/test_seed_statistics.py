@@ -24,7 +24,7 @@ def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9,
     }
 
 
-def test_mean_and_sigma():
+def test_mean_and_standard_deviation_of_runs():
     found = aggregate([summary("a", 1.0, accuracy=0.8), summary("b", 3.0, accuracy=0.9)])
     assert found["dropped"] == []
     assert found["converged"] == found["runs"] == 2
@@ -32,13 +32,13 @@ def test_mean_and_sigma():
     assert found["figures"]["accuracy"]["mean"] == pytest.approx(0.85)
 
 
-def test_from_five_on_the_fastest_and_the_slowest_are_dropped():
+def test_five_or_more_runs_drop_fastest_and_slowest():
     found = aggregate([summary(name, seconds) for name, seconds in zip("abcde", (5.0, 1.0, 3.0, 4.0, 2.0), strict=True)])
     assert found["dropped"] == ["b", "a"]
     assert found["figures"]["time_to_target_seconds"] == {"mean": 3.0, "sigma": 1.0, "values": 3}
 
 
-def test_the_only_run_that_did_not_converge_is_the_slowest_and_counted():
+def test_single_unconverged_run_is_the_slowest():
     runs = [summary("a", 0.5, reached=False), *(summary(name, seconds) for name, seconds in zip("bcde", (1.0, 2.0, 3.0, 4.0), strict=True))]
     found = aggregate(runs)
     assert found["converged"] == 4
@@ -54,7 +54,7 @@ def test_the_only_run_that_did_not_converge_is_the_slowest_and_counted():
         ([], None),
     ],
 )
-def test_where_several_missed_the_target_none_is_dropped_and_the_mean_is_over_those_that_reached_it(reached, expected):
+def test_several_unconverged_runs_drop_none(reached, expected):
     missed = [summary(f"missed{number}", 0.5, reached=False, accuracy=0.8) for number in range(5 - len(reached))]
     found = aggregate([*missed, *(summary(f"reached{number}", seconds) for number, seconds in enumerate(reached))])
     assert found["converged"] == len(reached)
@@ -74,7 +74,7 @@ def test_where_several_missed_the_target_none_is_dropped_and_the_mean_is_over_th
         (["Infinity", "NaN"], "NaN"),
     ],
 )
-def test_a_loss_that_is_not_finite_in_one_run_makes_the_mean_so_as_it_does_in_a_comparison(losses, mean):
+def test_non_finite_loss_makes_the_mean_non_finite(losses, mean):
     found = aggregate([summary(str(number), 1.0, loss=loss) for number, loss in enumerate(losses)])["figures"]["loss"]
     assert str(found["mean"]) == str(float(mean))
     assert (found["sigma"], found["values"]) == (None, len(losses))
@@ -83,7 +83,7 @@ def test_a_loss_that_is_not_finite_in_one_run_makes_the_mean_so_as_it_does_in_a_
     assert math.isfinite(entry.figures["eval_accuracy"])
 
 
-def test_without_a_target_there_is_no_time_to_it():
+def test_missing_target_has_no_time_to_target():
     found = aggregate([summary("a", 2.0, target=None)])
     assert found["converged"] is None
     assert found["figures"]["time_to_target_seconds"] is None
@@ -100,7 +100,7 @@ def test_without_a_target_there_is_no_time_to_it():
         (["1", "2"], "1 ×2"),
     ],
 )
-def test_repeats_are_called_by_what_their_names_have_in_common(names, expected):
+def test_repeats_have_their_common_name(names, expected):
     assert common_name(names) == expected
 
 

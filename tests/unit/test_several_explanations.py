@@ -35,7 +35,7 @@ def run(sweep, *options):
     return CliRunner().invoke(explain, ["sweep", "--out", str(sweep), *options], catch_exceptions=True)
 
 
-def test_a_line_for_each_run_and_what_changes_along_each_axis(sweep):
+def test_sweep_has_a_line_per_run_and_changes_per_axis(sweep):
     text = run(sweep).output
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "tf-32 1,000 communication, 73% of the step time" in lines
@@ -46,7 +46,7 @@ def test_a_line_for_each_run_and_what_changes_along_each_axis(sweep):
     assert "backend tf → torch (global batch 64): examples/s 1,000 → 1,000." in lines
 
 
-def test_the_document_has_the_figures(sweep):
+def test_document_has_the_figures(sweep):
     found = json.loads(run(sweep, "--json").output)
     assert [one["run"] for one in found["runs"]] == ["tf-32", "tf-64", "torch-32", "torch-64"]
     along = [one for one in found["changes"] if one["axis"] == "global batch"]
@@ -54,14 +54,14 @@ def test_the_document_has_the_figures(sweep):
     assert along[0]["step_fractions"]["compute"] == pytest.approx([10 / 41, 90 / 121])
 
 
-def test_a_plan_is_about_one_run(sweep):
+def test_plan_needs_a_single_run(sweep):
     wrong = run(sweep, "--planned-steps", "10").exception
     assert isinstance(wrong, UsageError)
     assert "are about one run" in str(wrong)
 
 
 @pytest.mark.parametrize(("size", "examples"), [(13, 13), (1437, 18)])
-def test_what_examples_take_is_that_of_as_many_as_an_update_has(tmp_path, size, examples):
+def test_time_per_example_is_of_the_largest_update(tmp_path, size, examples):
     """Of 13 training examples no update has 18, which batch 3 × accumulate 2 × 3 workers are."""
     runs = []
     for backend, speed in (("tf", 500.0), ("torch", 1000.0)):

@@ -57,7 +57,7 @@ def said(message):
     return structs.replace(message, task="worker-0")
 
 
-def test_a_task_says_that_it_is_at_it_between_two_steps(translating, monkeypatch):
+def test_task_sends_heartbeats_between_steps(translating, monkeypatch):
     monkeypatch.setattr("crosstrain.engine.task.INTERVAL_SECONDS", STEP_SECONDS / 2)
     orders, command, asked = ordered()
     sent, commands = [], iter([command, messages.Close()])
@@ -76,13 +76,13 @@ def test_a_task_says_that_it_is_at_it_between_two_steps(translating, monkeypatch
     assert orders.sums["translated_sentences"] == len(LINES)
 
 
-def test_every_step_is_an_occasion_to_say_it(translating):
+def test_every_step_may_send_a_heartbeat(translating):
     told = []
     translating.scored("test", 0, 1, GREEDY, lambda: told.append(1))
     assert len(told) == STEPS + 1
 
 
-def test_signs_of_life_are_of_what_is_asked_and_have_an_end():
+def test_heartbeats_need_a_request_and_are_limited():
     orders, command, asked = ordered()
     other = messages.Decoded.heartbeat(7)
     assert "nobody asked for" in asked.wrong_with(0, said(other))
@@ -93,7 +93,7 @@ def test_signs_of_life_are_of_what_is_asked_and_have_an_end():
     assert "more often than there can be" in asked.wrong_with(0, sign)
 
 
-def test_a_sign_of_life_is_no_answer():
+def test_heartbeat_is_no_answer():
     _, command, asked = ordered()
     assert asked.wrong_with(0, said(messages.Decoded.heartbeat(command.start))) is None
     assert "without its answer" in asked.wrong_with(0, said(messages.Done(1, "decode", 0.1, 0.0)))

@@ -48,7 +48,7 @@ def options(text):
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
 
 
-def test_the_script_says_what_was_asked(tmp_path):
+def test_script_has_the_requested_options(tmp_path):
     more = ["--batch-size", "64", "--out", str(tmp_path), "--backend", "torch"]
     done = shown(
         "quickstart", "--nodes", "3", "--time", "2:00:00", "--name", "mine", "--partition", "long", "--sbatch", "gres=gpu:2", *more
@@ -74,7 +74,7 @@ def test_the_script_says_what_was_asked(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_array_has_a_run_a_task():
+def test_array_has_a_run_per_task():
     text = script_text(SlurmJob("many", 2, "10", array="0-4"), ["trainer", "run"], "/runs/many-%A_%a.log")
     assert '--name many-"$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID" --resume auto' in text
     assert "--array=0-4" in options(text)
@@ -108,7 +108,7 @@ def test_an_array_has_a_run_a_task():
         (["--min-nodes", "1"], "--min-nodes: got '1', which does nothing"),
     ],
 )
-def test_what_sbatch_would_not_take_is_refused_at_once(arguments, message):
+def test_invalid_sbatch_option_is_refused_immediately(arguments, message):
     done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *arguments)
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
@@ -118,7 +118,7 @@ def test_what_sbatch_would_not_take_is_refused_at_once(arguments, message):
     ("time", "seconds"),
     [("5", 300), ("5:31", 331), ("1:02:03", 3723), ("2-3", 183_600), ("1-02:03", 93_780), ("1-02:03:04", 93_784)],
 )
-def test_a_job_gets_on_before_it_is_warned(time, seconds):
+def test_warning_leaves_time_for_progress(time, seconds):
     """Else each would save what it has found, and go back into the queue for ever."""
     with pytest.raises(UsageError, match=rf"--warning: got .* which is {seconds} s \(--time {time}\)"):
         SlurmJob("mine", 1, time, warning_seconds=(seconds + 1) // 2)
@@ -126,14 +126,14 @@ def test_a_job_gets_on_before_it_is_warned(time, seconds):
     assert SlurmJob("mine", 1, "0")  # none at all
 
 
-def test_a_seed_from_elsewhere_that_an_array_does_not_use_is_told_of(monkeypatch):
+def test_seed_unused_by_an_array_is_reported(monkeypatch):
     monkeypatch.setenv("TRAINER_SEED", "7")
     asked = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
     assert "seed: 7 (environment TRAINER_SEED) is not used" in shown(*asked, "--array", "0-4").output
     assert "not used" not in shown(*asked).output
 
 
-def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypatch):
+def test_documentation_shows_the_printed_script(repository, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('backend = "torch"\n')
     text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
@@ -145,20 +145,20 @@ def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("more", "outlives"), [([], False), (["--max-restarts", "3"], False), (["--max-restarts", "3", "--min-nodes", "1"], True)]
 )
-def test_a_node_that_fails_ends_the_job_unless_the_run_goes_on_with_fewer(more, outlives):
+def test_failed_node_ends_the_job_unless_runs_may_shrink(more, outlives):
     """Slurm puts a job back into the queue that it has ended so, and the next one has all nodes."""
     done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *more)
     assert ("--no-kill" in options(done.output)) == outlives
 
 
-def test_further_options_of_sbatch_may_have_their_dashes():
+def test_further_sbatch_options_may_have_dashes():
     given_options = ("--gres=gpu:2", "mem=4G", "no-kill", "nodes=4", "--time-min=5", "nodelist=a,b")
     text = script_text(SlurmJob("mine", 3, "10", options=given_options), ["trainer", "run"], "/runs/log")
     assert options(text)[-6:] == ["--gres=gpu:2", "--mem=4G", "--no-kill", "--nodes=4", "--time-min=5", "--nodelist=a,b"]
 
 
 @given(st.lists(st.binary(max_size=12).map(lambda word: os.fsdecode(word.replace(b"\0", b""))) | st.text(GIVEN, max_size=12), max_size=4))
-def test_whatever_is_trained_stays_one_command(words):
+def test_any_arguments_stay_one_command(words):
     """The shell hands on each word as it was given, be it text or not; the script is text that every terminal shows as it is."""
     text = script_text(SlurmJob("mine", 1, "10"), ["printf", "%s\\0", *words], "/runs/log")
     line = text[text.index("printf") :].partition(" --nodes 1 --launcher slurm")[0]
@@ -176,7 +176,7 @@ def catches(pid, number):
 
 
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_cancelled(tmp_path, number, requeued):
+def test_job_is_requeued_on_time_limit_not_on_cancel(tmp_path, number, requeued):
     """The run ends with 75 either way."""
     asked = tmp_path / "asked"
     scontrol = tmp_path / "scontrol"
@@ -195,7 +195,7 @@ def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_c
 
 @pytest.mark.quick_cases("folder")
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
-def test_the_script_is_never_written_through_something_else(submitted, tmp_path, kind):
+def test_script_is_not_written_through_links(submitted, tmp_path, kind):
     place, victim = tmp_path / "runs" / "mine.sbatch", tmp_path / "victim"
     place.parent.mkdir()
     victim.write_text("precious")
@@ -217,7 +217,7 @@ def test_the_script_is_never_written_through_something_else(submitted, tmp_path,
 
 
 @pytest.mark.thorough
-def test_an_earlier_script_is_replaced_and_no_other_name_of_its_file(submitted, tmp_path):
+def test_earlier_script_is_replaced_but_no_hard_link(submitted, tmp_path):
     place, other = tmp_path / "runs" / "mine.sbatch", tmp_path / "other"
     assert submitted("--out", "runs").stdout == f"job 17: {place}\n".encode()
     first = place.read_text()
@@ -229,7 +229,7 @@ def test_an_earlier_script_is_replaced_and_no_other_name_of_its_file(submitted, 
 
 
 @pytest.mark.thorough
-def test_what_is_shown_is_what_is_submitted_also_where_a_name_is_no_text(submitted, tmp_path):
+def test_dry_run_equals_the_submission(submitted, tmp_path):
     names = [b"d\x80", "é".encode(), b"\x1b[31mred", b"two\nlines\x7f", "\u202e".encode(), b"it's"]
     for name in names:
         (tmp_path / os.fsdecode(name)).write_bytes(b"batch_size = 7\n")
@@ -247,7 +247,7 @@ def test_what_is_shown_is_what_is_submitted_also_where_a_name_is_no_text(submitt
     assert b"which cannot stand in a script for sbatch" in refused.stderr
 
 
-def test_a_folder_that_cannot_be_made_is_named(submitted, tmp_path):
+def test_folder_that_cannot_be_made_is_named(submitted, tmp_path):
     (tmp_path / "runs").write_text("a file")
     done = submitted("--out", "runs")
     assert done.returncode in (1, 2)

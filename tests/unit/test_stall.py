@@ -30,11 +30,11 @@ class Silent(Task):
         time.sleep(timeout_seconds)
 
 
-def test_a_process_that_was_away_does_not_take_that_for_a_stall():
+def test_paused_process_is_no_stall():
     assert train(Away(), stall_timeout=LIMIT_SECONDS).updates_reported == 24
 
 
-def test_silence_while_it_listens_is_a_stall():
+def test_silent_task_is_a_stall():
     began = time.monotonic()
     with pytest.raises(StalledRunError, match=r"stalled: no step finished for 1 s \(--stall-timeout 1\)"):
         train(Silent(), stall_timeout=LIMIT_SECONDS)

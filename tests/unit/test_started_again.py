@@ -39,7 +39,7 @@ FOR_EVER = Message("refused", {"reason": "its job differs", "for_now": False})
         (None, True, 0),
     ],
 )
-def test_a_loss_is_to_be_gone_on_from_and_no_other_failure(failure, saved, code):
+def test_recoverable_loss_has_a_retry_exit_code(failure, saved, code):
     """What is lost without a checkpoint in between, or is only cut off, may be so for ever: whoever starts it has to count."""
     leave_to_starter(failure, saved=saved)
     outcome = Outcome.of(failure)
@@ -47,7 +47,7 @@ def test_a_loss_is_to_be_gone_on_from_and_no_other_failure(failure, saved, code)
 
 
 @pytest.mark.usefixtures("signals_as_before")
-def test_who_asks_is_no_signal():
+def test_stop_request_and_signal_count_once():
     """A cluster that ends all pods tells the driver in two ways, in either order; the second one must not end the run at once."""
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
@@ -67,7 +67,7 @@ def test_who_asks_is_no_signal():
 
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize("numbers", [("SIGUSR1", "SIGTERM"), ("SIGTERM", "SIGUSR1"), ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGUSR1")])
-def test_a_batch_system_that_gives_notice_and_then_asks_does_not_hurry(numbers):
+def test_slurm_notice_and_request_do_not_force_the_end(numbers):
     """Slurm asks all processes of a job that is cancelled, and the shell in between gives notice too, in either order."""
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")):
@@ -109,18 +109,18 @@ def join(rendezvous, starts_again, seconds=10.0):
     return node_timeout_seconds
 
 
-def test_one_that_comes_before_the_former_run_has_ended_tries_again():
+def test_early_process_retries_until_the_old_run_ends():
     with driver(FOR_NOW, FOR_NOW, WELCOME) as rendezvous:
         assert join(rendezvous, True) == 10.0
 
 
 @pytest.mark.parametrize(("answer", "starts_again"), [(FOR_NOW, False), (FOR_EVER, True)])
-def test_one_that_has_no_place_is_turned_away(answer, starts_again):
+def test_unexpected_process_is_refused(answer, starts_again):
     with driver(answer) as rendezvous, pytest.raises(UsageError, match="turned this process away"):
         join(rendezvous, starts_again)
 
 
-def test_a_driver_with_another_secret_may_be_of_a_run_that_has_the_address_now():
+def test_driver_with_another_secret_is_retried():
     with driver(WELCOME, secret=b"another secret 0") as rendezvous, pytest.raises(UsageError, match="handshake"):
         join(rendezvous, False)
     with driver(WELCOME, secret=b"another secret 0") as rendezvous, pytest.raises(RunFailedError, match="could not be reached"):
@@ -128,7 +128,7 @@ def test_a_driver_with_another_secret_may_be_of_a_run_that_has_the_address_now()
 
 
 @pytest.mark.parametrize("says", ["nothing", "a byte now and then"])
-def test_a_driver_that_proves_itself_and_does_not_answer_is_waited_for_until_the_start_timeout(says):
+def test_silent_driver_is_awaited_until_the_start_timeout(says):
     """As one is whose host dies, or that is stopped, at that moment."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -162,7 +162,7 @@ def test_a_driver_that_proves_itself_and_does_not_answer_is_waited_for_until_the
     assert 0.9 <= outcome[0] < 8.0
 
 
-def test_whoever_was_welcomed_in_time_is_not_cut_off_later():
+def test_accepted_process_is_not_cut_off_later():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():

@@ -21,7 +21,7 @@ from crosstrain.launch.launchers.base import NodeChannel
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process read another's memory")
 @pytest.mark.parametrize(("on_this_machine", "answer"), [(True, "taken"), (False, "send")])
-def test_memory_is_read_for_nodes_of_this_machine_alone(tmp_path, on_this_machine, answer):
+def test_memory_is_read_on_the_driver_s_machine_only(tmp_path, on_this_machine, answer):
     """The node names memory of this very process, under its right mark: it can be read, and whether it is, the launcher's word decides."""
     job = a_job(tmp_path, name="run")
     training, recording = TrainingJob.of(job), Recording(job, QuietProgress())
