@@ -63,8 +63,8 @@ def page_of(*paths):
 
 
 def plots_of(text):
-    (found,) = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', text, re.DOTALL)
-    return {plot["id"]: plot for plot in json.loads(found)}
+    (texts,) = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', text, re.DOTALL)
+    return {plot["id"]: plot for plot in json.loads(texts)}
 
 
 def unpacked(array):
@@ -195,9 +195,9 @@ def test_runs_have_the_command_that_repeats_them(two):
     assert written[0] == "trainer run --backend torch --name two"
     assert shlex.split(written[1])[:2] == ["trainer", "run"]
     config = tomllib.loads(written[2])
-    asked = RunReader(two[1]).job()
-    again = Job.model_validate({**config, "out": asked["out"], "name": asked["name"]})
-    assert again == Job.model_validate({name: asked[name] for name in Job.model_fields})
+    job = RunReader(two[1]).job()
+    again = Job.model_validate({**config, "out": job["out"], "name": job["name"]})
+    assert again == Job.model_validate({name: job[name] for name in Job.model_fields})
 
 
 def test_failed_run_is_shown_as_failed(tmp_path):
@@ -217,10 +217,10 @@ def test_failed_run_is_shown_as_failed(tmp_path):
 
 def test_runs_have_the_answers_of_explain(tmp_path):
     path = make_run(tmp_path, "asked", steps=40)
-    found = answers(Run(path), explain(Run(path)))
+    answered = answers(Run(path), explain(Run(path)))
     text = Page(page_of(path)).text
-    assert len(found) >= 3
-    for answer in found:
+    assert len(answered) >= 3
+    for answer in answered:
         assert answer.question in text
         assert shown(answer.text) in text
 
@@ -248,8 +248,8 @@ def test_existing_gpus_have_a_panel(tmp_path):
 
 def test_runs_of_one_name_are_distinguished(tmp_path):
     paths = [make_run(tmp_path / folder, "same", steps=8) for folder in ("a", "b")]
-    other = make_run(tmp_path, "other", steps=8)
-    assert [run.label for run in started_runs(map(Run, [*paths, other]))] == ["a/same", "b/same", "other"]
+    third = make_run(tmp_path, "other", steps=8)
+    assert [run.label for run in started_runs(map(Run, [*paths, third]))] == ["a/same", "b/same", "other"]
 
 
 def test_long_runs_and_events_are_thinned(tmp_path):
@@ -304,13 +304,13 @@ def test_damaged_records_are_named(tmp_path, capsys):
 
 
 def test_code_of_a_run_is_shown_if_recorded(tmp_path):
-    one, other = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "other", steps=8)
-    environment = json.loads((one / "env.json").read_text())
+    with_code, without_code = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "other", steps=8)
+    environment = json.loads((with_code / "env.json").read_text())
     tree = {"commit": "abc1234<b>" + 30 * "0", "changed": True}
     code = {"packages": {"crosstrain": "1.0&"}, "crosstrain": tree, "typed_in": None}
     nodes = [{**node, "cpu_flags": ["fpu", "avx2"]} for node in environment["nodes"]]
-    (one / "env.json").write_text(json.dumps({**environment, "nodes": nodes, "code": code}))
-    read = Page(page_of(one, other))
+    (with_code / "env.json").write_text(json.dumps({**environment, "nodes": nodes, "code": code}))
+    read = Page(page_of(with_code, without_code))
     assert "Code: crosstrain 1.0& at commit abc1234<b>00 (changed)." in read.text
     assert read.text.count("Code: ") == 1
     assert ("b", {}) not in read.tags

@@ -165,13 +165,13 @@ def test_tasks_get_addresses_and_unused_nodes_no_threads(seed):
         assert task.port in reserved[task.placed.node]
         assert task.placed.node in places
     assert len(set(cluster.ports.values())) == len(after.placed)
-    told = cluster_document(cluster, [1 if node in places else None for node in range(nodes)])
-    assert [node for node, threads in enumerate(told["threads_per_task"]) if threads] == places
+    document = cluster_document(cluster, [1 if node in places else None for node in range(nodes)])
+    assert [node for node, threads in enumerate(document["threads_per_task"]) if threads] == places
 
 
 def test_driver_counts_for_a_node_on_its_machine():
-    own = node_identity()["boot"]
-    hosts = [{"identity": {"boot": boot}} for boot in (own, "b", own)]
+    this_boot = node_identity()["boot"]
+    hosts = [{"identity": {"boot": boot}} for boot in (this_boot, "b", this_boot)]
     assert [node_beside_driver(places, hosts) for places in ([0, 1], [1, 2], [1])] == [0, 2, None]
 
 

@@ -38,14 +38,14 @@ class Recorder:
 
 @given(kind=KINDS, earlier=st.lists(KINDS, max_size=5))
 def test_fail_fast_stops_on_every_failure(kind, earlier):
-    attempts = [AttemptSummary(0, 1.0, failure(each)) for each in earlier]
+    attempts = [AttemptSummary(0, 1.0, failure(kind_before)) for kind_before in earlier]
     assert FailFast().decide(failure(kind), attempts, 2) == Stop()
 
 
 @given(kinds=st.lists(KINDS, min_size=1, max_size=20))
-def test_a_start_is_tried_three_times_in_a_row_and_what_else_fails_is_for_others_to_decide(kinds):
-    others, attempts, clashes = Recorder(), [], 0
-    policy = PortClashRetry(others)
+def test_port_clash_is_retried_twice_and_else_delegated(kinds):
+    fallback, attempts, clashes = Recorder(), [], 0
+    policy = PortClashRetry(fallback)
     for kind in kinds:
         clashes = clashes + 1 if kind == "port" else 0
         decision = policy.decide(failure(kind), attempts, 2)
@@ -58,7 +58,7 @@ def test_a_start_is_tried_three_times_in_a_row_and_what_else_fails_is_for_others
             assert decision == Stop("3 times a port was taken before a task could listen")
             assert [before.failure.kind for before in attempts[-3:]] == ["port"] * 3
             break
-    assert others.asked == sum(attempt.failure.kind != "port" for attempt in attempts)
+    assert fallback.asked == sum(attempt.failure.kind != "port" for attempt in attempts)
 
 
 @given(

@@ -30,8 +30,8 @@ def small_parts(monkeypatch):
 
 def encoded(vocabulary, pairs, work, longest=100):
     encoder = PairEncoder(vocabulary, longest, work)
-    found = [(block["source"], block["target"]) for block in encoder.blocks("test", lambda: iter(pairs), len(pairs))]
-    texts = [[vocabulary.decode(column.example(number)) for column in columns] for columns in found for number in range(len(columns[0]))]
+    blocks = [(block["source"], block["target"]) for block in encoder.blocks("test", lambda: iter(pairs), len(pairs))]
+    texts = [[vocabulary.decode(column.example(number)) for column in columns] for columns in blocks for number in range(len(columns[0]))]
     assert texts == [list(pair) for pair in zip(*([line.decode() for line in lines] for lines in encoder.test_lines), strict=True)]
     return texts
 
@@ -97,9 +97,9 @@ def test_vocabulary_without_description_is_made_again(tmp_path, description):
 def test_vocabulary_with_another_description_is_not_reused(tmp_path, tmp_path_factory):
     """As a machine leaves them that loses its power between the two."""
     prepared(ONE, tmp_path)
-    other = prepared(OTHER, tmp_path_factory.mktemp("empty"))
-    (tmp_path / "vocabulary.json").write_bytes(other["vocabulary.json"])
-    assert prepared(OTHER, tmp_path) == other
+    other_attachments = prepared(OTHER, tmp_path_factory.mktemp("empty"))
+    (tmp_path / "vocabulary.json").write_bytes(other_attachments["vocabulary.json"])
+    assert prepared(OTHER, tmp_path) == other_attachments
 
 
 class AnErrorOfTheReaderError(BaseException):

@@ -29,14 +29,14 @@ json.dump({"code": code, "opened": opened}, open(sys.argv[1], "w"))
 
 def files_opened(tmp_path, *command):
     """Return how often a command opened each file of the folder ``runs``."""
-    found = tmp_path / "opened.json"
-    arguments = [sys.executable, "-P", "-c", COUNTED, str(found), *map(str, command)]
+    report = tmp_path / "opened.json"
+    arguments = [sys.executable, "-P", "-c", COUNTED, str(report), *map(str, command)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(found.read_text())
-    assert told["code"] == 0, done.stderr
+    opened = json.loads(report.read_text())
+    assert opened["code"] == 0, done.stderr
     prefix = f"{tmp_path / 'runs'}/"
-    records = [path for path in told["opened"] if path.startswith(prefix) and path.endswith((".json", ".jsonl"))]
+    records = [path for path in opened["opened"] if path.startswith(prefix) and path.endswith((".json", ".jsonl"))]
     return Counter(path.removeprefix(prefix) for path in records)
 
 
@@ -83,4 +83,4 @@ def test_missing_summary_gives_a_reason_on_access(tmp_path):
         _ = run.summary
     with pytest.raises(UsageError, match=r"has no summary\.json; it failed"):
         finished_run(run.path)
-    assert [one.name for one in started_runs([run])] == ["one"]
+    assert [started.name for started in started_runs([run])] == ["one"]

@@ -45,12 +45,12 @@ def test_learning_rate_is_as_recorded(tmp_path):
     writer.step(StepRecord(20, 10, 0, 0.3, 0.1, 100, (1.0,) * 10, (0.02,)))
     writer.close()
     run = Run(writer.path)
-    found = learning_rate(run, run.step_series(learning_rates=True))
-    figures = found.figures
+    answer = learning_rate(run, run.step_series(learning_rates=True))
+    figures = answer.figures
     assert (figures["first"], figures["peak"], figures["last"], figures["last_step"]) == (0.01, 0.1, 0.02, 29)
     assert figures["peak_step"] == 9
     assert figures["course"][0] == [0, 0.01]
-    assert found.text.startswith("0.01 at first, peak 0.1 at update 10, 0.02 at update 30: linear warm-up")
+    assert answer.text.startswith("0.01 at first, peak 0.1 at update 10, 0.02 at update 30: linear warm-up")
 
 
 # What is in it --------------------------------------------------------------------------------------------------------
@@ -81,11 +81,11 @@ def described(tmp_path, **dataset):
 
 def test_text_training_set_has_lines_and_tokens(tmp_path):
     stored = {"train": {"bytes": 78_000, "elements": {"source": 50_000, "target": 100_000}}}
-    found = described(tmp_path, vocabulary_sizes={"source": 100, "target": 100}, stored=stored)
-    assert found.text == (
+    answer = described(tmp_path, vocabulary_sizes={"source": 100, "target": 100}, stored=stored)
+    assert answer.text == (
         "2,000 examples (4,000 lines) of pairs, 78.0 kB, 50,000 tokens of source, 100,000 tokens of target, 2 epochs, 7 test examples"
     )
-    assert found.figures["lines"] == 4000
+    assert answer.figures["lines"] == 4000
 
 
 def test_earlier_release_did_not_record_bytes(tmp_path):
@@ -105,11 +105,11 @@ def test_files_of_the_newest_checkpoint_are_described(tmp_path):
             (folder / name).write_bytes(bytes(size))
         (folder / "link").symlink_to("/dev/zero")
     (path / "checkpoints" / ".step-000000300.old-1").mkdir()
-    found = checkpoint_files(Run(path))
+    answer = checkpoint_files(Run(path))
     files = "optimizer.safetensors 4.0 kB, parameters.safetensors 2.0 kB, manifest.json 200 B"
-    assert found.text == f"step-000000200 has 6.2 kB: {files}; 2 kept, 12.3 kB in total"
-    assert (found.figures["bytes"], found.figures["kept"], found.figures["kept_bytes"]) == (6200, 2, 12_300)
-    assert found.figures["files"][0] == {"name": "manifest.json", "bytes": 200}
+    assert answer.text == f"step-000000200 has 6.2 kB: {files}; 2 kept, 12.3 kB in total"
+    assert (answer.figures["bytes"], answer.figures["kept"], answer.figures["kept_bytes"]) == (6200, 2, 12_300)
+    assert answer.figures["files"][0] == {"name": "manifest.json", "bytes": 200}
 
 
 def test_run_without_checkpoints_has_no_answer(tmp_path):

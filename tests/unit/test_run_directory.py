@@ -175,10 +175,10 @@ def test_run_is_read_back(tmp_path):
     for write, record in ((writer.step, STEP), (writer.evaluation, EVALUATION), (writer.event, EVENT), (writer.system, SYSTEM)):
         write(record)
         write(record)
-    asked = {"backend": "tf", "mode": "sync", "model": "logreg", "data": "digits", "nodes": 1, "workers": 1, "seed": 0}
+    settings = {"backend": "tf", "mode": "sync", "model": "logreg", "data": "digits", "nodes": 1, "workers": 1, "seed": 0}
     clock = {f"{name}_seconds": 0.5 for name in ("init", "train", "eval", "checkpoint", "translate", "profile", "run", "total")}
     sizes = {"batch_size": 5, "global_batch_size": 5, "steps": 2, "examples": 10}
-    figures = {"run": writer.path.name, "state": "succeeded", **asked, **sizes, **clock, "per_node": []}
+    figures = {"run": writer.path.name, "state": "succeeded", **settings, **sizes, **clock, "per_node": []}
     writer.write_summary({**figures, "final_train_loss": float("nan")})
     reader = RunReader(writer.path)
     assert [list(reader.steps()), list(reader.evals())] == [[STEP] * 2, [EVALUATION] * 2]
@@ -305,8 +305,8 @@ def test_threads_do_not_mix_their_lines(tmp_path):
     for thread in threads:
         thread.join()
     file.close()
-    found = [(record.worker, record.step) for record in read_records(file.path, StepRecord)]
-    assert sorted(found) == [(worker, step) for worker in range(6) for step in range(300)]
+    positions = [(record.worker, record.step) for record in read_records(file.path, StepRecord)]
+    assert sorted(positions) == [(worker, step) for worker in range(6) for step in range(300)]
 
 
 WRITE_UNTIL_KILLED = """
@@ -329,10 +329,10 @@ def test_kill_loses_at_most_the_line_in_progress(tmp_path):
         while int(process.stdout.readline()) < 1000:
             pass
         process.send_signal(signal.SIGKILL)
-        told = [int(line) for line in process.stdout.read().split()]
+        reported = [int(line) for line in process.stdout.read().split()]
     steps = [record.step for record in read_records(path, StepRecord)]
     assert steps == list(range(len(steps)))
-    assert len(steps) > max([1000, *told])
+    assert len(steps) > max([1000, *reported])
 
 
 HOLD = """

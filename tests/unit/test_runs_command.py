@@ -41,8 +41,8 @@ def rows(**columns):
     ]
 
 
-def names(found):
-    return [row["run"] for row in found]
+def names(table_rows):
+    return [row["run"] for row in table_rows]
 
 
 # Conditions ----------------------------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ NUMBERS = [0.5, 0.9, None, "NaN", "Infinity", 1, [None, 0.2, 3.0]]
     ],
 )
 def test_numeric_condition_selects_rows(condition, fits):
-    found = fitting(rows(examples_per_second=NUMBERS), [Condition.parse(f"examples_per_second{condition}")])
-    assert set(names(found)) == fits
+    fitting_rows = fitting(rows(examples_per_second=NUMBERS), [Condition.parse(f"examples_per_second{condition}")])
+    assert set(names(fitting_rows)) == fits
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_conditions_are_combined():
 
 
 @pytest.mark.parametrize(
-    ("condition", "said"),
+    ("condition", "message"),
     [
         ("acuracy>=0.9", "got 'acuracy'; .* Did you mean 'accuracy'"),
         ("sent>=1", "Did you mean 'node_network_sent_bytes_per_second'"),
@@ -98,9 +98,9 @@ def test_conditions_are_combined():
         ("accuracy<null", "= and != only"),
     ],
 )
-def test_invalid_condition_is_explained(condition, said):
+def test_invalid_condition_is_explained(condition, message):
     table = rows(eval_accuracy=[0.5, None], target_reached=[True, False], backend=["tf", "torch"])
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         fitting(table, [Condition.parse(condition)])
 
 
@@ -132,9 +132,9 @@ def test_equal_rows_stay_newest_first():
     assert names(in_order(table, "backend:desc")) == ["r0", "r2", "r1", "r3"]
 
 
-@pytest.mark.parametrize(("order", "said"), [("speed:down", "FIGURE, FIGURE:asc or FIGURE:desc"), ("sped", "allowed: a figure")])
-def test_invalid_order_is_explained(order, said):
-    with pytest.raises(UsageError, match=said):
+@pytest.mark.parametrize(("order", "message"), [("speed:down", "FIGURE, FIGURE:asc or FIGURE:desc"), ("sped", "allowed: a figure")])
+def test_invalid_order_is_explained(order, message):
+    with pytest.raises(UsageError, match=message):
         in_order([], order)
 
 
@@ -176,11 +176,11 @@ live   interrupted  tf       sync   cnn     digits                            1 
 def test_runs_are_listed_as_a_table(tmp_path, capsys):
     out = tmp_path / "runs"
     for path in (sync_run(out), async_run(out)):
-        found = documents(path)
-        found["status.json"]["created_at"] = (STARTED - timedelta(minutes=path.name == "two")).isoformat()
+        run_documents = documents(path)
+        run_documents["status.json"]["created_at"] = (STARTED - timedelta(minutes=path.name == "two")).isoformat()
         if path.name == "two":
-            found["summary.json"] |= {"data": "synthetic-images", "synthetic": True}
-        for name, value in found.items():
+            run_documents["summary.json"] |= {"data": "synthetic-images", "synthetic": True}
+        for name, value in run_documents.items():
             (path / name).write_text(json.dumps(value))
     write_run(out / "\tg", {"job.json": "{", "status.json": "{"})
     writer = open_run(a_job(out, name="live", model="cnn", batch_size=1024))
@@ -215,8 +215,8 @@ def test_requested_figure_keeps_its_column():
         "mode": ["sync"] * 2,
     }
     table = rows(run=["a" * 50, "b"], state=["succeeded"] * 2, **figures)
-    asked = ["mode", "staleness_mean", "node_cpu_fraction_mean", "mode"]
-    text, left_out = runs_table(table, 60, asked)
+    requested = ["mode", "staleness_mean", "node_cpu_fraction_mean", "mode"]
+    text, left_out = runs_table(table, 60, requested)
     assert text.splitlines()[0].split() == ["name", "state", "mode", "staleness_mean", "node_cpu_fraction_mean"]
     assert [line.split()[2:] for line in text.splitlines()[1:]] == [["sync", "1.2500", "0.5000,", "-"], ["sync", "-", "-"]]
     assert "accuracy" in left_out
@@ -266,25 +266,25 @@ def listed(capsys, *arguments):
 def test_filters_agree_with_the_documents(tmp_path, capsys):
     out = tmp_path / "runs"
     made = many_runs(out, 60)
-    summaries = {name.split("/")[-1]: found["summary.json"] for name, found in made.items()}
+    summaries = {name.split("/")[-1]: selected["summary.json"] for name, selected in made.items()}
     good = {name for name, summary in summaries.items() if summary["eval"] and summary["eval"]["accuracy"] >= 0.5}
     torch = {name for name, summary in summaries.items() if summary["backend"] == "torch"}
     late = {f"run-{number:05}" for number in range(24, 60)}
     since = (STARTED + timedelta(hours=24)).isoformat()
-    given = ["--out", str(out), "--backend", "Torch", "--where", "accuracy>=0.5", "--since", since]
-    found = listed(capsys, *given, "--sort", "accuracy:desc")
-    assert names(found) == sorted(good & torch & late, key=lambda name: -summaries[name]["eval"]["accuracy"])
-    assert found
-    assert names(listed(capsys, "list", *given, "--sort", "accuracy:desc", "--limit", "2")) == names(found)[:2]
+    arguments = ["--out", str(out), "--backend", "Torch", "--where", "accuracy>=0.5", "--since", since]
+    selected = listed(capsys, *arguments, "--sort", "accuracy:desc")
+    assert names(selected) == sorted(good & torch & late, key=lambda name: -summaries[name]["eval"]["accuracy"])
+    assert selected
+    assert names(listed(capsys, "list", *arguments, "--sort", "accuracy:desc", "--limit", "2")) == names(selected)[:2]
     assert set(names(listed(capsys, "--out", str(out), "--backend", "tf", "--backend", "torch"))) == set(summaries)
     assert names(listed(capsys, "--out", str(out)))[0] == "run-00059"
-    assert [row["path"] for row in found] == [str(out / next(path for path in made if path.endswith(row["run"]))) for row in found]
+    assert [row["path"] for row in selected] == [str(out / next(path for path in made if path.endswith(row["run"]))) for row in selected]
 
 
 def test_states_and_datasets_are_filtered(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TRAINER_OUT", str(tmp_path))
-    found = documents(sync_run(tmp_path))
-    template = variant(found, 1, name="synthetic", data="synthetic-images:64")
+    run_documents = documents(sync_run(tmp_path))
+    template = variant(run_documents, 1, name="synthetic", data="synthetic-images:64")
     write_run(tmp_path / "synthetic", template)
     write_run(tmp_path / "failed", {**template, "summary.json": None, "status.json": {**template["status.json"], "state": "failed"}})
     assert names(listed(capsys, "--data", "synthetic-images")) == ["synthetic"]
@@ -294,7 +294,7 @@ def test_states_and_datasets_are_filtered(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--mode", "snyc"], "--mode: got 'snyc'; allowed: sync, async. Did you mean 'sync'?"),
         (["--state", "done"], "--state: got 'done'; allowed: starting, running"),
@@ -307,13 +307,13 @@ def test_states_and_datasets_are_filtered(tmp_path, capsys, monkeypatch):
         (["show", "runn"], "got 'runn'; allowed: the path of a run directory"),
     ],
 )
-def test_invalid_request_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+def test_invalid_request_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     sync_run(tmp_path / "runs")
     assert invoke(["runs", *arguments]) == 2
     output = capsys.readouterr()
     assert output.out == ""
-    assert said in output.err
+    assert message in output.err
     assert output.err.count("\n") == 1
 
 
@@ -350,10 +350,14 @@ def test_show_has_all_details(tmp_path, capsys):
     ):
         assert line in text
     assert invoke(["runs", "show", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["summary"] == documents(path)["summary.json"]
-    assert found["row"]["eval_accuracy"] == 0.9
-    assert (found["state"], found["damaged"], found["bytes"]) == ("succeeded", [], sum(file["bytes"] for file in found["files"]))
+    document = json.loads(capsys.readouterr().out)
+    assert document["summary"] == documents(path)["summary.json"]
+    assert document["row"]["eval_accuracy"] == 0.9
+    assert (document["state"], document["damaged"], document["bytes"]) == (
+        "succeeded",
+        [],
+        sum(file["bytes"] for file in document["files"]),
+    )
 
 
 def test_show_accepts_a_damaged_run(tmp_path, capsys):
@@ -386,21 +390,21 @@ def shown_with(capsys, path, **environment):
 
 def test_show_has_code_and_instruction_sets(tmp_path, capsys):
     node = {"hostname": "here", "cpu_model": "A Processor", "cpu_flags": ["fpu", "amx_bf16", "avx2"]}
-    text, found = shown_with(capsys, sync_run(tmp_path), nodes=[node], code=CODE)
+    text, document = shown_with(capsys, sync_run(tmp_path), nodes=[node], code=CODE)
     assert "\nnode 0: here, A Processor, avx2 amx_bf16\n" in text
     assert "\ncode: crosstrain 1.0 at commit abc123400000 (changed), typed in a work tree at commit def567800000\n" in text
-    assert found["code"] == CODE
+    assert document["code"] == CODE
 
 
 @pytest.mark.parametrize("environment", [{"nodes": [{}]}, {"nodes": [{}], "code": None}, {"nodes": [{}], "code": {}}])
 def test_show_omits_unrecorded_code(tmp_path, capsys, environment):
-    text, found = shown_with(capsys, sync_run(tmp_path), **environment)
+    text, document = shown_with(capsys, sync_run(tmp_path), **environment)
     assert "code:" not in text
-    assert found["damaged"] == []
+    assert document["damaged"] == []
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "problem_text"),
     [
         ("abc1234", "code"),
         ({"packages": ["crosstrain"]}, "code.packages"),
@@ -412,10 +416,10 @@ def test_show_omits_unrecorded_code(tmp_path, capsys, environment):
         ({"typed_in": {"commit": "abc", "changed": "perhaps"}}, "code.typed_in.changed"),
     ],
 )
-def test_show_names_damage_in_code_and_nodes(tmp_path, capsys, code, said):
-    text, found = shown_with(capsys, sync_run(tmp_path), nodes=[{}], code=code)
-    (problem,) = found["damaged"]
-    assert f"env.json: {said}: " in problem
+def test_show_names_damage_in_code_and_nodes(tmp_path, capsys, code, problem_text):
+    text, document = shown_with(capsys, sync_run(tmp_path), nodes=[{}], code=code)
+    (problem,) = document["damaged"]
+    assert f"env.json: {problem_text}: " in problem
     assert "code: " not in text.replace(problem, "")
     assert max(map(len, text.splitlines())) < 1000
 

@@ -57,7 +57,7 @@ def test_link_out_of_the_run_is_not_followed(out, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda out: (out.parent / "folder").mkdir(), "'../folder' is not a run directory (it has neither job.json nor status.json)"),
         (lambda out: (out.parent / "folder").symlink_to(out / "one"), "'../folder' is a link; give the run directory that it leads to"),
@@ -65,12 +65,12 @@ def test_link_out_of_the_run_is_not_followed(out, tmp_path):
         (lambda out: open_run(a_job(out.parent, name="folder")), "is running (process "),
     ],
 )
-def test_protected_path_refuses_the_whole_request(out, monkeypatch, capsys, make, said):
+def test_protected_path_refuses_the_whole_request(out, monkeypatch, capsys, make, message):
     monkeypatch.chdir(out)
     writer = make(out)
     before = everything(out.parent)
     assert invoke(["runs", "delete", "one", "../folder", "--yes", "--out", str(out)]) == 2
-    assert said in capsys.readouterr().err.replace(str(out.parent), "..")
+    assert message in capsys.readouterr().err.replace(str(out.parent), "..")
     assert everything(out.parent) == before
     if hasattr(writer, "close"):
         writer.close()

@@ -92,7 +92,7 @@ def cells(path, table):
 def test_tables_round_trip(out, tmp_path, capsys, run, file_format):
     if file_format == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
-    said = exported(capsys, run, "--format", file_format)
+    output = exported(capsys, run, "--format", file_format)
     for what in TABLES:
         path = tmp_path / f"{run}-tables" / f"{what}.{file_format}"
         table = table_of(what, [Run(Path("runs") / run)])
@@ -104,7 +104,7 @@ def test_tables_round_trip(out, tmp_path, capsys, run, file_format):
             for row in table.rows
         ]
         assert cells(path, table) == [repr(tuple(map(in_utc, row))) for row in rows]
-        assert f"{what}.{file_format}  ({len(rows)} row{'' if len(rows) == 1 else 's'})\n" in said
+        assert f"{what}.{file_format}  ({len(rows)} row{'' if len(rows) == 1 else 's'})\n" in output
 
 
 def test_steps_row_is_an_update(out, tmp_path, capsys):
@@ -151,11 +151,11 @@ def test_summary_row_is_a_run_also_without_summary(out, tmp_path, capsys):
     exported(capsys, "one", "two", "odd", "--what", "summary", "-o", "summary.csv")
     names, rows = read(tmp_path / "summary.csv")
     assert [row["run"] for row in rows] == ["one", "two", "odd"]
-    for found, name in zip(rows, ("one", "two"), strict=False):
+    for exported_row, name in zip(rows, ("one", "two"), strict=False):
         figures = row(RunReader(out / name).summary())
         assert set(figures) <= set(names)
         for key, value in figures.items():
-            assert found[key] == (str(value) if isinstance(value, bool | str) else "" if value is None else json.dumps(value)), key
+            assert exported_row[key] == (str(value) if isinstance(value, bool | str) else "" if value is None else json.dumps(value)), key
     assert (rows[2]["state"], rows[2]["steps"], rows[2]["backend"]) == ("running", "", "tf")
 
 
@@ -181,8 +181,8 @@ def test_summary_columns_have_fixed_types(out, tmp_path, capsys):
 
 
 def test_several_runs_share_a_table(out, tmp_path, capsys):
-    said = exported(capsys, "runs", "--what", "evals")
-    assert said == "3-runs-evals.csv  (4 rows)\n"
+    output = exported(capsys, "runs", "--what", "evals")
+    assert output == "3-runs-evals.csv  (4 rows)\n"
     _, rows = read(tmp_path / "3-runs-evals.csv")
     records = [(name, *astuple(record)) for name in ("odd", "one", "two") for record in RunReader(out / name).evals()]
     records = [(*before, metrics["accuracy"], updates) for *before, metrics, updates in records]
@@ -222,7 +222,7 @@ def test_nothing_is_overwritten_without_force(out, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--format", "xls"], "--format: got 'xls'; allowed: csv, parquet"),
         (["--what", "step"], "--what: got 'step'; allowed: steps, evals, system, summary. Did you mean 'steps'?"),
@@ -233,11 +233,11 @@ def test_nothing_is_overwritten_without_force(out, tmp_path, capsys):
         (["--what", "steps", "-o", "file/x.csv"], "file' cannot be made"),
     ],
 )
-def test_invalid_request_exits_with_2_and_writes_nothing(out, tmp_path, capsys, arguments, said):
+def test_invalid_request_exits_with_2_and_writes_nothing(out, tmp_path, capsys, arguments, message):
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
     assert invoke(["runs", "export", "one", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 
 

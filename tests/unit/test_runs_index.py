@@ -45,7 +45,7 @@ def out(tmp_path):
 
 
 def by_name(out):
-    return {Path(found["path"]).relative_to(out).as_posix(): found for found in list_runs(out)}
+    return {Path(entry["path"]).relative_to(out).as_posix(): entry for entry in list_runs(out)}
 
 
 def expected(out, made):
@@ -54,11 +54,11 @@ def expected(out, made):
         name: {
             "path": str(out / name),
             "folder": name.rpartition("/")[0] or None,
-            "created_at": found["status.json"]["created_at"],
+            "created_at": run_documents["status.json"]["created_at"],
             "problem": None,
-            **row(found["summary.json"]),
+            **row(run_documents["summary.json"]),
         }
-        for name, found in made.items()
+        for name, run_documents in made.items()
     }
 
 
@@ -85,7 +85,7 @@ def start():
 def test_2000_runs_are_listed_as_documented(out):
     made = many_runs(out, 2000)
     assert by_name(out) == expected(out, made)
-    assert all(tuple(found) == FIGURES for found in list_runs(out))
+    assert all(tuple(entry) == FIGURES for entry in list_runs(out))
 
 
 def test_list_follows_changes_of_runs(out):
@@ -104,10 +104,10 @@ def test_list_follows_changes_of_runs(out):
     (out / "run-00007" / "summary.json").unlink()
     status = {**made.pop("run-00007")["status.json"], "state": "interrupted"}
     (out / "run-00007" / "status.json").write_text(json.dumps(status))
-    found = by_name(out)
-    resumed = found.pop("run-00007")
+    entries = by_name(out)
+    resumed = entries.pop("run-00007")
     assert (resumed["state"], resumed["eval_accuracy"], resumed["steps"]) == ("interrupted", None, None)
-    assert found == expected(out, made)
+    assert entries == expected(out, made)
 
 
 def test_change_with_equal_time_and_size_is_listed(out):
@@ -124,8 +124,8 @@ def test_change_with_equal_time_and_size_is_listed(out):
 
 def test_run_without_summary_has_its_job_s_settings(out):
     writer = open_run(a_job(out, name="live", mode="async", backend="torch", nodes=3, batch_size=7, until="loss<=0.5"))
-    found = by_name(out)["live"]
-    shown = {name: found[name] for name in ("state", "backend", "mode", "workers", "batch_size", "global_batch_size", "target", "steps")}
+    entry = by_name(out)["live"]
+    shown = {name: entry[name] for name in ("state", "backend", "mode", "workers", "batch_size", "global_batch_size", "target", "steps")}
     assert shown == {
         "state": "running",
         "backend": "torch",
@@ -156,7 +156,7 @@ def test_run_with_vanished_process_is_dead(out):
 
 
 @pytest.mark.parametrize(
-    ("document", "text", "said"),
+    ("document", "text", "message"),
     [
         ("status.json", '{"state": "succ', "status.json: not a whole JSON document"),
         ("status.json", "[]", "status.json: holds list, not a JSON object"),
@@ -169,25 +169,25 @@ def test_run_with_vanished_process_is_dead(out):
         ("summary.json", '{"schema": 1}', "summary.json: state: field required"),
     ],
 )
-def test_damaged_run_is_listed_as_damaged(out, document, text, said):
+def test_damaged_run_is_listed_as_damaged(out, document, text, message):
     made = many_runs(out, 3)
     list_runs(out)
-    found = {**made.pop("run-00001"), document: text}
+    run_documents = {**made.pop("run-00001"), document: text}
     shutil.rmtree(out / "run-00001")
-    write_run(out / "run-00001", found)
+    write_run(out / "run-00001", run_documents)
     for _ in range(2):
         listed = by_name(out)
         damaged = listed.pop("run-00001")
         assert listed == expected(out, made)
         assert (damaged["state"], damaged["run"], damaged["backend"]) == (DAMAGED, "run-00001", None)
-        assert said in damaged["problem"]
+        assert message in damaged["problem"]
         assert tuple(damaged) == FIGURES
 
 
 def test_non_finite_figure_is_listed(out):
-    found = documents(sync_run(out))
-    found["summary.json"]["final_train_loss"] = "NaN"
-    write_run(out / "diverged", found)
+    run_documents = documents(sync_run(out))
+    run_documents["summary.json"]["final_train_loss"] = "NaN"
+    write_run(out / "diverged", run_documents)
     assert by_name(out)["diverged"]["final_train_loss"] == "NaN"
 
 
@@ -217,7 +217,7 @@ def test_index_of_an_older_release_is_ignored(out, start, what):
     LEFT_OVER[what](out / ".index.sqlite")
     before = os.lstat(out / ".index.sqlite")
     answer, _ = start(out).communicate(timeout=60)
-    assert {found["path"] for found in json.loads(answer)} == {str(out / name) for name in made}
+    assert {entry["path"] for entry in json.loads(answer)} == {str(out / name) for name in made}
     after = os.lstat(out / ".index.sqlite")
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
 
@@ -273,7 +273,7 @@ def test_intermittent_run_is_listed_or_not(out):
     mover.start()
     try:
         for _ in range(200):
-            assert {found["run"] for found in list_runs(out)} - {"brief"} == made
+            assert {entry["run"] for entry in list_runs(out)} - {"brief"} == made
             readable, left_out = find_readable_runs([str(out)], out)
             assert {run.path.name for run in (*readable, *left_out)} - {"brief"} == made
     finally:
@@ -289,6 +289,6 @@ def test_intermittent_run_directory_disturbs_no_listing(out, start):
         shutil.rmtree(out / f"brief-{number}")
     for process in listing:
         listed = json.loads(process.communicate(timeout=100)[0])
-        assert {found["run"] for found in listed if not found["run"].startswith("brief")} == {Path(name).name for name in made}
+        assert {entry["run"] for entry in listed if not entry["run"].startswith("brief")} == {Path(name).name for name in made}
     assert by_name(out) == expected(out, made)
     assert RunReader(out / "run-00001").state() == "succeeded"

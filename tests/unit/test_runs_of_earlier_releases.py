@@ -35,7 +35,7 @@ def test_old_checkpoint_has_its_figures(run):
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "output"),
     [
         (["runs", "show"], "test accuracy               0.8"),
         (["compare"], "accuracy"),
@@ -46,15 +46,15 @@ def test_old_checkpoint_has_its_figures(run):
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",
 )
-def test_commands_read_old_runs(run, command, told):
+def test_commands_read_old_runs(run, command, output):
     done = trainer(*command, str(run))
-    assert (done.returncode, told in done.stdout) == (0, True), done.stdout + done.stderr
+    assert (done.returncode, output in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.thorough
 def test_lists_and_tables_have_old_runs(run, tmp_path):
-    found = json.loads(trainer("runs", "list", "--out", str(run.parent), "--where", "accuracy>=0.8", "--json").stdout)["runs"]
-    assert [row["run"] for row in found] == ["before-metrics"]
+    listed = json.loads(trainer("runs", "list", "--out", str(run.parent), "--where", "accuracy>=0.8", "--json").stdout)["runs"]
+    assert [row["run"] for row in listed] == ["before-metrics"]
     done = trainer("runs", "export", str(run), "--what", "evals", "--output", str(tmp_path / "evals.csv"))
     assert done.returncode == 0, done.stderr
     assert {"loss", "accuracy"} <= set((tmp_path / "evals.csv").read_text().splitlines()[0].split(","))

@@ -72,23 +72,23 @@ def close(ours, truth, name):
 
 
 @settings(max_examples=80)
-@example(figures=[{"cpu": 0.0, "rss": 0, "pss": pss, "sent": None, "gpu": None} for pss in (0, 1)], each=2, nodes=1)
+@example(figures=[{"cpu": 0.0, "rss": 0, "pss": pss, "sent": None, "gpu": None} for pss in (0, 1)], per_line=2, nodes=1)
 @example(
     figures=[{"cpu": None, "rss": rss, "pss": None, "sent": None, "gpu": None} for rss in (*[None] * 6, 1, 184, None, None, None, 0)],
-    each=12,
+    per_line=12,
     nodes=1,
 )
 @given(
     figures=st.lists(FIGURES, min_size=2, max_size=40),
-    each=st.integers(1, 16),
+    per_line=st.integers(1, 16),
     nodes=st.integers(1, 3),
 )
-def test_summary_of_thinned_samples_is_that_of_all(figures, each, nodes):
+def test_summary_of_thinned_samples_is_that_of_all(figures, per_line, nodes):
     """Also where counters fall, and where some have no value; each line is read back as it was written."""
-    thinner = thinner_of(each)
+    thinner = thinner_of(per_line)
     samples = [sample(number % nodes, 0.2 * (number + 1), 0.2, **figure) for number, figure in enumerate(figures)]
-    samples = [replace(each, gpus=each.gpus or ({"name": "G"},)) for each in samples]
-    lines = [line for each in samples for line in thinner.add(each)] + thinner.flush()
+    samples = [replace(per_line, gpus=per_line.gpus or ({"name": "G"},)) for per_line in samples]
+    lines = [line for per_line in samples for line in thinner.add(per_line)] + thinner.flush()
     lines = [decode(SystemRecord, json.loads(encode(line))) for line in lines]
     counted = Lines()
     thinned = per_node(counted.counted(lines), nodes, CLOCK)
@@ -105,16 +105,18 @@ def test_summary_of_thinned_samples_is_that_of_all(figures, each, nodes):
 
 
 @given(
-    rises=st.lists(st.integers(0, 1000), min_size=2, max_size=60), each=st.integers(1, 16), falls=st.sets(st.integers(1, 59), max_size=3)
+    rises=st.lists(st.integers(0, 1000), min_size=2, max_size=60),
+    per_line=st.integers(1, 16),
+    falls=st.sets(st.integers(1, 59), max_size=3),
 )
-def test_counter_rises_are_kept_in_any_line(rises, each, falls):
+def test_counter_rises_are_kept_in_any_line(rises, per_line, falls):
     value, values = 0, []
     for number, rise in enumerate(rises):
         value = rise if number in falls else value + rise
         values.append(value)
-    thinner = thinner_of(each)
+    thinner = thinner_of(per_line)
     samples = [sample(0, 0.1 * (number + 1), 0.1, sent=value) for number, value in enumerate(values)]
-    lines = [line for one in samples for line in thinner.add(one)] + thinner.flush()
+    lines = [line for item in samples for line in thinner.add(item)] + thinner.flush()
     ours, truth = (per_node(records, 1, CLOCK)[0]["network_sent_bytes"] for records in (lines, samples))
     lost_before_the_first_line = values[lines[0].samples - 1] - values[0]
     assert (ours or 0) == (truth or 0) - lost_before_the_first_line  # where the clock starts the driver has each node's line end

@@ -103,9 +103,9 @@ def test_cursor_counts_the_examples_of_earlier_steps(size, batch, workers, mode)
 @CALM
 @given(st.integers(2, 300), st.integers(0, 2**31), EPOCHS)
 def test_order_depends_on_seed_and_epoch_only(size, seed, epoch):
-    first, other = (Sampler(size, seed, FixedCount(8, 1, "sync"), 1) for _ in range(2))
-    other.order(epoch + 1)  # what was asked before does not matter
-    assert np.array_equal(first.order(epoch), other.order(epoch))
+    first, second = (Sampler(size, seed, FixedCount(8, 1, "sync"), 1) for _ in range(2))
+    second.order(epoch + 1)  # what was asked before does not matter
+    assert np.array_equal(first.order(epoch), second.order(epoch))
     if size >= 50:  # 1 in 50! for two equal orders
         assert not np.array_equal(first.order(epoch), first.order(epoch + 1))
         assert not np.array_equal(first.order(epoch), permutation(seed + 1, epoch, size))

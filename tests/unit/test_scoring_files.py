@@ -67,15 +67,15 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), BROKEN)
-def test_invalid_scoring_files_are_refused_in_preparation(tmp_path, change, said):
-    with pytest.raises(UsageError, match=rf"the source of 'text' is broken: it says its languages en, de, and it.*{said}"):
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_invalid_scoring_files_are_refused_in_preparation(tmp_path, change, message):
+    with pytest.raises(UsageError, match=rf"the source of 'text' is broken: it says its languages en, de, and it.*{message}"):
         made(tmp_path, replace(Source(), **change))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("change", "said"), BROKEN)
-def test_invalid_scoring_files_are_refused_before_a_run(tmp_path, change, said):
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_invalid_scoring_files_are_refused_before_a_run(tmp_path, change, message):
     data = made(tmp_path, replace(Source(), languages=(), **change))  # without languages nobody asks when it is made
-    with pytest.raises(UsageError, match=rf"translations of 'text' cannot be scored: it.*{said}"):
+    with pytest.raises(UsageError, match=rf"translations of 'text' cannot be scored: it.*{message}"):
         refuse_unscorable(data, TranslationQuality("source", "target", "char"))

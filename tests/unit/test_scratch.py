@@ -56,9 +56,9 @@ def test_folder_of_a_killed_process_is_removed_by_the_next():
     assert (folder / "file").read_text() == "left"
     os.kill(process.pid, signal.SIGKILL)
     end(process)
-    own = make_scratch()
+    scratch = make_scratch()
     assert not folder.exists()
-    assert own.is_dir()
+    assert scratch.is_dir()
 
 
 def test_folder_of_another_user_is_kept(temporary):

@@ -28,9 +28,9 @@ def segments_of(samples, resumed):
 
 
 def test_unmarked_samples_get_segments_by_order():
-    said, unsaid = resumed_samples(said=True), resumed_samples(said=False)
-    assert {record.part_began_seconds for record in unsaid} == {None}
-    assert list(with_segments(unsaid, [RESUMED])) == said
+    marked, unmarked = resumed_samples(said=True), resumed_samples(said=False)
+    assert {record.part_began_seconds for record in unmarked} == {None}
+    assert list(with_segments(unmarked, [RESUMED])) == marked
 
 
 def test_marked_segment_is_used_in_any_order():
@@ -74,9 +74,9 @@ def test_rate_never_spans_two_segments():
 CLOCK_OF_20 = replace(CLOCK, run_seconds=20.0)
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_node_new_since_a_resume_is_measured_from_there(said):
-    known, new = per_node(resumed_samples(said), 2, CLOCK_OF_20, [RESUMED])
+@pytest.mark.parametrize("marked", [True, False])
+def test_node_new_since_a_resume_is_measured_from_there(marked):
+    known, new = per_node(resumed_samples(marked), 2, CLOCK_OF_20, [RESUMED])
     assert known["cpu_seconds"] == pytest.approx(4.0, abs=0.15)
     assert new["cpu_seconds"] == pytest.approx(2.0, abs=0.1)
     assert [node["cpu_cores_used"] for node in (known, new)] == [{"mean": pytest.approx(0.2, abs=0.01), "max": 0.2}] * 2
@@ -104,14 +104,14 @@ class Listener(RunLogger):
         self.heard.append(record)
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_replayed_samples_have_their_segment(tmp_path, said):
+@pytest.mark.parametrize("marked", [True, False])
+def test_replayed_samples_have_their_segment(tmp_path, marked):
     listener = Listener()
-    replay(RunReader(resumed_run(tmp_path, said)), listener)
+    replay(RunReader(resumed_run(tmp_path, marked)), listener)
     assert listener.heard == resumed_samples(said=True)
 
 
-def told(samples):
+def mlflow_points(samples):
     """What MLflow is told of a node's traffic: the time of each point, in seconds, and the megabytes."""
     figures = NodeFigures()
     points = [(record.time_seconds, figures.values(record)) for record in samples]
@@ -119,7 +119,7 @@ def told(samples):
 
 
 def test_mlflow_counts_traffic_of_all_segments():
-    points = told([record for record in resumed_samples(said=True) if record.node == 0])
+    points = mlflow_points([record for record in resumed_samples(said=True) if record.node == 0])
     seconds, megabytes = zip(*points, strict=True)
     assert list(seconds) == sorted(set(seconds))
     assert list(megabytes) == sorted(megabytes)
@@ -129,14 +129,14 @@ def test_mlflow_counts_traffic_of_all_segments():
 
 
 def test_mlflow_counts_new_nodes_from_training_only():
-    points = told([record for record in resumed_samples(said=True) if record.node == 1])
+    points = mlflow_points([record for record in resumed_samples(said=True) if record.node == 1])
     assert points[0] == (pytest.approx(10.251), 0)
     assert points[-1][1] == pytest.approx(0.2 * (points[-1][0] - points[0][0]))
 
 
 def test_mlflow_skips_falls_and_missing_values():
     values = [100, None, 150, 10, 30]
-    points = told([sample(0, 1.0 + tick, network_sent_bytes=value and value * 10**6) for tick, value in enumerate(values)])
+    points = mlflow_points([sample(0, 1.0 + tick, network_sent_bytes=value and value * 10**6) for tick, value in enumerate(values)])
     assert [mb for _, mb in points] == pytest.approx([0, None, 50, 50, 70])
 
 
@@ -157,16 +157,16 @@ def test_delayed_samples_have_their_segment_s_beginning(tmp_path):
     recording.start_clock(RESUMED)
     recording.sample(travelled(sample(0, 1.0)))
     recording.close()
-    found = list(RunReader(tmp_path / "one").system())
-    assert [record.part_began_seconds for record in found] == [RESUMED] * 2
-    assert [record.initialising for record in found] == [True, False]
+    records = list(RunReader(tmp_path / "one").system())
+    assert [record.part_began_seconds for record in records] == [RESUMED] * 2
+    assert [record.initialising for record in records] == [True, False]
 
 
 def test_samples_after_the_clock_are_not_training(tmp_path, monkeypatch):
     """The calibration follows then, and exchanges as fast as it can."""
     monkeypatch.setattr(plain, "NODES_SECONDS", 0.0)
-    job, said = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
-    recording = Recording(job, PlainProgress(said))
+    job, output = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
+    recording = Recording(job, PlainProgress(output))
     recording.writer.write_status("running")
     recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**9)))
     recording.start_clock()
@@ -177,5 +177,5 @@ def test_samples_after_the_clock_are_not_training(tmp_path, monkeypatch):
     recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**12)))
     recording.close()
     assert [record.network_sent_bytes for record in RunReader(tmp_path / "one").system()] == [*[10**9] * 3, 10**12]
-    nodes = [line for line in said.getvalue().splitlines() if line.startswith("node")]
+    nodes = [line for line in output.getvalue().splitlines() if line.startswith("node")]
     assert [line.partition("sent ")[2].split("  ")[0] for line in nodes] == ["-", "0 B/s"]

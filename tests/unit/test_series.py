@@ -133,10 +133,10 @@ def test_delayed_sample_makes_no_peak(tmp_path):
     assert node.sent_bytes_per_second[1:] == pytest.approx([10, 9 / 0.95, 15, 0, 20])
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_resumed_run_continues_its_curves(tmp_path, said):
+@pytest.mark.parametrize("marked", [True, False])
+def test_resumed_run_continues_its_curves(tmp_path, marked):
     """The second part's initialisation, with 1 core and 1 MB/s, is stamped within the time that the first one trained with 0.2 of both."""
-    known, new = read_system(resumed_run(tmp_path, said))
+    known, new = read_system(resumed_run(tmp_path, marked))
     for node, began in ((known, 0.0), (new, RESUMED)):
         assert (np.diff(node.time_seconds) > 0).all()
         training = node.time_seconds > began
@@ -253,8 +253,8 @@ def test_speed_excludes_profiled_updates(tmp_path):
 
 @pytest.mark.parametrize("over", ["steps", "examples", "seconds"])
 def test_speed_curves_exclude_profiled_updates(tmp_path, over):
-    found = curves([Run(profiled_in_between(tmp_path))], "examples_per_second", over, points=50)
-    known = found.raw["profiled"][found.inside["profiled"]]
+    speed_curves = curves([Run(profiled_in_between(tmp_path))], "examples_per_second", over, points=50)
+    known = speed_curves.raw["profiled"][speed_curves.inside["profiled"]]
     assert known == pytest.approx(np.full(len(known), 2000.0))
     assert len(known) > 15
 
@@ -278,9 +278,9 @@ def test_run_without_updates_has_no_speed(tmp_path):
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), max_size=40), st.integers(0, 5))
 def test_running_median_is_the_median_of_neighbours(values, half):
-    found = running_median(np.array(values, np.float64), 2 * half + 1)
+    medians = running_median(np.array(values, np.float64), 2 * half + 1)
     for place, value in enumerate(values):
         width = min(2 * half + 1, len(values))
         first = min(max(0, place - width // 2), len(values) - width)
-        near = [each for each in values[first : first + width] if math.isfinite(each)]
-        assert found[place] == pytest.approx(np.median(near)) if math.isfinite(value) else math.isnan(found[place])
+        near = [neighbour for neighbour in values[first : first + width] if math.isfinite(neighbour)]
+        assert medians[place] == pytest.approx(np.median(near)) if math.isfinite(value) else math.isnan(medians[place])

@@ -44,7 +44,7 @@ def test_layers_override_lower_ones_and_are_recorded(config):
     assert list(sources) == list(Job.model_fields)
 
 
-def test_every_field_can_be_given_on_every_layer(config):
+def test_fields_can_be_given_on_every_layer(config):
     values = Job.model_validate({"nodes": 2, "epochs": 3}).model_dump(mode="json", exclude_none=True)
     values |= {"backend": "torch"}
     environ = {
@@ -248,9 +248,9 @@ def test_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_invalid_files_are_refused(tmp_path, config):
-    said = message(config="quickstrt")
-    assert ", or a shipped one: cs744-alexnet, cs744-alexnet-2-vs-3, " in said
-    assert said.endswith(" Did you mean 'quickstart'?")
+    error_message = message(config="quickstrt")
+    assert ", or a shipped one: cs744-alexnet, cs744-alexnet-2-vs-3, " in error_message
+    assert error_message.endswith(" Did you mean 'quickstart'?")
     assert "is not valid TOML: " in message(config=config("nodes = "))
     assert message(config=tmp_path) == f"--config: file {tmp_path} cannot be read: Is a directory."
 

@@ -47,10 +47,10 @@ def test_sweep_has_a_line_per_run_and_changes_per_axis(sweep):
 
 
 def test_document_has_the_figures(sweep):
-    found = json.loads(run(sweep, "--json").output)
-    assert [one["run"] for one in found["runs"]] == ["tf-32", "tf-64", "torch-32", "torch-64"]
-    along = [one for one in found["changes"] if one["axis"] == "global batch"]
-    assert [one["within"] for one in along] == ["tf", "torch"]
+    document = json.loads(run(sweep, "--json").output)
+    assert [entry["run"] for entry in document["runs"]] == ["tf-32", "tf-64", "torch-32", "torch-64"]
+    along = [entry for entry in document["changes"] if entry["axis"] == "global batch"]
+    assert [entry["within"] for entry in along] == ["tf", "torch"]
     assert along[0]["step_fractions"]["compute"] == pytest.approx([10 / 41, 90 / 121])
 
 

@@ -47,24 +47,24 @@ def ordered():
     orders = TranslationOrders(OBJECTIVE.translation, "test", Decoded(len(LINES), GREEDY), 1)
     (command,) = orders.messages
     command.sequence = 1
-    asked = OutstandingRequests([0])
-    asked.started(["worker-0"], ["worker-0"])
-    asked.of_leader("worker-0", command)
-    return orders, command, asked
+    outstanding = OutstandingRequests([0])
+    outstanding.started(["worker-0"], ["worker-0"])
+    outstanding.of_leader("worker-0", command)
+    return orders, command, outstanding
 
 
-def said(message):
+def as_received(message):
     return structs.replace(message, task="worker-0")
 
 
 def test_task_sends_heartbeats_between_steps(translating, monkeypatch):
     monkeypatch.setattr("crosstrain.engine.task.INTERVAL_SECONDS", STEP_SECONDS / 2)
-    orders, command, asked = ordered()
+    orders, command, outstanding = ordered()
     sent, commands = [], iter([command, messages.Close()])
     session = SimpleNamespace(translating=lambda: translating, drain=list, close=lambda: None)
     stream, states = SimpleNamespace(send=sent.append), SimpleNamespace(wait=lambda: None)
     CommandLoop(session, stream, SimpleNamespace(next=lambda: next(commands)), states, reports=True).run()
-    assert [asked.wrong_with(0, said(message)) for message in sent] == [None] * len(sent)
+    assert [outstanding.wrong_with(0, as_received(message)) for message in sent] == [None] * len(sent)
     *signs, answer, done = sent
     assert STEPS - 1 <= len(signs) <= STEPS + 1  # more where the machine paused before the first
     assert (answer.complete, done.kind) == (True, "done")
@@ -77,23 +77,23 @@ def test_task_sends_heartbeats_between_steps(translating, monkeypatch):
 
 
 def test_every_step_may_send_a_heartbeat(translating):
-    told = []
-    translating.scored("test", 0, 1, GREEDY, lambda: told.append(1))
-    assert len(told) == STEPS + 1
+    calls = []
+    translating.scored("test", 0, 1, GREEDY, lambda: calls.append(1))
+    assert len(calls) == STEPS + 1
 
 
 def test_heartbeats_need_a_request_and_are_limited():
-    orders, command, asked = ordered()
-    other = messages.Decoded.heartbeat(7)
-    assert "nobody asked for" in asked.wrong_with(0, said(other))
+    orders, command, outstanding = ordered()
+    wrong_heartbeat = messages.Decoded.heartbeat(7)
+    assert "nobody asked for" in outstanding.wrong_with(0, as_received(wrong_heartbeat))
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
-        orders.add(0, other)
-    sign = said(messages.Decoded.heartbeat(command.start))
-    assert {asked.wrong_with(0, sign) for _ in range(MAX_SIGNS)} == {None}
-    assert "more often than there can be" in asked.wrong_with(0, sign)
+        orders.add(0, wrong_heartbeat)
+    sign = as_received(messages.Decoded.heartbeat(command.start))
+    assert {outstanding.wrong_with(0, sign) for _ in range(MAX_SIGNS)} == {None}
+    assert "more often than there can be" in outstanding.wrong_with(0, sign)
 
 
 def test_heartbeat_is_no_answer():
-    _, command, asked = ordered()
-    assert asked.wrong_with(0, said(messages.Decoded.heartbeat(command.start))) is None
-    assert "without its answer" in asked.wrong_with(0, said(messages.Done(1, "decode", 0.1, 0.0)))
+    _, command, outstanding = ordered()
+    assert outstanding.wrong_with(0, as_received(messages.Decoded.heartbeat(command.start))) is None
+    assert "without its answer" in outstanding.wrong_with(0, as_received(messages.Done(1, "decode", 0.1, 0.0)))

@@ -128,9 +128,9 @@ def test_warning_leaves_time_for_progress(time, seconds):
 
 def test_seed_unused_by_an_array_is_reported(monkeypatch):
     monkeypatch.setenv("TRAINER_SEED", "7")
-    asked = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
-    assert "seed: 7 (environment TRAINER_SEED) is not used" in shown(*asked, "--array", "0-4").output
-    assert "not used" not in shown(*asked).output
+    arguments = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
+    assert "seed: 7 (environment TRAINER_SEED) is not used" in shown(*arguments, "--array", "0-4").output
+    assert "not used" not in shown(*arguments).output
 
 
 def test_documentation_shows_the_printed_script(repository, tmp_path, monkeypatch):
@@ -178,9 +178,9 @@ def catches(pid, number):
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
 def test_job_is_requeued_on_time_limit_not_on_cancel(tmp_path, number, requeued):
     """The run ends with 75 either way."""
-    asked = tmp_path / "asked"
+    requested = tmp_path / "asked"
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" > {asked}\nexit 1\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {requested}\nexit 1\n')
     scontrol.chmod(0o700)
     run = ["bash", "-c", "trap 'exit 75' USR1; echo begun; while :; do sleep 0.05; done"]
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
@@ -190,7 +190,7 @@ def test_job_is_requeued_on_time_limit_not_on_cancel(tmp_path, number, requeued)
         wait_until(lambda: catches(job.pid, signal.SIGTERM), 10, "the last trap, which the script sets after the start of the run")
         job.send_signal(number)
         assert job.wait(10) == 75
-    assert (asked.read_text() if asked.exists() else None) == ("requeue 7\n" if requeued else None)
+    assert (requested.read_text() if requested.exists() else None) == ("requeue 7\n" if requeued else None)
 
 
 @pytest.mark.quick_cases("folder")
@@ -218,12 +218,12 @@ def test_script_is_not_written_through_links(submitted, tmp_path, kind):
 
 @pytest.mark.thorough
 def test_earlier_script_is_replaced_but_no_hard_link(submitted, tmp_path):
-    place, other = tmp_path / "runs" / "mine.sbatch", tmp_path / "other"
+    place, other_link = tmp_path / "runs" / "mine.sbatch", tmp_path / "other"
     assert submitted("--out", "runs").stdout == f"job 17: {place}\n".encode()
     first = place.read_text()
-    os.link(place, other)
+    os.link(place, other_link)
     assert submitted("--out", "runs", "--seed", "5").returncode == 0
-    assert other.read_text() == first
+    assert other_link.read_text() == first
     assert "--seed 5" in place.read_text()
     assert os.listdir(place.parent) == ["mine.sbatch"]
 
@@ -234,8 +234,8 @@ def test_dry_run_equals_the_submission(submitted, tmp_path):
     for name in names:
         (tmp_path / os.fsdecode(name)).write_bytes(b"batch_size = 7\n")
         readable = name.decode(errors="replace").encode() == name  # settings are text in UTF-8, which a run's records have again
-        asked = ("--out", "runs", "--python", name, *(("--data-dir", name) if readable else ()))
-        dry, done = submitted(*asked, "--dry-run"), submitted(*asked)
+        arguments = ("--out", "runs", "--python", name, *(("--data-dir", name) if readable else ()))
+        dry, done = submitted(*arguments, "--dry-run"), submitted(*arguments)
         assert (dry.returncode, done.returncode) == (0, 0), done.stderr
         assert dry.stdout == (tmp_path / "taken").read_bytes()
         if readable:

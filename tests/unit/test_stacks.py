@@ -76,8 +76,8 @@ def hanging(script, how, *, answers=True):
 
 
 def place_of(task, spy=None):
-    found = collect_stacks([task], spy)[task.name]
-    return TaskStack(found["text"], found["problem"])
+    stack = collect_stacks([task], spy)[task.name]
+    return TaskStack(stack["text"], stack["problem"])
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_signal_is_unused_by_batch_systems_and_frameworks():
 def test_stacks_are_bounded_and_keep_the_innermost_line(script):
     with hanging(script, "in_deep_recursion") as task:
         many = [InspectedTask(f"worker-{number}", task.pid, "S", task.written) for number in range(64)]
-        found = collect_stacks(many, None)
-    assert sum(len(each["text"]) for each in found.values()) <= 8 * MAX_STACK_CHARACTERS
-    assert all(len(each["text"]) <= 4096 for each in found.values())
-    assert all("(in_python)" in TaskStack(each["text"]).place for each in found.values() if each["problem"] is None)
-    assert any(each["text"].endswith("… (cut)\n") for each in found.values())
+        stacks = collect_stacks(many, None)
+    assert sum(len(stack["text"]) for stack in stacks.values()) <= 8 * MAX_STACK_CHARACTERS
+    assert all(len(stack["text"]) <= 4096 for stack in stacks.values())
+    assert all("(in_python)" in TaskStack(stack["text"]).place for stack in stacks.values() if stack["problem"] is None)
+    assert any(stack["text"].endswith("… (cut)\n") for stack in stacks.values())
 
 
 def at(*lines):

@@ -32,11 +32,11 @@ def test_memory_is_read_on_the_driver_s_machine_only(tmp_path, on_this_machine, 
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, on_this_machine)
         nodes = Nodes([channel], ReportHandlers(recording.sample, recording.log))
-        attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, lambda *told: None, False)
+        attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, lambda *arguments: None, False)
         try:
             attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), begin)
-            told = theirs.receive()
-            assert (told.kind, told["answer"], told["to"]) == ("state_answer", answer, "worker-0")
+            arguments = theirs.receive()
+            assert (arguments.kind, arguments["answer"], arguments["to"]) == ("state_answer", answer, "worker-0")
         finally:
             attempt.saver.abandon()
     recording.close()

@@ -37,7 +37,7 @@ def test_dense_weight_follows_the_order_of_pixels():
 
 def test_inverse_restores_every_element():
     for name, layout in {**convolutions(SPEC), **after_flatten(SPEC, "fc", channels=4)}.items():
-        canonical = numbered(next(one.shape for one in SPEC.parameters if one.name == name))
+        canonical = numbered(next(parameter.shape for parameter in SPEC.parameters if parameter.name == name))
         held = layout.to_storage(canonical)
         view = layout.as_canonical(held)
         assert np.shares_memory(view, held)

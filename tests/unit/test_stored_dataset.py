@@ -89,12 +89,12 @@ class TestOpening:
         opened = stored_dataset.open_dataset("digits")
         info = opened.info
         expected = (opened.images("train") / 255.0 - info.mean[0]) / info.std[0]
-        found = opened.inputs("train")
-        assert found.dtype == np.float32
-        assert np.abs(found - expected).max() <= 2.0**-23 * np.abs(expected).max()  # rounded to float32 once
-        assert found.tobytes() == opened.inputs("train").tobytes()
-        assert abs(found.mean(dtype=np.float64)) < 1e-6
-        assert found.std(dtype=np.float64) == pytest.approx(1, abs=1e-6)
+        inputs = opened.inputs("train")
+        assert inputs.dtype == np.float32
+        assert np.abs(inputs - expected).max() <= 2.0**-23 * np.abs(expected).max()  # rounded to float32 once
+        assert inputs.tobytes() == opened.inputs("train").tobytes()
+        assert abs(inputs.mean(dtype=np.float64)) < 1e-6
+        assert inputs.std(dtype=np.float64) == pytest.approx(1, abs=1e-6)
 
     def test_digests_are_computed_again_only_after_changes(self, digits):
         settle(digits)

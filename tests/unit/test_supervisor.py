@@ -54,7 +54,7 @@ def node(tmp_path):
     node.supervisor.stop(0.0)
 
 
-def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
+def test_spare_is_no_task_until_it_is_claimed(node, tmp_path):
     node.prestart()
     assert node.supervisor.alive() == []
     early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log", node.environment)
@@ -65,7 +65,7 @@ def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
     assert os.getpgid(pid) == pid
 
 
-def test_a_spare_is_taken_in_its_own_environment_alone(node, tmp_path):
+def test_spare_is_claimed_only_with_its_environment(node, tmp_path):
     """What it has read of it cannot be changed any more, such as the GPU that it sees."""
     node.prestart()
     log = tmp_path / "logs/worker-0.log"
@@ -74,7 +74,7 @@ def test_a_spare_is_taken_in_its_own_environment_alone(node, tmp_path):
 
 
 @pytest.mark.parametrize("end", ["killed", "failed"])
-def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, end):
+def test_dead_spare_is_not_claimed_and_not_reported(node, tmp_path, end):
     before = set(node.children())
     node.prestart("toy" if end == "killed" else "no-such-backend")
     (pid,) = set(node.children()) - before
@@ -85,7 +85,7 @@ def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, e
     assert (node.deaths, node.messages) == ([], [])
 
 
-def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the_log(node, tmp_path):
+def test_claimed_spare_that_dies_early_leaves_its_log(node, tmp_path):
     node.prestart()
     early = tmp_path / "spare-1.early"
     wait_until(lambda: "crosstrain.engine.protocol.task_messages" in early.read_text(), 30, "the start of the spare")
@@ -100,7 +100,7 @@ def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the
     assert not early.exists()
 
 
-def test_spares_that_nobody_takes_are_dismissed(node):
+def test_unused_spares_are_dismissed(node):
     before = set(node.children())
     node.prestart()
     node.prestart()
@@ -125,7 +125,7 @@ os._exit(3)
 """
 
 
-def test_a_death_is_the_last_that_is_heard_of_a_task(tmp_path, monkeypatch):
+def test_death_is_the_last_message_of_a_task(tmp_path, monkeypatch):
     """However slowly what it said is taken, and although a process of its own keeps its end of the channel open."""
     count, heard = 40, []
     script = tmp_path / "chatterbox.py"
@@ -143,7 +143,7 @@ def test_a_death_is_the_last_that_is_heard_of_a_task(tmp_path, monkeypatch):
     assert supervisor.alive() == []
 
 
-def test_children_that_are_no_tasks_are_left_to_whoever_started_them(node, tmp_path):
+def test_other_children_are_left_to_their_parent(node, tmp_path):
     """Such as those that look where tasks stand; one of them is never awaited."""
     forgotten = subprocess.Popen(["true"])
     for number in range(3):
@@ -156,7 +156,7 @@ def test_children_that_are_no_tasks_are_left_to_whoever_started_them(node, tmp_p
     assert forgotten.wait() == 0
 
 
-def test_a_task_that_cannot_be_started_is_reported_with_its_reason_and_nothing_of_it_is_left(node, tmp_path):
+def test_task_that_cannot_start_is_reported_and_removed(node, tmp_path):
     """Its log cannot be opened, as a folder has its name; another task is started after it."""
     (tmp_path / "worker-0.log").mkdir()
     node.supervisor.start("worker-0", tmp_path / "worker-0.log", node.environment)
@@ -205,7 +205,7 @@ folder.rmdir()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of processes is Linux's")
-def test_a_node_that_may_have_no_more_processes_says_so_of_each_task():
+def test_process_limit_is_reported_for_each_task():
     """Neither a process nor a thread can be begun there."""
     done = subprocess.run([sys.executable, "-c", AT_THE_LIMIT], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [f"error worker-0 BlockingIOError {errno.EAGAIN}", "death worker-0 None 1", "[] 0"], done.stderr
@@ -238,7 +238,7 @@ def heard(stream, *kinds):
     return message
 
 
-def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, tmp_path):
+def test_agent_reports_unstartable_task_and_continues(agent, tmp_path):
     process, stream, folder = agent
     (tmp_path / "logs/worker-0.log").mkdir(parents=True)
     task = {"task": "worker-0", "cluster": '{"addresses": ["127.0.0.1"]}', "threads": 1, "local_index": 0}
@@ -265,7 +265,7 @@ def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, 
     assert list(folder.iterdir()) == []
 
 
-def test_what_an_agent_cannot_do_is_told_as_its_own_failure(agent):
+def test_failure_of_an_agent_is_reported_as_its_own(agent):
     process, stream, folder = agent
     stream.send(Message("fly", {}))
     _, errors = process.communicate(timeout=10)

@@ -89,7 +89,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def test_an_interrupt_ends_what_is_awaited(cluster):
+def test_interrupt_ends_a_wait(cluster):
     control, (agent,) = cluster(1)
     control.nodes.interrupt()
     agent.answer("sampled")
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_what_is_awaited(cluster):
         control.sample_now()
 
 
-def test_a_deferred_interrupt_ends_what_is_awaited_next(cluster):
+def test_deferred_interrupt_ends_the_next_wait(cluster):
     control, (agent,) = cluster(1)
     with control.nodes.interrupts_deferred():
         control.nodes.interrupt()
@@ -118,7 +118,7 @@ def failure(control: TaskGroup) -> RunFailedError:
     return raised.value
 
 
-def test_a_lost_node_ends_the_next_start_too(cluster):
+def test_lost_node_ends_the_next_start_too(cluster):
     """Its end was read while the tasks of the first start were ended."""
     control, agents = cluster(2)
     agents[0].answer("stopped")
@@ -135,7 +135,7 @@ def on_node_0(control: TaskGroup) -> TaskGroup:
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_the_loss_of_a_node_that_is_not_used_is_none_of_the_group(cluster, before):
+def test_loss_of_an_unused_node_is_ignored(cluster, before):
     """Whether it is lost before the group is there or while it is at work: what the one that is used says is heard."""
     control, agents = cluster(2)
     group = control if before else on_node_0(control)
@@ -153,7 +153,7 @@ def test_the_loss_of_a_node_that_is_not_used_is_none_of_the_group(cluster, befor
     assert failure(group).task == "agent-0"
 
 
-def test_a_node_that_is_not_used_and_says_what_none_does_ends_the_run_nevertheless(cluster):
+def test_violation_of_an_unused_node_ends_the_run(cluster):
     control, agents = cluster(2)
     group = on_node_0(control)
     agents[1].send("no_such_kind")
@@ -161,7 +161,7 @@ def test_a_node_that_is_not_used_and_says_what_none_does_ends_the_run_neverthele
     assert control.nodes.violation is not None
 
 
-def test_who_is_awaited_in_vain_is_named(cluster):
+def test_missing_answer_names_its_node(cluster):
     control, agents = cluster(2)
     agents[0].answer("sampled")
     with pytest.raises(RunFailedError, match=r"samples of nodes \[1\]"):
@@ -173,7 +173,7 @@ def ready(agents: list[Agent]) -> None:
         agent.send("ready", precision_used=None, device_used=None, **{"from": f"worker-{agent.node}"})
 
 
-def test_a_task_that_its_backend_survives_may_die_once_it_is_ready(cluster):
+def test_survivable_task_may_die_once_ready(cluster):
     control, agents = cluster(2, survives=["worker"])
     ready(agents)
     control.await_ready(10.0)
@@ -186,7 +186,7 @@ def test_a_task_that_its_backend_survives_may_die_once_it_is_ready(cluster):
 
 
 @pytest.mark.parametrize(("survives", "starts"), [([], True), (["ps"], True), (["worker"], False)])
-def test_the_death_of_any_other_task_or_before_it_is_ready_is_a_failure(cluster, survives, starts):
+def test_other_or_early_death_is_a_failure(cluster, survives, starts):
     control, agents = cluster(2, survives=survives)
     if starts:
         ready(agents)
@@ -195,7 +195,7 @@ def test_the_death_of_any_other_task_or_before_it_is_ready_is_a_failure(cluster,
     assert failure(control).task == "worker-1"
 
 
-def test_a_stall_tells_where_tasks_stand_and_of_which_that_is_not_known(cluster, monkeypatch):
+def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
     """One node tells it, one says of its task that it is stopped, one is silent from then on."""
     monkeypatch.setattr(task_group, "COLLECT_SECONDS", 2.0)
     control, agents = cluster(3)
@@ -226,7 +226,7 @@ def test_a_stall_tells_where_tasks_stand_and_of_which_that_is_not_known(cluster,
     assert error.task == "worker-1"
 
 
-def test_where_a_task_stands_may_be_asked_while_others_go_on(cluster):
+def test_stacks_can_be_requested_during_training(cluster):
     control, (agent,) = cluster(1)
     told = []
     control.inquiries.on_answer = told.append
@@ -241,7 +241,7 @@ def test_where_a_task_stands_may_be_asked_while_others_go_on(cluster):
 
 
 @pytest.mark.parametrize("victim_first", [False, True])
-def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_first):
+def test_lost_node_is_named_and_not_waited_for(cluster, victim_first):
     """Whether its end is met first, or while the cause of a victim's death is looked for."""
     control, agents = cluster(3)
     for number, agent in enumerate(agents):
@@ -260,7 +260,7 @@ def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_
     assert seconds(lambda: control.nodes.finish(1)) < 2
 
 
-def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(cluster):
+def test_unused_nodes_get_no_requests(cluster):
     control, agents = cluster(2)
     group = on_node_0(control)
     agents[0].answer("sampled")
@@ -274,7 +274,7 @@ def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(cluster):
     assert agents[1].stream.receive().kind == "finish"  # and nothing before it
 
 
-def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
+def test_stall_names_the_silent_node(cluster):
     """One node answers, one is frozen, the third goes just then."""
     control, agents = cluster(3)
     agents[0].answer("states", states={"worker-0": "S"})
@@ -292,7 +292,7 @@ def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
     assert agents[1].end.recv(1) == b""  # it was cut off, and will end when it wakes
 
 
-def test_a_node_that_does_not_read_holds_nobody_up(cluster):
+def test_unread_channel_blocks_nobody(cluster):
     """A frozen agent leaves its channel full; the driver has to go on, to find out."""
     control, (agent,) = cluster(1)
     plan = Train.of(Plan(0, 2**17, 0, 0, np.arange(2.0**17)))
@@ -302,7 +302,7 @@ def test_a_node_that_does_not_read_holds_nobody_up(cluster):
         assert agent.stream.receive().array("learning_rates").size == 2**17
 
 
-def test_the_victim_of_another_node_is_not_blamed(cluster):
+def test_victim_of_another_node_is_not_blamed(cluster):
     """For a signal that its framework sends to itself."""
     control, agents = cluster(2)
     agents[0].death("worker-0", code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
@@ -346,7 +346,7 @@ def back(control):
     raise AssertionError("none is")
 
 
-def test_a_task_that_rejoins_is_started_anew_and_what_the_others_say_meanwhile_is_heard(cluster):
+def test_rejoining_task_is_restarted_and_others_are_heard(cluster):
     control, agents = rejoining(cluster)
     control.send(Drain(sequence=1))
     agents[1].death("worker-1", error="connection reset by peer")  # a victim: other ends are awaited for a second
@@ -364,7 +364,7 @@ def test_a_task_that_rejoins_is_started_anew_and_what_the_others_say_meanwhile_i
     assert [death.task for death in control.deaths] == ["worker-1"] * 2
 
 
-def test_a_task_that_is_found_stalled_is_replaced_and_its_end_is_no_failure(cluster):
+def test_stalled_task_is_replaced_without_failure(cluster):
     control, agents = rejoining(cluster)
     agents[0].send("worker_stalled", worker=2, **{"from": "worker-0"})
     assert lost(control) == "worker-2"
@@ -373,7 +373,7 @@ def test_a_task_that_is_found_stalled_is_replaced_and_its_end_is_no_failure(clus
     assert back(control) == ["worker-2"]
 
 
-def test_a_silent_task_is_raised_as_such_where_it_can_restart(cluster):
+def test_silent_task_is_raised_if_it_can_restart(cluster):
     control, _ = rejoining(cluster)
     control.on_silent(2)
     error = failure(control)
@@ -386,7 +386,7 @@ def test_a_silent_task_is_raised_as_such_where_it_can_restart(cluster):
     assert control.receive(0.1) is None
 
 
-def test_the_first_cause_ends_all_where_it_is_none_that_rejoins_or_nobody_wants_that_or_no_other_is_left(cluster):
+def test_root_cause_fails_run_unless_a_task_can_rejoin(cluster):
     control, agents = rejoining(cluster)
     agents[1].death("worker-1", signal="SIGKILL", code=None)
     for _ in range(2):  # until it is replaced
@@ -405,7 +405,7 @@ def test_the_first_cause_ends_all_where_it_is_none_that_rejoins_or_nobody_wants_
     assert not control.can_replace("worker-0")
 
 
-def test_a_restarted_task_that_is_not_ready_in_time_cannot_restart_again(cluster, monkeypatch):
+def test_slow_restarted_task_cannot_restart_again(cluster, monkeypatch):
     monkeypatch.setattr(task_group, "REPORT_SECONDS", 0.0)
     control, agents = rejoining(cluster)
     agents[1].death("worker-1", signal="SIGKILL", code=None)

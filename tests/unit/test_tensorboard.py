@@ -58,7 +58,7 @@ def read_back(path):
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_every_value_can_be_read_back(tmp_path):
+def test_values_can_be_read_back(tmp_path):
     write_a_run(tmp_path)
     found = read_back(tmp_path)
     assert set(found) == set(EXPECTED)
@@ -67,7 +67,7 @@ def test_every_value_can_be_read_back(tmp_path):
         assert [value for _, value in found[tag]] == pytest.approx([value for _, value in points])
 
 
-def test_points_of_speed_leave_out_what_was_profiled():
+def test_points_of_speed_exclude_profiled_updates():
     curve, points = TrainingCurve(1.0), []
     for group, (now, profiled) in enumerate([(6.0, 6.0), (6.5, 0.5), (7.0, None), (9.5, 2.0), (10.0, None), (10.5, None), (11.0, None)]):
         points.append(curve.add(replace(STEP, step=2 * group, time_seconds=now, seconds=0.5, profiled_seconds=profiled)))
@@ -76,7 +76,7 @@ def test_points_of_speed_leave_out_what_was_profiled():
     assert len(known) >= 2
 
 
-def test_a_long_run_has_a_bounded_number_of_points(tmp_path):
+def test_long_run_has_a_bounded_number_of_points(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     for step in range(20_000):  # 2,000 s of run clock: 20,000 points at the first spacing
         writer.step(replace(STEP, step=step, count=1, losses=(1.0,), time_seconds=0.1 * (step + 1), seconds=0.1))
@@ -87,7 +87,7 @@ def test_a_long_run_has_a_bounded_number_of_points(tmp_path):
     assert {value for _, value in points} == {1.0}
 
 
-def test_a_point_is_the_mean_of_the_updates_since_the_one_before(tmp_path):
+def test_point_is_the_mean_of_updates_since_the_last(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     for step, loss in enumerate((4.0, 2.0, 9.0)):
         writer.step(replace(STEP, step=step, count=1, losses=(loss,), time_seconds=0.06 * (step + 1), seconds=0.06))
@@ -105,7 +105,7 @@ def check_resumed(found):
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_a_resumed_run_that_is_told_again_has_no_time_twice(tmp_path, said):
+def test_replayed_run_has_unique_times(tmp_path, said):
     """It is resumed once more: all of its samples are in the records."""
     path = resumed_run(tmp_path, said)
     writer = TensorBoardWriter(path, zero_unix_seconds=1e9)
@@ -114,7 +114,7 @@ def test_a_resumed_run_that_is_told_again_has_no_time_twice(tmp_path, said):
     check_resumed(read_back(path))
 
 
-def test_a_run_that_goes_on_has_no_time_twice(tmp_path):
+def test_resumed_run_has_unique_times(tmp_path):
     """The samples of its initialisation were held back, and are heard after those that were told again."""
     writer = TensorBoardWriter(tmp_path)
     for record in resumed_samples(said=True):
@@ -136,7 +136,7 @@ print(len(sys.modules) - before, sorted({"tensorflow", "torch", "keras"} & set(s
 """
 
 
-def test_writing_loads_no_framework_and_is_cheap_to_begin(tmp_path):
+def test_writing_loads_no_framework_and_starts_fast(tmp_path):
     result = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True, check=True)
     modules, _, frameworks = result.stdout.strip().partition(" ")
     assert frameworks == "[]"
@@ -188,7 +188,7 @@ def tensorboard(folder):
                 server.kill()
 
 
-def test_a_real_tensorboard_shows_the_values(tmp_path):
+def test_real_tensorboard_shows_the_values(tmp_path):
     write_a_run(tmp_path / "run")
     with tensorboard(tmp_path / "run" / FOLDER) as address:
         for tag, points in EXPECTED.items():
@@ -223,7 +223,7 @@ def both_runs(address):
     return groups if len(groups) == 2 and all(group["sessions"][0].get("endTimeSecs") for group in groups) else None
 
 
-def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
+def test_real_tensorboard_compares_runs(tmp_path):
     one = a_job(tmp_path, nodes=3, global_batch_size=40, lr=0.25)
     two = a_job(tmp_path, backend="torch", mode="async", optimizer="adam", seed=7, cores_per_node="0.5")
     write_a_compared_run(

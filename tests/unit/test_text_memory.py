@@ -40,7 +40,7 @@ all 400 pairs and their pieces at once it would be a gigabyte."""
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("held_out", [0, pytest.param(300, marks=pytest.mark.slow)])
-def test_lines_of_the_greatest_length_are_prepared_in_bounded_memory(tmp_path, monkeypatch, held_out):
+def test_longest_lines_are_prepared_in_bounded_memory(tmp_path, monkeypatch, held_out):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
     draw = random.Random(1)
     for language in ("en", "de"):
@@ -59,7 +59,7 @@ def test_lines_of_the_greatest_length_are_prepared_in_bounded_memory(tmp_path, m
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 6), st.integers(1, 20))
-def test_parts_are_all_of_the_entries_in_order_and_no_larger_than_they_may_be(sizes, most, most_bytes):
+def test_parts_hold_all_entries_within_their_limits(sizes, most, most_bytes):
     found = list(parts(sizes, most, most_bytes, int))
     assert list(itertools.chain.from_iterable(found)) == sizes
     assert all(0 < len(part) <= most and (len(part) == 1 or sum(part) <= most_bytes) for part in found)
@@ -68,7 +68,7 @@ def test_parts_are_all_of_the_entries_in_order_and_no_larger_than_they_may_be(si
 
 
 @given(st.text(max_size=50))
-def test_the_size_of_a_text_is_that_in_utf8(text):
+def test_text_size_is_that_in_utf8(text):
     assert text_bytes(text) == len(text.encode())
     assert entry_bytes((text, "é")) == len(text.encode()) + 2
     assert entry_bytes("with an empty line") == 0
@@ -80,7 +80,7 @@ def text_of(count):
     return entries, sum(map(entry_bytes, entries))
 
 
-def test_a_text_that_is_no_larger_than_may_be_sampled_is_sampled_as_ever(monkeypatch):
+def test_small_text_is_sampled_completely(monkeypatch):
     entries, size = text_of(3000)
     monkeypatch.setattr(pairs, "MAX_SAMPLED_BYTES", size)
     assert np.array_equal(_sampled_places(lambda: iter(entries), 3000), np.arange(3000))
@@ -90,7 +90,7 @@ def test_a_text_that_is_no_larger_than_may_be_sampled_is_sampled_as_ever(monkeyp
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
-def test_of_a_larger_text_an_even_share_is_sampled_and_the_same_each_time(monkeypatch, share):
+def test_sample_of_a_larger_text_is_even_and_reproducible(monkeypatch, share):
     entries, size = text_of(3000)
     monkeypatch.setattr(pairs, "MAX_SAMPLED_BYTES", int(share * size))
     places = _sampled_places(lambda: iter(entries), 3000)
@@ -105,7 +105,7 @@ def test_of_a_larger_text_an_even_share_is_sampled_and_the_same_each_time(monkey
 
 
 @given(count=st.integers(0, 400), most=st.integers(0, 400), seed=st.integers(0, 9))
-def test_places_are_those_of_the_least_keys_however_many_are_drawn_at_a_time(count, most, seed):
+def test_places_have_the_smallest_keys_for_any_block(count, most, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "_KEYS", 37)
         found = chosen(count, most, seed)
@@ -113,7 +113,7 @@ def test_places_are_those_of_the_least_keys_however_many_are_drawn_at_a_time(cou
     assert found.tolist() == sorted(np.argsort(keys)[:most].tolist())
 
 
-def test_a_line_costs_no_memory_where_places_are_drawn():
+def test_lines_cost_no_memory_when_places_are_drawn():
     tracemalloc.start()
     try:
         assert len(chosen(20_000_000, 1000, 1)) == 1000
@@ -122,7 +122,7 @@ def test_a_line_costs_no_memory_where_places_are_drawn():
         tracemalloc.stop()
 
 
-def test_a_packed_file_of_line_feeds_is_refused_before_they_are_counted(tmp_path):
+def test_compressed_line_feeds_are_refused_early(tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"\n" * 20_000_000))
     with pytest.raises(UsageError, match="unpacks to more than 200 times its size"):

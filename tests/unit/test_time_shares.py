@@ -38,7 +38,7 @@ def sync(calibrated, step):
     return time_shares(calibrated, "sync", times((None, 4, 99.0), (None, 10, 10 * step)), CLOCK)
 
 
-def test_the_quick_worker_waits_for_the_slow_one_and_both_for_the_exchange():
+def test_fast_worker_waits_for_the_slow_one():
     shares = sync(calibration((0, 1.0, 2.0, 5.0), (1, 1.0, 6.0, 3.0)), 10.0)
     assert parts(shares, 0) == [1.0, 2.0, 4.0, 3.0]
     assert parts(shares, 1) == [1.0, 6.0, 0.0, 3.0]
@@ -48,7 +48,7 @@ def test_the_quick_worker_waits_for_the_slow_one_and_both_for_the_exchange():
 
 
 @given(st.floats(0, 5), st.floats(0.01, 5), st.floats(0.01, 5), st.sampled_from(["sync", "async"]))
-def test_reading_data_takes_no_longer_than_the_run_waited_for_it(waited, first, second, mode):
+def test_data_time_is_at_most_the_measured_wait(waited, first, second, mode):
     groups = times(*((worker, 10, 200.0) for worker in ((None,) if mode == "sync" else (0, 1)) for _ in range(2)))
     worker = None if mode == "sync" else 0
     groups.add(StepRecord(0, 10, 0, 0.0, 200.0, 10, (1.0,) * 10, (0.1,), data_wait_seconds=waited * 10, worker=worker))
@@ -60,7 +60,7 @@ def test_reading_data_takes_no_longer_than_the_run_waited_for_it(waited, first, 
     assert data[0] / data[1] == pytest.approx(first / second) if known else data == [0.0, 0.0]
 
 
-def test_computing_that_the_run_and_half_a_batch_contradict_is_taken_from_half_a_batch():
+def test_contradicted_compute_time_uses_half_the_batch():
     """Other programs had the second worker's core while it was calibrated; it is no slow node. A slow one takes as long in steps."""
     sizes = {"batch_size": 16, "half_batch_size": 8}
     workers = calibration((0, 1.0, 2.0, 5.0), (1, 1.0, 50.0, 3.0), **sizes)
@@ -74,23 +74,23 @@ def test_computing_that_the_run_and_half_a_batch_contradict_is_taken_from_half_a
     assert parts(sync(workers, 10.0), 1) == pytest.approx([10 / 51, 500 / 51, 0.0, 0.0])
 
 
-def test_an_exchange_that_hides_behind_computing_takes_nothing():
+def test_overlapped_exchange_takes_nothing():
     shares = sync(calibration((0, 1.0, 6.0, 5.0), (1, 1.0, 9.0, 5.0)), 10.0)
     assert parts(shares, 0) == [1.0, 6.0, 3.0, 0.0]
     assert shares["overlap_fraction"] == 1.0
 
 
-def test_one_that_takes_longer_in_a_step_than_alone_is_not_hidden_at_all():
+def test_exchange_slower_than_alone_is_not_overlapped():
     assert sync(calibration((0, 1.0, 1.0, 3.0), (1, 1.0, 1.0, 3.0)), 10.0)["overlap_fraction"] == 0.0
 
 
-def test_own_work_beyond_the_step_is_scaled_down_to_it():
+def test_compute_beyond_the_step_is_scaled_down():
     shares = sync(calibration((0, 5.0, 15.0, 1.0), (1, 1.0, 3.0, 1.0)), 10.0)
     assert parts(shares, 0) == [2.5, 7.5, 0.0, 0.0]
     assert parts(shares, 1) == [1.0, 3.0, 6.0, 0.0]
 
 
-def test_what_is_left_of_a_lone_workers_step_is_its_own():
+def test_rest_of_a_single_worker_s_step_is_compute():
     shares = sync(calibration((0, 1.0, 6.0, None)), 10.0)
     assert parts(shares) == [1.0, 9.0, 0.0, 0.0]
     assert shares["overlap_fraction"] is None
@@ -103,7 +103,7 @@ SECONDS = st.floats(0.0, 1e3)
     own=st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4), step=st.floats(1e-6, 1e3), mode=st.sampled_from(["sync", "async"])
 )
 @example(own=[(0.0, 0.0), (3.0, 22.0)], step=6.5, mode="sync")
-def test_no_part_is_less_than_nothing_and_they_are_the_step(own, step, mode):
+def test_parts_are_positive_and_sum_to_the_step(own, step, mode):
     """Also where own work is scaled down to the step, and rounded: no summary that a run wrote may be refused by those that read it."""
     workers = [(node, data, compute, 0.1) for node, (data, compute) in enumerate(own)]
     made = times(*[(None if mode == "sync" else worker, 7, 7 * step) for worker in range(1 if mode == "sync" else len(own))])
@@ -113,7 +113,7 @@ def test_no_part_is_less_than_nothing_and_they_are_the_step(own, step, mode):
         assert sum(row[name] for name in COMPONENTS) == pytest.approx(row["step_seconds"])
 
 
-def test_async_workers_have_steps_of_their_own_and_wait_for_nobody():
+def test_async_workers_have_separate_steps_and_do_not_wait():
     found = times((0, 1, 50.0), (1, 1, 50.0), (0, 30, 120.0), (1, 10, 100.0))
     shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (0, 1.0, 3.0, 0.5)), "async", found, CLOCK)
     assert [worker["step_seconds"] for worker in shares["workers"]] == [4.0, 10.0]
@@ -125,14 +125,14 @@ def test_async_workers_have_steps_of_their_own_and_wait_for_nobody():
     assert parts(shares, 0, "nodes") == pytest.approx([1.0, (62 + 33) / 42, 0.0, (31 + 66) / 42])
 
 
-def test_a_worker_without_updates_has_no_shares():
+def test_worker_without_updates_has_no_shares():
     shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (1, 1.0, 3.0, 0.5)), "async", times((0, 5, 20.0)), CLOCK)
     assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
     assert parts(shares, 1) == parts(shares, 1, "nodes") == [None] * 4
     assert shares["workers"][1]["step_seconds"] is None
 
 
-def test_what_the_framework_measured_stands_beside():
+def test_native_measurements_are_added():
     found = StepTimes()
     for waited in (1.0, None, 0.25):
         found.add(StepRecord(0, 5, 0, 0.0, 20.0, 5, (1.0,), (0.1,), data_wait_seconds=waited, worker=0))
@@ -141,7 +141,7 @@ def test_what_the_framework_measured_stands_beside():
 
 
 @pytest.mark.parametrize(("make", "step"), [(sync_run, 0.15), (async_run, 0.05)])
-def test_a_summary_has_them_where_the_run_was_calibrated(tmp_path, make, step):
+def test_calibrated_run_has_shares_in_its_summary(tmp_path, make, step):
     path = make(tmp_path)
     assert summary_of(path)["time_shares"] is None
     writer = RunWriter.reopen(path)
@@ -174,7 +174,7 @@ def went_on(path, first_step):
 
 
 @given(groups=st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 10.0)), min_size=2, max_size=8), data=st.data())
-def test_steps_and_clock_are_those_of_the_part_that_was_calibrated(groups, data):
+def test_steps_and_clock_are_of_the_calibrated_segment(groups, data):
     """What the parts before it took decides nothing, however quick or slow they were."""
     turn = data.draw(st.integers(1, len(groups) - 1))
     before = sum(count for count, _ in groups[:turn])
@@ -195,7 +195,7 @@ def test_steps_and_clock_are_those_of_the_part_that_was_calibrated(groups, data)
     assert shares["run"] == pytest.approx({**RUN, "train_seconds": 1.1, "eval_seconds": 0.05, "other_seconds": 0.1})
 
 
-def test_an_async_worker_s_updates_are_those_of_the_part(tmp_path):
+def test_async_worker_counts_updates_of_the_segment(tmp_path):
     """Three groups of four were the first worker's, the last is the second's."""
     summary = went_on(async_run(tmp_path), 8)
     assert summary["updates_by_worker"] == [12, 4]

@@ -27,7 +27,7 @@ def corpus(folder, word):
     return f"parallel-text:{folder / 'text'}:en-de?vocabulary=330"
 
 
-def test_a_text_that_has_changed_is_refused(tmp_path):
+def test_changed_text_is_refused(tmp_path):
     job = Job(data=corpus(tmp_path / "own", "alpha"), model="transformer:tiny")
     data = open_dataset(job.data)
     meta = SimpleNamespace(data=described_data(data.info, data.digest, None, pieces_digest(data)))
@@ -44,7 +44,7 @@ def test_a_text_that_has_changed_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["transformer", "transformer:tiny"])
-def test_a_size_counts_without_arguments_too(capsys, model):
+def test_vocabulary_size_counts_without_arguments(capsys, model):
     code, out, _ = call(
         capsys, "run", "--backend", "torch", "--model", model, "--data", "numbers", "--vocabulary", "300", "--print-config", "--json"
     )
@@ -52,13 +52,13 @@ def test_a_size_counts_without_arguments_too(capsys, model):
     assert (code, shown["data"]["value"], shown["vocabulary"]["value"]) == (0, "numbers:vocabulary=300", None)
 
 
-def test_a_size_of_what_has_none_is_refused(capsys):
+def test_vocabulary_size_is_refused_without_a_vocabulary(capsys):
     code, _, err = call(capsys, "run", "--backend", "torch", "--data", "digits", "--vocabulary", "300", "--print-config")
     assert code == 2
     assert "'digits' is no text" in err
 
 
-def test_only_what_a_command_has_an_option_for_is_offered(tmp_path):
+def test_suggested_options_exist_in_the_command(tmp_path):
     """A text of one's own lies under a path that the run names: `translate` has no option for it, `evaluate` has."""
     taken = {"data": f"parallel-text:{tmp_path}:en-de"}
     with pytest.raises(UsageError, match=r"add --trust-run\.$"):

@@ -61,7 +61,7 @@ def inside(case, seed, values):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_both_frameworks_compute_the_same(results, seed, case):
+def test_frameworks_compute_the_same(results, seed, case):
     tf, torch = results["tf"], results["torch"]
     for name in ("trained", "evaluated"):
         ours, theirs = (inside(case, seed, found[f"{case}/{name}"]) for found in (tf, torch))
@@ -83,7 +83,7 @@ def test_both_frameworks_compute_the_same(results, seed, case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_more_padding_changes_nothing(results, seed, case, framework):
+def test_padding_changes_nothing(results, seed, case, framework):
     found = results[framework]
     for name in ("trained", "evaluated"):
         ours, theirs = (inside(case, seed, found[f"{case}/{more}{name}"]) for more in ("", "padded/"))
@@ -94,7 +94,7 @@ def test_more_padding_changes_nothing(results, seed, case, framework):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_more_padding_changes_no_gradient_of_any_parameter(results, case):
+def test_padding_changes_no_parameter_s_gradient(results, case):
     """Each by itself, in float64 on torch: of float32 it can only be said of all gradients together, as the test above does.
 
     There single parameters differ by up to 2.7e-6 on torch and 1.2e-6 on TensorFlow: the small gradients of queries of the
@@ -111,7 +111,7 @@ def test_more_padding_changes_no_gradient_of_any_parameter(results, case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_decoding_piece_by_piece_is_the_forward_pass(results, seed, case, framework):
+def test_stepwise_decoding_equals_the_forward_pass(results, seed, case, framework):
     found = results[framework]
     whole, stepwise = (inside(case, seed, found[f"{case}/{name}"]) for name in ("evaluated", "decoded"))
     assert np.abs(whole - stepwise).max() <= LOGITS_TOLERANCE
@@ -119,7 +119,7 @@ def test_decoding_piece_by_piece_is_the_forward_pass(results, seed, case, framew
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_empty_slice_gives_nothing(results, framework):
+def test_empty_slice_gives_nothing(results, framework):
     found = results[framework]
     assert found[f"{EMPTY}/trained"].shape == (0, 0, VOCABULARY)
     assert found[f"{EMPTY}/losses"].shape == (0,)
@@ -128,7 +128,7 @@ def test_an_empty_slice_gives_nothing(results, framework):
     assert not any(value.any() for value in gradients.values())
 
 
-def test_low_precision_is_low_and_alike(results, seed):
+def test_low_precision_is_used_equally(results, seed):
     """bf16 keeps eight bits: results are off by about 2⁻⁸, which also shows that it was used."""
     full = inside(PLAIN, seed, results["torch"][f"{PLAIN}/evaluated"])
     for framework in FRAMEWORKS:
@@ -138,7 +138,7 @@ def test_low_precision_is_low_and_alike(results, seed):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
+def test_loss_is_that_of_smoothed_labels(results, seed, case):
     """In float64 from the logits: (1 − ε) of the label and ε / V of each piece, over the target's own positions alone."""
     inputs, smoothing = case.inputs(seed), case.spec.settings.smoothing
     logits = results["torch"][f"{case}/trained"].astype(np.float64)
@@ -150,7 +150,7 @@ def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
         assert results[framework][f"{case}/losses"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_results_of_layers_are_float32_unless_asked_for_otherwise(results, seed):
+def test_layer_results_are_float32_unless_requested(results, seed):
     """With bf16, whatever format a layer is given, on both frameworks; and their values are alike."""
     texts = {name: {key: str(value) for key, value in part(results[name], "format", "").items()} for name in FRAMEWORKS}
     assert texts["tf"] == texts["torch"]
@@ -164,7 +164,7 @@ def test_results_of_layers_are_float32_unless_asked_for_otherwise(results, seed)
 
 @pytest.mark.parametrize("dimensions", DROPPED)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_rate_below_one_drops_that_share(results, seed, framework, dimensions):
+def test_dropout_rates_drop_their_share(results, seed, framework, dimensions):
     """What is kept is scaled so that the mean stays; of rates that hardly keep anything, to six deviations."""
     drawn = np.array([min(rate, MAX_RATE) for rate in rates(seed)])
     deviations = np.sqrt(drawn / (1 - drawn) / np.prod(DROPPED[dimensions]))
@@ -182,7 +182,7 @@ def info(**sizes):
 
 
 @pytest.mark.parametrize(("size", "width", "layers", "inner"), [("tiny", 128, 3, 512), ("base", 512, 6, 2048), ("big", 1024, 6, 4096)])
-def test_the_sizes(size, width, layers, inner):
+def test_sizes_have_their_numbers_of_parameters(size, width, layers, inner):
     spec = build_model(f"transformer:{size}", info(source=1000, target=1000))
     attention, norm = 4 * width**2, 2 * width
     feed_forward = 2 * width * inner + inner + width
@@ -192,14 +192,14 @@ def test_the_sizes(size, width, layers, inner):
     assert spec.dropout
 
 
-def test_vaswanis_base_has_its_number_of_parameters():
+def test_base_and_big_have_the_paper_s_size():
     """With 37,000 pieces the paper gives 65 million for base and 213 million for big."""
     sizes = {size: build_model(f"transformer:{size}", info(source=37_000, target=37_000)).size / 1e6 for size in ("base", "big")}
     assert sizes["base"] == pytest.approx(63, abs=2)
     assert sizes["big"] == pytest.approx(214, abs=3)
 
 
-def test_what_is_trained_is_pinned():
+def test_parameters_are_pinned():
     """Names, order, shapes and spreads: another of them would make other initial weights of the same seed."""
     spec = build_model("transformer:tiny", info(source=777, target=777))
     told = [(one.name, one.shape, f"{one.bound:.9g}", f"{one.deviation:.9g}", one.constant) for one in spec.parameters]
@@ -207,7 +207,7 @@ def test_what_is_trained_is_pinned():
     assert spec.multiply_adds == sum(one.size for one in spec.parameters if len(one.shape) == 2)
 
 
-def test_initial_values_are_the_same_for_every_norm_and_spread_as_told():
+def test_initial_values_are_equal_for_every_norm():
     values = Case("transformer:tiny").spec.initial(3)
     assert values["embedding.weight"].std() == pytest.approx(128**-0.5, rel=0.05)
     assert np.abs(values["encoder.0.self_attention.query_key_value.weight"]).max() == pytest.approx(np.sqrt(3 / 128), rel=1e-3)
@@ -226,16 +226,16 @@ def test_initial_values_are_the_same_for_every_norm_and_spread_as_told():
         ("transformer:tiny?dropout_relu=0.5", (0.1, 0.1, 0.5, 0.1)),
     ],
 )
-def test_dropout_by_place(model, rates):
+def test_dropout_rates_are_set_by_place(model, rates):
     settings = build_model(model, info(source=50, target=50)).settings
     assert (settings.dropout_embedding, settings.dropout_residual, settings.dropout_relu, settings.dropout_attention) == rates
 
 
-def test_no_dropout_is_said():
+def test_zero_dropout_is_reported():
     assert not build_model("transformer:tiny?dropout=0", info(source=50, target=50)).dropout
 
 
-def test_the_base_is_what_there_is_without_a_size():
+def test_base_is_the_default_size():
     assert canonical_model("transformer:base?norm=pre&smoothing=0.10") == "transformer"
 
 
@@ -251,10 +251,10 @@ def test_the_base_is_what_there_is_without_a_size():
         ("transformer", DataInfo.of_images("digits", {"train": 1, "test": 1}, ImageFeatures((1, 8, 8), 10, (0.5,), (0.5,))), "is no text"),
     ],
 )
-def test_what_cannot_be_built_is_refused(model, data, words):
+def test_invalid_model_is_refused(model, data, words):
     with pytest.raises(UsageError, match=words):
         build_model(model, data)
 
 
-def test_the_cases_are_no_longer_than_they_say():
+def test_cases_are_within_their_maximum_length():
     assert PLAIN.inputs(0)["source"].shape[1] <= MAX_LENGTH

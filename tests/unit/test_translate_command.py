@@ -33,7 +33,7 @@ def write(vocabulary, text, **form):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_translation_goes_to_a_pipe_as_it_is(vocabulary, capfd, text):
+def test_translation_is_piped_unchanged(vocabulary, capfd, text):
     write(vocabulary, text)
     assert capfd.readouterr().out == f"{text}\n"
     write(vocabulary, text, n_best=1)
@@ -41,7 +41,7 @@ def test_a_translation_goes_to_a_pipe_as_it_is(vocabulary, capfd, text):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_json_is_json_and_one_line_to_every_reader(vocabulary, capfd, text):
+def test_json_is_valid_and_one_line(vocabulary, capfd, text):
     write(vocabulary, text, as_json=True)
     printed = capfd.readouterr().out
     found = json.loads(printed)
@@ -50,7 +50,7 @@ def test_json_is_json_and_one_line_to_every_reader(vocabulary, capfd, text):
     assert ("→" in printed) == ("→" in text)
 
 
-def test_a_terminal_is_shown_what_it_would_obey(vocabulary, monkeypatch):
+def test_control_characters_are_escaped_on_a_terminal(vocabulary, monkeypatch):
     leader, follower = pty.openpty()
     with open(follower, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
@@ -59,7 +59,7 @@ def test_a_terminal_is_shown_what_it_would_obey(vocabulary, monkeypatch):
     os.close(leader)
 
 
-def test_pieces_that_the_vocabulary_does_not_know_are_counted(vocabulary, capfd):
+def test_unknown_pieces_are_counted(vocabulary, capfd):
     write(vocabulary, "blue tree ß")
     assert capfd.readouterr().err == ""
     without = Vocabulary(train_vocabulary(["red house", "blue tree"] * 9, 30, bytes_too=False))

@@ -42,7 +42,7 @@ def model(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["", "?inputs=source", "?inputs=source other target&target=other&logits=50"])
-def test_what_translates_its_own_columns_is_built(model, given):
+def test_model_that_translates_its_columns_is_built(model, given):
     assert build_model(model + given, DATA).objective.translation
 
 
@@ -58,7 +58,7 @@ def test_what_translates_its_own_columns_is_built(model, given):
         ("?logits=41", "has logits_per_position=41; a model that translates needs 40, a number for each piece of 'target'"),
     ],
 )
-def test_what_does_not_is_refused(model, given, said):
+def test_model_that_translates_other_columns_is_refused(model, given, said):
     with pytest.raises(UsageError) as caught:
         build_model(model + given, DATA)
     assert said in str(caught.value)

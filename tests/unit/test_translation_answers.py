@@ -29,7 +29,7 @@ class Task:
 
 
 @pytest.mark.parametrize("lengths", [[30] * 1024, [1024] * 40, [3]])
-def test_the_answers_are_parts_that_can_travel(lengths):
+def test_answers_are_split_to_fit_messages(lengths):
     sources = [[4 + number, *[5] * (length - 2), END] for number, length in enumerate(lengths)]
     task = Task()
     found = translated(task, sources, Decoding(beam=64), 64)
@@ -40,7 +40,7 @@ def test_the_answers_are_parts_that_can_travel(lengths):
     assert len(task.sizes_bytes) <= 1 + 2 * sum(task.sizes_bytes) / MAX_ANSWER_BYTES  # and no more of them than that takes
 
 
-def test_all_in_one_answer_could_not_travel():
+def test_single_answer_is_too_large():
     every = [[Hypothesis((7,) * 80, -1.0, -2.0, ended=False)] * 64] * 1024
     with pytest.raises(ProtocolError, match="more bytes"):
         header_of(encoded(Translated.of(every, 1))[0])

@@ -68,7 +68,7 @@ def best_of(runs):
 # Contention ------------------------------------------------------------------------------------------------------------
 
 
-def test_contention_takes_speed_and_times_of_a_run_and_nothing_that_it_has_learnt():
+def test_contention_voids_speed_and_not_accuracy():
     """Two of three repeats had other programs on their cores: the accuracy is of three runs, the speed of one, and both say so."""
     runs = [
         *repeated("base", SLOW, (0.9350, 0.9472, 0.9678), contention=(0.5, 0.0, 0.6)),
@@ -95,7 +95,7 @@ def test_contention_takes_speed_and_times_of_a_run_and_nothing_that_it_has_learn
     assert "base-0, base-2" in lines.note
 
 
-def test_async_runs_under_contention_are_marked_in_what_they_learnt():
+def test_contended_async_runs_have_marked_metrics():
     runs = repeated("a", SLOW, GOOD, contention=(0.9, 0.0, 0.0), mode="async") + repeated("s", SLOW, GOOD)
     marked = compare_runs(runs).marks
     assert "metrics" in marked[0]
@@ -103,7 +103,7 @@ def test_async_runs_under_contention_are_marked_in_what_they_learnt():
     assert all("metrics" not in marks and "speed" not in marks for marks in compare_runs(sync).marks)
 
 
-def test_what_was_too_short_to_judge_is_said_and_makes_no_verdict_sure():
+def test_unmeasured_contention_makes_verdicts_unsure():
     runs = repeated("t", FAST, GOOD, contention=(None,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
     words = told(conclude(runs))
     assert conclude(runs).verdicts[0].ratio.to_json()["sure"] is None
@@ -113,7 +113,7 @@ def test_what_was_too_short_to_judge_is_said_and_makes_no_verdict_sure():
     assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in lines_of(labelled(runs)).note
 
 
-def test_nothing_wins_without_an_opponent_and_the_runs_to_repeat_are_named():
+def test_single_configuration_is_not_the_best():
     runs = [run(f"nodes-{nodes}", contention=lost, nodes=1, batch_size=nodes * 10) for nodes, lost in ((1, 0.9), (2, 0.0), (4, 0.9))]
     found = conclude(runs)
     assert found.best == ()
@@ -131,7 +131,7 @@ SPEEDS = st.lists(st.floats(900.0, 1100.0), min_size=2, max_size=5)
 @pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(SPEEDS, SPEEDS, st.floats(0.8, 1.25), st.floats(0.0, 0.99), st.floats(0.0, 1.0), st.integers(0, 4))
-def test_one_contended_run_never_turns_a_verdict_round(ours, theirs, factor, fraction, slowed, place):
+def test_one_contended_run_never_reverses_a_verdict(ours, theirs, factor, fraction, slowed, place):
     """Others took a fraction of one run's CPU time, and it was slower by at most that: a significant ratio keeps its side."""
     ours = [value * factor for value in ours]
     place %= len(ours)
@@ -154,7 +154,7 @@ def test_one_contended_run_never_turns_a_verdict_round(ours, theirs, factor, fra
         assert seen.ratio > 1 or true.ratio < 1
 
 
-def test_of_five_repeats_contention_leaves_none_out_of_what_was_learnt():
+def test_contention_drops_no_repeat_from_accuracy():
     """The fastest and the slowest of five are left out; a contended run is neither, however slow."""
     runs = [run(f"r-{seed}", 1000.0 + seed, 0.9 + 0.01 * seed, seed=seed, summary={"run_seconds": 10.0 - seed}) for seed in range(5)]
     slow = run("slow", 100.0, 0.5, seed=5, contention=0.9, summary={"run_seconds": 99.0})
@@ -167,7 +167,7 @@ def test_of_five_repeats_contention_leaves_none_out_of_what_was_learnt():
 # Quality ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_configuration_that_diverged_is_named_and_never_the_fastest():
+def test_diverged_configuration_is_never_the_fastest():
     runs = repeated("high", FAST, GUESSED, lr=0.1) + repeated("low", SLOW, GOOD, lr=0.02)
     found = conclude(runs)
     assert found.best == ()
@@ -182,7 +182,7 @@ def test_a_configuration_that_diverged_is_named_and_never_the_fastest():
     assert words.axes == ()  # nothing that this does not say
 
 
-def test_a_loss_that_is_not_finite_in_one_repeat_takes_its_configuration_out():
+def test_non_finite_repeat_excludes_its_configuration():
     runs = repeated("high", FAST, GOOD, lr=0.1) + repeated("low", SLOW, GOOD, lr=0.02)
     runs.append(run("high-3", 1140.0, 0.1, seed=3, lr=0.1, summary={"non_finite_from_step": 5, "final_train_loss": "NaN"}))
     found = conclude(runs)
@@ -190,7 +190,7 @@ def test_a_loss_that_is_not_finite_in_one_repeat_takes_its_configuration_out():
     assert all(best.configuration.values["lr"] != 0.1 for best in found.best)
 
 
-def test_a_run_that_ends_no_better_than_it_began_has_diverged_where_another_is_better():
+def test_run_without_improvement_has_diverged():
     worse = [run(f"w-{seed}", 2000.0, 0.40, first=0.42, seed=seed, lr=0.5) for seed in range(3)]
     found = conclude([*worse, *repeated("low", SLOW, GOOD, lr=0.02)])
     assert list(found.configurations.quality.diverged.values()) == [
@@ -199,7 +199,7 @@ def test_a_run_that_ends_no_better_than_it_began_has_diverged_where_another_is_b
     assert not conclude(worse).configurations.quality.diverged  # nothing shows that there was more to learn
 
 
-def test_a_run_that_has_learnt_and_stands_still_has_not_diverged():
+def test_converged_run_without_progress_has_not_diverged():
     """It may be significantly worse all the same."""
     still = [run(f"w-{seed}", 2000.0, 0.8487 + seed / 1e4, first=0.8523, seed=seed, lr=0.5) for seed in range(3)]
     found = conclude([*still, *repeated("low", SLOW, GOOD, lr=0.02)])
@@ -210,7 +210,7 @@ def test_a_run_that_has_learnt_and_stands_still_has_not_diverged():
     ).configurations.quality.diverged
 
 
-def test_throughput_is_ranked_among_those_that_are_not_significantly_worse():
+def test_throughput_is_ranked_among_the_best_in_quality():
     runs = [
         *repeated("a", FAST, FAIR, lr=0.1),
         *repeated("b", (1050.0, 1055.0, 1045.0), GOOD, lr=0.02),
@@ -225,20 +225,20 @@ def test_throughput_is_ranked_among_those_that_are_not_significantly_worse():
     assert second.startswith("learning rate 0.02 has the highest throughput")
 
 
-def test_where_only_the_framework_differs_throughput_leads():
+def test_throughput_leads_if_only_the_framework_differs():
     runs = repeated("t", FAST, FAIR, backend="torch") + repeated("f", SLOW, GOOD, backend="tf")
     assert not conclude(runs).configurations.quality.leads
     assert best_of(runs)[0].startswith("torch has the highest throughput")
 
 
-def test_where_nothing_has_learnt_it_is_said_and_throughput_is_ranked():
+def test_runs_that_learnt_nothing_are_ranked_by_throughput():
     runs = repeated("a", FAST, GUESSED, lr=0.1) + repeated("b", SLOW, GUESSED, lr=0.2)
     first, second = best_of(runs)
     assert first.startswith("No run improved on its first evaluation")
     assert second.startswith("learning rate 0.1 has the highest throughput")
 
 
-def test_with_one_run_each_both_are_reported_and_none_is_recommended():
+def test_single_runs_are_reported_without_recommendation():
     found = conclude([run("a", 1500.0, 0.82, mode="async"), run("b", 1000.0, 0.85)])
     quality, neither, speed = told(found).best
     assert quality == "sync has the best test accuracy, 0.8500 (n = 1); significance unknown against async, 0.8200 (n = 1)."
@@ -247,13 +247,13 @@ def test_with_one_run_each_both_are_reported_and_none_is_recommended():
     assert found.advice == ()
 
 
-def test_with_one_run_each_a_run_at_chance_is_still_known_to_have_diverged():
+def test_single_run_at_chance_has_diverged():
     found = conclude([run("a", 1500.0, CHANCE, lr=0.1), run("b", 1000.0, 0.95, lr=0.02)])
     assert [found.configurations.all[place].label for place in found.configurations.quality.diverged] == ["learning rate 0.1"]
     assert found.best == ()
 
 
-def test_sync_runs_of_one_seed_are_one_value_of_quality():
+def test_sync_runs_of_one_seed_are_one_quality_value():
     """They train alike, so that their repeats say nothing of the scatter."""
     runs = [run(f"{lr}-{copy}", 1000.0 + copy, accuracy, lr=lr) for lr, accuracy in ((0.1, 0.95), (0.2, 0.94)) for copy in range(3)]
     assert conclude(runs).configurations.quality.unknown
@@ -274,7 +274,7 @@ def rmse(name, values, *, first=2.3, **job):
     return found
 
 
-def test_a_further_run_that_cannot_be_judged_switches_no_judgement_off():
+def test_unjudged_run_does_not_disable_verdicts():
     """The significantly worse one stays unranked, whatever else is there."""
     pair = repeated("hi", FAST, FAIR, lr=0.1) + repeated("lo", SLOW, GOOD, lr=0.02)
     for further in (
@@ -291,7 +291,7 @@ def test_a_further_run_that_cannot_be_judged_switches_no_judgement_off():
         assert all(best.configuration.runs[0].name != "hi-0" for best in found.best), further.name
 
 
-def test_what_trains_differently_and_cannot_be_compared_in_quality_is_not_recommended():
+def test_incomparable_quality_is_not_recommended():
     runs = repeated("hi", FAST, FAIR, lr=0.1, epochs=5) + repeated("lo", SLOW, GOOD, lr=0.02, epochs=10)
     found = conclude(runs)
     assert found.configurations.quality.undecided
@@ -299,7 +299,7 @@ def test_what_trains_differently_and_cannot_be_compared_in_quality_is_not_recomm
     assert found.advice == ()
 
 
-def test_other_budgets_are_named_where_quality_is_not_comparable():
+def test_other_budgets_are_named_if_quality_differs():
     job = {"steps": 300, "epochs": None}
     sync = repeated("s", FAST, GOOD, **job) + repeated("t", SLOW, GOOD, backend="tf", **job)
     runs = sync + repeated("a", SLOW, FAIR, mode="async", **{**job, "steps": 150})
@@ -311,7 +311,7 @@ def test_other_budgets_are_named_where_quality_is_not_comparable():
     assert any(line.startswith("  budget (sync: ") and "; async: " in line for line in above(compare_runs(runs)))
 
 
-def test_an_interval_that_contention_widens_says_so():
+def test_widened_interval_is_marked():
     runs = repeated("t", FAST, GOOD, contention=(0.1, 0.1, 0.1)) + repeated("f", SLOW, GOOD, backend="tf")
     words = told(conclude(runs))
     assert words.best[0].count("95 % CI* ") == 2
@@ -321,20 +321,20 @@ def test_an_interval_that_contention_widens_says_so():
     assert "CI*" not in told(conclude(repeated("t", FAST, GOOD) + repeated("f", SLOW, GOOD, backend="tf"))).best[0]
 
 
-def test_contention_in_an_async_repeat_leaves_quality_judged():
+def test_contended_async_repeat_keeps_quality_verdict():
     slow = repeated("as", (900.0, 905.0, 910.0), GOOD, contention=(0.9, 0.0, 0.0), lr=0.02, mode="async")
     found = conclude(repeated("hi", FAST, FAIR, lr=0.1) + repeated("lo", SLOW, GOOD, lr=0.02) + slow)
     assert {found.configurations.all[place].runs[0].name for place in found.configurations.quality.worse} == {"hi-0"}
 
 
-def test_a_metric_that_explodes_has_diverged_however_it_scatters():
+def test_exploded_metric_has_diverged():
     for worse in ((3.0, 50.0, 9.0), (3.0, 1e9, 1e3), ("NaN",) * 3, ("Infinity", 3.0, 4.0)):
         found = conclude(rmse("h", worse, lr=0.1) + rmse("l", (0.1, 0.11, 0.12), lr=0.02))
         assert [found.configurations.all[place].values["lr"] for place in found.configurations.quality.diverged] == [0.1], worse
         assert found.best == ()
 
 
-def test_a_run_without_an_evaluation_is_not_ranked_beside_others():
+def test_run_without_evaluation_is_not_ranked():
     lacking = repeated("x", (2000.0, 2010.0, 2020.0), GUESSED, lr=0.5)
     lacking[0].summary["eval"], lacking[0].evals = None, []
     found = conclude(lacking + repeated("lo", SLOW, GOOD, lr=0.02))
@@ -342,19 +342,19 @@ def test_a_run_without_an_evaluation_is_not_ranked_beside_others():
     assert all(best.configuration.values["lr"] == 0.02 for best in found.best)
 
 
-def test_a_single_run_that_is_best_hides_no_significance_among_the_others():
+def test_best_single_run_hides_no_significance():
     found = conclude([run("s", 900.0, 0.96, lr=0.05), *repeated("lo", SLOW, GOOD, lr=0.02), *repeated("hi", FAST, FAIR, lr=0.1)])
     assert {found.configurations.all[place].runs[0].name for place in found.configurations.quality.worse} == {"hi-0"}
     assert found.configurations.quality.undecided
 
 
-def test_values_without_any_scatter_are_no_proof():
+def test_values_without_variance_prove_nothing():
     assert not conclude(rmse("a", (30.0,) * 3, first=50.0) + rmse("b", (29.9999,) * 3, first=50.0, lr=0.1)).configurations.quality.worse
     one, other = repeated("a", SLOW, (0.95,) * 3, lr=0.1), repeated("b", SLOW, (0.948,) * 3, lr=0.2)
     assert not conclude(one + other).configurations.quality.worse  # 4 of 2,000 examples
 
 
-def test_of_many_equal_configurations_few_are_called_worse():
+def test_few_of_many_equal_configurations_are_called_worse():
     """Twenty draws of ten configurations of one accuracy: by 5 % a set, one such set is expected to have one."""
     drawn, wrong = random.Random(7), 0
     for _ in range(20):
@@ -364,7 +364,7 @@ def test_of_many_equal_configurations_few_are_called_worse():
 
 
 @pytest.mark.parametrize(("nodes", "fraction", "lost"), [(4, 0.14, 0.0986), (1, 0.2, 0.5)])
-def test_tasks_that_wait_for_each_other_may_have_lost_what_all_of_them_waited(nodes, fraction, lost):
+def test_waiting_tasks_may_have_lost_all_waits_together(nodes, fraction, lost):
     """Each was held up in turn: the run was as much slower as all waits together, which no fraction of a node shows."""
     node = {**used(), "starved_fraction": fraction, "cpu_cores_lost": lost}
     shape = {"nodes": nodes, "procs_per_node": (4,) if nodes == 1 else (1,)}
@@ -374,7 +374,7 @@ def test_tasks_that_wait_for_each_other_may_have_lost_what_all_of_them_waited(no
     assert not conclude([*clean, *held]).verdicts[0].ratio.sure
 
 
-def test_a_setting_of_how_is_measured_makes_no_other_training():
+def test_measurement_setting_does_not_change_training():
     """What is measured otherwise does not compare; runs that differ in that alone train alike, and their speeds decide."""
 
     def split(name, speeds, accuracies, examples):
@@ -393,7 +393,7 @@ def test_a_setting_of_how_is_measured_makes_no_other_training():
     assert conclude([*repeated("hi", FAST, FAIR, lr=0.1), *repeated("lo", SLOW, GOOD), *further]).configurations.quality.best is not None
 
 
-def test_a_copy_of_a_contended_run_is_no_second_one():
+def test_copy_of_a_contended_run_is_no_second_run():
     contended = run("c", 500.0, contention=0.9)
     runs = labelled([contended, run("c", 500.0, contention=0.9), run("d", 1000.0, backend="tf")])
     found = lines_of(runs)
@@ -401,7 +401,7 @@ def test_a_copy_of_a_contended_run_is_no_second_one():
     assert [len(line.timed) for line in found.all if line.configuration.values["backend"] == "tf"] == [1]
 
 
-def test_small_figures_end_in_a_sentence():
+def test_small_figures_give_a_sentence():
     assert best_of(rmse("a", (1e-90, 2e-90, 3e-90)) + rmse("b", (4e-90, 5e-90, 6e-90), lr=0.1))
     assert best_of(rmse("a", (5e-324,) * 3) + rmse("b", (1e-323,) * 3, lr=0.1))
 
@@ -441,7 +441,7 @@ def broken(one):
 @pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(st.lists(RUN, min_size=1, max_size=10), st.sampled_from((None, "accuracy>=0.8")), st.integers(0, 9))
-def test_of_any_runs_the_best_has_not_diverged_has_an_opponent_and_each_n_is_right(jobs, until, copied):
+def test_conclusions_are_consistent_for_any_runs(jobs, until, copied):
     runs = [drawn(number, **job, until=until) for number, job in enumerate(jobs)]
     found = conclude(runs)
     quality, every = found.configurations.quality, found.configurations.all
@@ -484,7 +484,7 @@ def _copied_under_contention(found, runs, jobs, place, until):
                 assert (was.ratio > 1) == (now.ratio > 1)
 
 
-def test_leeway_widens_an_interval_by_exactly_what_was_lost():
+def test_leeway_widens_an_interval_by_the_loss():
     plain = better_by([(Sample((1.0, 1.1)), Sample((2.0, 2.1)))])
     wide = better_by([(Sample((1.0, 1.1), math.log(2)), Sample((2.0, 2.1), math.log(3)))])
     assert (wide.low, wide.high) == pytest.approx((plain.low / 3, plain.high * 2))

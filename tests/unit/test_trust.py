@@ -86,7 +86,7 @@ COMMANDS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
-def test_a_runs_files_do_not_have_code_executed(place, arguments):
+def test_untrusted_run_executes_no_code(place, arguments):
     plant(place)
     done = trainer(*arguments)
     assert not (place / "mark").exists()
@@ -99,7 +99,7 @@ def test_a_runs_files_do_not_have_code_executed(place, arguments):
 
 
 @pytest.mark.parametrize("name", PERSONAL_OPTIONS)
-def test_a_runs_files_name_no_hosts_programs_or_addresses_whoever_trusts_them(place, name, capsys):
+def test_trusted_run_still_names_no_hosts_or_programs(place, name, capsys):
     path = place / "evilrun/job.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), name: f"touch {place}/mark"}))
     assert invoke([*COMMANDS["resume"], "--trust-run"]) == 2
@@ -118,7 +118,7 @@ def test_a_runs_files_name_no_hosts_programs_or_addresses_whoever_trusts_them(pl
     ],
     ids=["export", "evaluate", "resume", "export-typed", "evaluate-typed", "resume-typed"],
 )
-def test_who_asks_for_it_gets_it(place, arguments):
+def test_trusted_run_executes_its_code(place, arguments):
     plant(place)
     done = trainer(*arguments)
     assert done.returncode == 0, done.stderr
@@ -136,7 +136,7 @@ def test_who_asks_for_it_gets_it(place, arguments):
         ("evaluate", ["--model", "own.mlp", "--backend", "toy"]),
     ],
 )
-def test_a_module_that_is_not_there_is_called_that(place, command, besides):
+def test_missing_module_is_named(place, command, besides):
     alter(place / "evilrun", model="own.mlp")
     done = trainer(*COMMANDS[command], *besides)
     assert done.returncode == 2
@@ -145,7 +145,7 @@ def test_a_module_that_is_not_there_is_called_that(place, command, besides):
 
 
 @pytest.mark.thorough
-def test_a_model_that_is_typed_is_the_checkpoints(place):
+def test_typed_model_is_used_for_the_checkpoint(place):
     for command in ("export", "evaluate"):
         done = trainer(*COMMANDS[command], "--model", "cnn")
         assert done.returncode == 2
@@ -162,7 +162,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("field", FOREIGN)
-def test_each_such_setting_of_a_run_is_refused_unless_it_is_typed(place, field):
+def test_untrusted_settings_are_refused_unless_typed(place, field):
     value, words = FOREIGN[field]
     alter(place / "evilrun", **{field: value})
     resumed = partial(load_resumption, Path("evilrun"), environ={}, config=None, force=False)
@@ -185,7 +185,7 @@ def _file(place, field, value):
     return str(place / "mine.toml")
 
 
-def test_several_are_named_together_and_nothing_is_escaped_into_the_terminal(place):
+def test_several_untrusted_settings_are_named_and_escaped(place):
     alter(place / "evilrun", mlflow="http://a\x1b[31m/", data_dir="/x")
     with pytest.raises(UsageError) as refused:
         load_resumption(Path("evilrun"), {}, {}, None, force=False)
@@ -193,7 +193,7 @@ def test_several_are_named_together_and_nothing_is_escaped_into_the_terminal(pla
     assert "or type --data-dir and --mlflow yourself" in str(refused.value)
 
 
-def test_the_folder_of_an_evaluation_may_be_typed(place, capsys):
+def test_data_folder_of_an_evaluation_may_be_typed(place, capsys):
     alter(place / "evilrun", data_dir="/somewhere/else")
     for same in ([], ["--data", "digits"]):  # the same data, so that the folder would be the run's
         assert invoke(["evaluate", "evilrun", *same]) == 2
@@ -205,7 +205,7 @@ def test_the_folder_of_an_evaluation_may_be_typed(place, capsys):
 
 
 @pytest.mark.parametrize("name", ["system.jsonl", "heartbeat", "logs/stacks.txt", "checkpoints/more"])
-def test_a_run_with_a_pipe_in_it_is_refused_at_once(place, capsys, name):
+def test_run_with_a_pipe_is_refused_immediately(place, capsys, name):
     path = place / "evilrun" / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def test_a_run_with_a_pipe_in_it_is_refused_at_once(place, capsys, name):
     assert "is neither a file nor a folder" in said
 
 
-def test_a_link_that_leads_out_of_a_run_is_not_written_through(place, capsys):
+def test_link_out_of_a_run_is_not_written_through(place, capsys):
     mine = place / "mine.txt"
     mine.write_text("precious")
     run = place / "evilrun"
@@ -243,7 +243,7 @@ def test_a_link_that_leads_out_of_a_run_is_not_written_through(place, capsys):
     ],
     ids=["flags", "axes", "cases", "config"],
 )
-def test_a_sweep_from_elsewhere_is_not_gone_on_with(place, capsys, request_):
+def test_foreign_sweep_is_not_resumed(place, capsys, request_):
     grid = {"axes": {}, "cases": [], "repeats": None, **request_["grid"]}
     document = {
         "schema": 1,
@@ -260,7 +260,7 @@ def test_a_sweep_from_elsewhere_is_not_gone_on_with(place, capsys, request_):
 
 
 @pytest.mark.parametrize("link", ["seed=3", ".earlier"])
-def test_a_sweep_from_elsewhere_does_not_write_through_its_links(place, capsys, link):
+def test_foreign_sweep_does_not_write_through_links(place, capsys, link):
     request = Request(None, {"backend": "toy"}, Grid({"seed": [3]}))
     (place / "sweep").mkdir()
     with SweepFolder(place / "sweep", request, request.plan({}), ["trainer", "sweep"]):
@@ -273,7 +273,7 @@ def test_a_sweep_from_elsewhere_does_not_write_through_its_links(place, capsys, 
 
 
 @pytest.mark.thorough
-def test_a_sweep_hands_on_what_the_user_typed(place):
+def test_sweep_passes_typed_settings_to_its_points(place):
     """A point whose model is the user's own goes on from its checkpoint when the sweep is typed again."""
     plant(place)
     typed = ["sweep", "--backend", "toy", "--model", "evilrun.payload", "--grid", "seed=3", "--steps", "6", "--checkpoint-every", "2steps"]
@@ -290,25 +290,25 @@ def test_a_sweep_hands_on_what_the_user_typed(place):
     assert not (place / "runs/s/.earlier").exists()
 
 
-def test_what_a_variable_says_is_not_put_onto_a_command_line(monkeypatch):
+def test_variable_is_not_put_on_a_command_line(monkeypatch):
     job = Job(model="my.model", mlflow="http://me:secret@host/")
     assert typed_of_a_point(job) == ["--model", "my.model", "--mlflow", "http://me:secret@host/"]
     monkeypatch.setenv("TRAINER_MLFLOW", "http://me:secret@host/")
     assert typed_of_a_point(job) == ["--model", "my.model"]
 
 
-def test_the_data_of_a_point_are_typed_as_its_run_has_them():
+def test_data_of_a_point_are_typed_as_recorded():
     job = Job(data="parallel-text:/mine/talks:en-de", vocabulary=400)
     assert typed_of_a_point(job) == ["--data", "parallel-text:/mine/talks:en-de?vocabulary=400"]
 
 
-def test_the_command_to_go_on_is_the_one_that_works(tmp_path):
+def test_resume_command_works(tmp_path):
     save_model(tmp_path, "logreg", (1, 8, 8))
     assert resume_hint(Job(), tmp_path).endswith(f"--resume {tmp_path}")
     assert resume_hint(Job(data_dir=Path("/mine")), tmp_path).endswith(f"--resume {tmp_path} --trust-run")
 
 
-def test_the_option_belongs_to_resume(capsys):
+def test_trust_option_requires_resume(capsys):
     for command, owners in ((["run"], "--resume or --like"), (["sweep", "--grid", "seed=1,2"], "--resume")):
         assert invoke([*command, "--trust-run"]) == 2
         assert capsys.readouterr().err == f"error: --trust-run: belongs to {owners}\n"
@@ -336,11 +336,11 @@ def test_the_option_belongs_to_resume(capsys):
         ("batch_size", 8, False),
     ],
 )
-def test_what_counts_as_foreign(field, value, is_foreign):
+def test_foreign_settings_are_recognised(field, value, is_foreign):
     assert foreign_settings({field: value}) == ({field: value} if is_foreign else {})
 
 
-def test_every_setting_that_could_name_something_outside_was_thought_of():
+def test_settings_that_name_external_things_are_listed():
     """A new setting that holds text or a path: does it say whose code runs, where records go, or what is read? Then `trust` has it."""
     texts = {field for field in Job.model_fields if schema(field).get("type") == "string" and not choices(field)}
     harmless = {
@@ -358,6 +358,6 @@ def test_every_setting_that_could_name_something_outside_was_thought_of():
     assert texts - harmless == set(FOREIGN)
 
 
-def test_a_request_yields_all_of_its_settings():
+def test_request_yields_all_its_settings():
     request = Request("x.toml", {"lr": 1}, Grid({"seed": [1, 2]}, ({"nodes": 2},)))
     assert list(request.settings()) == [{CONFIG: "x.toml"}, {"lr": 1}, {"seed": 1}, {"seed": 2}, {"nodes": 2}]

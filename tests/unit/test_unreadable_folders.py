@@ -65,20 +65,20 @@ NAMING = ["runs show one", "compare one", "explain one", "watch one --wait 0"]
 @pytest.mark.parametrize(
     ("command", "mode"), [(command, mode) for command in LISTING + NAMING for mode in MODES if command in LISTING or mode != 0o111]
 )
-def test_an_unreadable_folder_is_said_to_be_so(out, capsys, command, mode):
+def test_unreadable_folder_is_named(out, capsys, command, mode):
     out.chmod(mode)
     assert refused(capsys, *command.split(), "--out", str(out)) == (
         f"error: {str(out)!r} cannot be read (Permission denied); give a folder that you may read, or ask its owner.\n"
     )
 
 
-def test_an_unreadable_run_that_is_named_by_its_path(out, capsys):
+def test_unreadable_run_is_named_by_its_path(out, capsys):
     (out / "locked").chmod(0o000)
     for text in (str(out / "locked"), str(out / "locked" / "two")):
         assert refused(capsys, "runs", "show", text, "--out", str(out)).startswith(f"error: {text!r} cannot be read (Permission denied); ")
 
 
-def test_an_unreadable_folder_among_others_is_named_and_the_others_are_listed(out, capsys):
+def test_unreadable_folder_is_named_and_others_are_listed(out, capsys):
     (out / "locked").chmod(0o000)
     capsys.readouterr()
     with without_privileges():
@@ -89,7 +89,7 @@ def test_an_unreadable_folder_among_others_is_named_and_the_others_are_listed(ou
     assert f"passed over, as they cannot be read: {out / 'locked'}" in said.err.splitlines()
 
 
-def test_a_run_elsewhere_is_found_although_the_usual_folder_cannot_be_read(out, tmp_path, capsys):
+def test_run_elsewhere_is_found_despite_unreadable_default(out, tmp_path, capsys):
     folder = out / "locked"
     shutil.copytree(folder, out.parent / "others")
     out.chmod(0o000)

@@ -96,7 +96,7 @@ def arguments(name, option, command, path, run):
 @example(path="closed/x", privileged=False)
 @example(path="loop", privileged=True)
 @given(path=PATHS, privileged=st.booleans())
-def test_no_command_shows_a_traceback_for_a_path(place, capsys, monkeypatch, name, option, command, path, privileged):
+def test_commands_show_no_traceback_for_a_path(place, capsys, monkeypatch, name, option, command, path, privileged):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(place / "cache"))
     monkeypatch.chdir(place)
     given = arguments(name, option, command, f"{place}/{path}", str(place / "runs" / "one"))
@@ -109,7 +109,7 @@ def test_no_command_shows_a_traceback_for_a_path(place, capsys, monkeypatch, nam
     assert code == 0 or "error: " in said
 
 
-def test_a_name_of_the_most_bytes_can_be_replaced(tmp_path):
+def test_longest_name_can_be_replaced(tmp_path):
     path = tmp_path / ("é" * 127 + "x")
     for text in ("one", "two"):
         with replacing(path) as draft:
@@ -124,7 +124,7 @@ def replaced(path, write):
         raise OSError(f"the cause, {draft.name}")
 
 
-def test_what_fails_leaves_nothing_and_is_what_is_raised(tmp_path):
+def test_failed_write_leaves_nothing_and_raises_its_cause(tmp_path):
     with pytest.raises(OSError, match="the cause"):
         replaced(tmp_path / "file", Path.touch)
     assert list(tmp_path.iterdir()) == []

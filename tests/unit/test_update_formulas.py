@@ -36,7 +36,7 @@ JOBS = st.one_of(DESCENTS, ADAMS).map(Job.model_validate)
 
 
 @given(job=JOBS, size=st.integers(0, 20), block=st.sampled_from([1, 3, 64]), seed=st.integers(0, 2**32 - 1))
-def test_updates_are_the_references(job, size, block, seed):
+def test_updates_equal_the_reference(job, size, block, seed):
     draw = np.random.default_rng(seed)
     weights = draw.normal(size=size).astype(np.float32)
     expected, average = {"w": weights.astype(np.float64)}, weights.astype(np.float64)
@@ -57,7 +57,7 @@ def test_updates_are_the_references(job, size, block, seed):
 
 
 @given(job=JOBS, seed=st.integers(0, 2**32 - 1))
-def test_nothing_is_written_to_and_numbers_stay_float32(job, seed):
+def test_inputs_are_unchanged_and_numbers_stay_float32(job, seed):
     draw = np.random.default_rng(seed)
     formulas = UpdateFormulas(job)
     given_arrays = {name: np.abs(draw.normal(size=(2, 3))).astype(np.float32) for name in ("weights", "gradient", *formulas.slots)}
@@ -71,7 +71,7 @@ def test_nothing_is_written_to_and_numbers_stay_float32(job, seed):
 
 
 @given(values=st.lists(st.floats(-100, 100, width=32), max_size=9), limit=st.sampled_from([0.5, 3.0, 1000.0]))
-def test_a_gradient_is_clipped_by_its_norm(values, limit):
+def test_gradient_is_clipped_by_its_norm(values, limit):
     gradient = np.array(values, np.float32)
     before, norm = gradient.astype(np.float64), np.linalg.norm(np.array(values, np.float64))
     clip(gradient, limit)
@@ -81,7 +81,7 @@ def test_a_gradient_is_clipped_by_its_norm(values, limit):
     np.testing.assert_allclose(gradient, before * min(1.0, limit / (norm + 1e-6)), rtol=1e-5, atol=1e-30)
 
 
-def test_a_gradient_that_is_not_finite_stays_so():
+def test_non_finite_gradient_stays_non_finite():
     gradient = np.array([1.0, np.nan], np.float32)
     clip(gradient, 0.1)
     assert np.isnan(gradient).any()

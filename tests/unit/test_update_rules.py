@@ -12,15 +12,15 @@ SLOTS = {"sgd": (), "adam": ("first_moment", "second_moment"), "adamw": ("first_
 
 
 @pytest.mark.parametrize("optimizer", choices("optimizer"))
-def test_every_rule_names_its_slots(optimizer):
+def test_update_rules_name_their_slots(optimizer):
     assert slot_names(Job.model_validate({"optimizer": optimizer})) == SLOTS[optimizer]
 
 
-def test_descent_keeps_a_slot_with_momentum_alone():
+def test_descent_has_a_slot_with_momentum_only():
     assert slot_names(Job(momentum=0.5)) == ("momentum",)
 
 
-def test_no_other_file_spells_the_names(repository):
+def test_no_other_file_spells_the_slot_names(repository):
     """A second list of them could fall behind the first."""
     spelled = [
         path.relative_to(repository).as_posix()

@@ -24,7 +24,7 @@ def long_words(lines):
 
 @pytest.mark.quick_cases("9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupt_ends_the_making_of_a_vocabulary_at_once(tmp_path, number):
+def test_interrupt_ends_vocabulary_training_immediately(tmp_path, number):
     for name, lines in (("text", long_words(300)), ("text.test", ["a b", "c d"])):
         for language in ("en", "de"):
             (tmp_path / f"{name}.{language}").write_text("\n".join(lines))
@@ -50,7 +50,7 @@ train_vocabulary(open(sys.argv[1]).read().split(), 400, bytes_too=True)
 
 
 @pytest.mark.thorough
-def test_a_vocabulary_that_finds_no_memory_says_so(tmp_path):
+def test_vocabulary_training_reports_out_of_memory(tmp_path):
     path = tmp_path / "words"
     path.write_text("\n".join(long_words(400)))
     done = subprocess.run([sys.executable, "-c", LIMITED, path], capture_output=True, text=True, check=False)
@@ -68,7 +68,7 @@ def children():
     ("number", "how"),
     [(signal.SIGTERM, "was killed by SIGTERM$"), (signal.SIGKILL, "was killed, as the system does where memory")],
 )
-def test_a_process_that_is_killed_is_told(number, how):
+def test_killed_process_is_reported(number, how):
     before = children()
 
     def lines():
@@ -82,7 +82,7 @@ def test_a_process_that_is_killed_is_told(number, how):
     assert children() <= before
 
 
-def test_nothing_is_left_of_a_text_that_cannot_be_read():
+def test_unreadable_text_leaves_nothing():
     before = children()
 
     def lines():

@@ -140,12 +140,12 @@ def broken_link(modules, item, after):
 WALKS = read_walks((REPOSITORY / "docs/architecture.md").read_text())
 
 
-def test_there_are_four_walks():
+def test_walks_have_their_limits():
     assert len(WALKS) == len(MAX_FILES)
 
 
 @pytest.mark.parametrize("number", range(len(MAX_FILES)))
-def test_a_walk_leads_through_the_code(number):
+def test_walk_leads_through_the_code(number):
     assert problems(WALKS[number], MAX_FILES[number]) == []
 
 
@@ -202,7 +202,7 @@ class Second:
         ("| 1 | `first.py` | `First.begin` | calls | x |\n| 2 | `second.py` | `Second.take` | calls | x |", ["2 files, not at most 1"]),
     ],
 )
-def test_a_wrong_walk_is_found(tmp_path, lines, expected):
+def test_invalid_walk_is_found(tmp_path, lines, expected):
     for name, text in MADE_UP.items():
         (tmp_path / name).write_text(text)
     (walk,) = read_walks(f"# A\n\n## Four walks through the code\n\n{lines}\n\n## More\n")
@@ -210,7 +210,7 @@ def test_a_wrong_walk_is_found(tmp_path, lines, expected):
     assert problems(walk, max_files, tmp_path) == expected
 
 
-def test_places_of_things_exist():
+def test_documented_places_exist():
     text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     rows = [line for line in text.partition("## Where things are")[2].partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 20

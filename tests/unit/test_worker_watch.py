@@ -27,7 +27,7 @@ class Watched:
             self.watch.on_updates(worker)
 
 
-def test_a_silent_worker_is_told_of_once_and_so_is_its_return():
+def test_silent_worker_and_its_return_are_reported_once():
     run = Watched(3)
     for _ in range(30):
         run.turn(0, 2)
@@ -37,7 +37,7 @@ def test_a_silent_worker_is_told_of_once_and_so_is_its_return():
     assert run.told == [("worker_silent", 1), ("worker_answers", 1)]
 
 
-def test_a_pause_of_all_and_a_stopped_driver_are_no_silence():
+def test_common_pause_and_stopped_driver_are_no_silence():
     run = Watched(2)
     for _ in range(20):
         run.turn(0, 1)
@@ -51,7 +51,7 @@ def test_a_pause_of_all_and_a_stopped_driver_are_no_silence():
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 3)), max_size=200))
-def test_whoever_delivers_within_the_limit_is_never_told_of(turns):
+def test_worker_within_the_limit_is_never_reported(turns):
     run = Watched(3)
     last = dict.fromkeys(range(3), 0.0)
     passed = 0.0
@@ -64,7 +64,7 @@ def test_whoever_delivers_within_the_limit_is_never_told_of(turns):
         assert {name for event, name in run.told[before:] if event == "worker_silent"} <= late - {worker}
 
 
-def test_nothing_is_expected_of_a_worker_that_is_being_started_anew():
+def test_restarting_worker_is_not_expected():
     run = Watched(3)
     run.turn(0, 1, 2)
     run.watch.on_absent(1)
