@@ -75,22 +75,22 @@ def _segment(nodes: int, began: float, until: float, init: float, interval: floa
             yield sample(node, time_seconds + 0.001 * node, **figures, **fields)
 
 
-def resumed_samples(said: bool, init: float = 15.0, interval: float = 0.5) -> list[SystemRecord]:
+def resumed_samples(marked: bool, init: float = 15.0, interval: float = 0.5) -> list[SystemRecord]:
     """The samples of a run of 20 s that was resumed after 10 s, on two nodes then; they say their segments, or do not, as older ones.
 
     Each segment's initialisation took `init` seconds.
     """
-    first, second = ({"part_began_seconds": began} if said else {} for began in (0.0, RESUMED))
+    first, second = ({"part_began_seconds": began} if marked else {} for began in (0.0, RESUMED))
     before = (record for record in _segment(1, 0.0, RESUMED, init, interval, **first) if record.time_seconds < RESUMED)
     return [*before, *_segment(2, RESUMED, 20.0, init, interval, **second)]
 
 
-def resumed_run(out: Path, said: bool) -> Path:
+def resumed_run(out: Path, marked: bool) -> Path:
     """The directory of a run with `resumed_samples`, and nothing else."""
     job = a_job(out, name="resumed", nodes=2)
     writer = open_run(job)
     writer.write_job({**job.model_dump(mode="json"), "segments": [{"run_seconds": seconds} for seconds in (0.0, RESUMED)]})
-    for record in resumed_samples(said):
+    for record in resumed_samples(marked):
         writer.system(record)
     writer.close()
     return writer.path

@@ -24,8 +24,8 @@ def main(seed):
                 step = tf.gather(steps, position)
 
             def apply():
-                place, one = tf.math.floormod(step, PLACES), tf.constant(1, tf.int64)
-                counted = tf.raw_ops.ResourceScatterAdd(resource=counts.handle, indices=place, updates=one)
+                place, increment = tf.math.floormod(step, PLACES), tf.constant(1, tf.int64)
+                counted = tf.raw_ops.ResourceScatterAdd(resource=counts.handle, indices=place, updates=increment)
                 with tf.control_dependencies([counted]):
                     return tf.raw_ops.ResourceCountUpTo(resource=version.handle, limit=2**62, T=tf.int64)
 
@@ -42,9 +42,9 @@ def main(seed):
         counts.assign(tf.zeros([PLACES], tf.int64))
         version.assign(0)
         push(tf.constant(steps, tf.int64))
-        found, expected = counts.numpy(), np.zeros(PLACES)
+        actual, expected = counts.numpy(), np.zeros(PLACES)
         expected[np.unique(steps) % PLACES] = 1
-        assert np.array_equal(found, expected), (found, expected)
+        assert np.array_equal(actual, expected), (actual, expected)
         assert version.numpy() == len(np.unique(steps))
     marks.begun.scatter_nd_update([[7]], [7])  # begun, and then cut
     marks.applied.scatter_nd_update([[7]], [-1])

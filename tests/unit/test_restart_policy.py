@@ -27,12 +27,12 @@ def failure(kind):
 
 
 class Recorder:
-    """Restarts whatever it is asked about, and counts that."""
+    """Restarts whatever it is decisions about, and counts that."""
 
-    asked = 0
+    decisions = 0
 
     def decide(self, failure, attempts, nodes):
-        self.asked += 1
+        self.decisions += 1
         return Restart(7.0)
 
 
@@ -58,7 +58,7 @@ def test_port_clash_is_retried_twice_and_else_delegated(kinds):
             assert decision == Stop("3 times a port was taken before a task could listen")
             assert [before.failure.kind for before in attempts[-3:]] == ["port"] * 3
             break
-    assert fallback.asked == sum(attempt.failure.kind != "port" for attempt in attempts)
+    assert fallback.decisions == sum(attempt.failure.kind != "port" for attempt in attempts)
 
 
 @given(

@@ -13,7 +13,7 @@ from crosstrain.data.store import stored_dataset
 from crosstrain.data.store.build import build_store
 from crosstrain.models.decoding import TranslationQuality, refuse_unscorable
 
-LINES = [f"{one} {other}" for one in ("red", "green", "blue") for other in ("house", "ship", "tree")]
+LINES = [f"{colour} {noun}" for colour in ("red", "green", "blue") for noun in ("house", "ship", "tree")]
 PIECES = 40
 MODEL = train_vocabulary(LINES, PIECES, bytes_too=False)
 REFERENCES = "".join(f"{line}\n" for line in LINES).encode()

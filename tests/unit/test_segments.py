@@ -28,14 +28,14 @@ def segments_of(samples, resumed):
 
 
 def test_unmarked_samples_get_segments_by_order():
-    marked, unmarked = resumed_samples(said=True), resumed_samples(said=False)
+    marked, unmarked = resumed_samples(marked=True), resumed_samples(said=False)
     assert {record.part_began_seconds for record in unmarked} == {None}
     assert list(with_segments(unmarked, [RESUMED])) == marked
 
 
 def test_marked_segment_is_used_in_any_order():
     """The time between samples is longer than the initialisation: time does not fall where the second segment begins."""
-    samples = resumed_samples(said=True, init=2.0, interval=6.0)
+    samples = resumed_samples(marked=True, init=2.0, interval=6.0)
     times = [record.time_seconds for record in samples]
     assert times == sorted(times)
     assert list(with_segments(samples, [RESUMED])) == list(with_segments(samples, [])) == samples
@@ -108,7 +108,7 @@ class Listener(RunLogger):
 def test_replayed_samples_have_their_segment(tmp_path, marked):
     listener = Listener()
     replay(RunReader(resumed_run(tmp_path, marked)), listener)
-    assert listener.heard == resumed_samples(said=True)
+    assert listener.heard == resumed_samples(marked=True)
 
 
 def mlflow_points(samples):
@@ -119,7 +119,7 @@ def mlflow_points(samples):
 
 
 def test_mlflow_counts_traffic_of_all_segments():
-    points = mlflow_points([record for record in resumed_samples(said=True) if record.node == 0])
+    points = mlflow_points([record for record in resumed_samples(marked=True) if record.node == 0])
     seconds, megabytes = zip(*points, strict=True)
     assert list(seconds) == sorted(set(seconds))
     assert list(megabytes) == sorted(megabytes)
@@ -129,7 +129,7 @@ def test_mlflow_counts_traffic_of_all_segments():
 
 
 def test_mlflow_counts_new_nodes_from_training_only():
-    points = mlflow_points([record for record in resumed_samples(said=True) if record.node == 1])
+    points = mlflow_points([record for record in resumed_samples(marked=True) if record.node == 1])
     assert points[0] == (pytest.approx(10.251), 0)
     assert points[-1][1] == pytest.approx(0.2 * (points[-1][0] - points[0][0]))
 

@@ -438,14 +438,14 @@ with locked(pathlib.Path({str(cache)!r}), "digits-v2.2"):
     print("locked", flush=True)
     input()
 """
-        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-            assert other.stdout.readline() == "locked\n"
+        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout.readline() == "locked\n"
             (begun,) = (row["begun"] for row in json.loads(self.run("list", "--json"))["datasets"] if row["name"] == "digits")
             assert begun == "at work"
             with pytest.raises(UsageError, match="is being prepared now, and stays"):
                 self.run("remove", "digits")
             assert (cache / ".digits-v2.2.work").exists()
-            other.communicate("\n")
+            child.communicate("\n")
         self.run("remove", "digits")
         assert not (cache / ".digits-v2.2.work").exists()
 

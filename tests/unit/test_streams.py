@@ -76,7 +76,7 @@ COPY = "standard output cannot be written ({}); the exit code is that of the wor
 @pytest.mark.parametrize("refusal", ["Bad file descriptor", "No space left on device", "Broken pipe"])
 @pytest.mark.parametrize("command", ["runs export one --out . --what steps --overwrite -o {}/steps.csv", "plot one --out . -o {}/figures"])
 def test_files_written_keep_the_exit_code(out, tmp_path, command, refusal):
-    assert in_vain(command.format(tmp_path).split(), out, refusal) == (0, COPY.format(refusal))
+    assert run_refused(command.format(tmp_path).split(), out, refusal) == (0, COPY.format(refusal))
     assert any(tmp_path.iterdir())
 
 
@@ -84,12 +84,12 @@ def test_files_written_keep_the_exit_code(out, tmp_path, command, refusal):
 @pytest.mark.parametrize(("more", "code", "end"), [((), 0, ""), (("--model", "cnn", "--lr", "1e30", "--json"), 1, "error: ")])
 def test_run_keeps_its_exit_code_without_a_summary(tmp_path, more, code, end):
     arguments = ["run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--quiet", "--name", "one", "--out", str(tmp_path), *more]
-    found, said = in_vain(arguments, tmp_path, "Broken pipe")
-    assert found == code == RunReader(tmp_path / "one").status()["exit_code"]
-    assert said.startswith(COPY.format("Broken pipe") + end)
+    exit_code, output = run_refused(arguments, tmp_path, "Broken pipe")
+    assert exit_code == code == RunReader(tmp_path / "one").status()["exit_code"]
+    assert output.startswith(COPY.format("Broken pipe") + end)
 
 
-def in_vain(arguments, cwd, refusal):
+def run_refused(arguments, cwd, refusal):
     """Run a command whose standard output refuses what is printed; return its exit code and its standard error."""
     script = {
         "Bad file descriptor": '"$@" >&-',

@@ -79,9 +79,9 @@ def test_distant_name_has_no_suggestion(typed):
 )
 def test_value_with_a_synonym_has_a_suggestion(capsys, field, typed, meant):
     assert main(["run", flag_name(field), typed]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {flag_name(field)}: got {typed!r}; allowed: ")
-    assert said.partition("Did you mean ")[2].strip() == (f"{meant!r}?" if meant else "")
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: {flag_name(field)}: got {typed!r}; allowed: ")
+    assert message.partition("Did you mean ")[2].strip() == (f"{meant!r}?" if meant else "")
 
 
 def test_variable_and_key_with_a_synonym_have_a_suggestion(tmp_path):
@@ -104,9 +104,9 @@ def test_commands_suggest_their_own_options(capsys):
 def test_synonyms_are_unique_and_of_existing_names():
     known = {*Job.model_fields, *(name.removeprefix("--").replace("-", "_") for name in RUN_ONLY), *VALUES, *PLUGINS}
     assert set(OTHER_NAMES) <= known
-    for ours, others in OTHER_NAMES.items():
-        for other in others:
-            assert nearest(other, [ours, "zzzzzzzzzzzz"]) == ours
+    for ours, synonyms in OTHER_NAMES.items():
+        for synonym in synonyms:
+            assert nearest(synonym, [ours, "zzzzzzzzzzzz"]) == ours
 
 
 @given(st.sampled_from(FLAGS), st.data())

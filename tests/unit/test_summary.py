@@ -47,8 +47,8 @@ def test_promised_fields_are_present(tmp_path, make):
 
 def test_sync_run_has_its_figures(tmp_path):
     summary = summary_of(sync_run(tmp_path))
-    asked = {"run": "one", "backend": "tf", "mode": "sync", "nodes": 2, "workers": 2, "batch_size": 5, "global_batch_size": 10}
-    assert asked.items() <= summary.items()
+    settings = {"run": "one", "backend": "tf", "mode": "sync", "nodes": 2, "workers": 2, "batch_size": 5, "global_batch_size": 10}
+    assert settings.items() <= summary.items()
     assert (summary["steps"], summary["examples"], summary["epochs"]) == (10, 100, 1.0)
     assert (summary["updates_scheduled"], summary["updates_applied"]) == (10, 10)
     assert summary["steps_per_second"] == pytest.approx(10 / 1.6)
@@ -108,10 +108,13 @@ def test_training_rates_are_independent_of_evaluation(tmp_path, evaluating, byte
 )
 def test_node_of_some_segments_has_their_rate(segments, rates):
     whole, count = sum(seconds for seconds, _ in segments), max(nodes for _, nodes in segments)
-    there = [sum(seconds for seconds, nodes in segments if nodes > node) for node in range(count)]
-    nodes = [{"train_seconds": own, "network_sent_bytes": rate * own} for own, rate in zip(there, rates, strict=False)]
-    found = training_rates({"train_seconds": whole, "resumed": len(segments) - 1}, nodes)
-    assert [node["network_sent_bytes_per_train_second"] for node in found] == pytest.approx(rates[:count])
+    seconds_present = [sum(seconds for seconds, nodes in segments if nodes > node) for node in range(count)]
+    nodes = [
+        {"train_seconds": seconds_of_node, "network_sent_bytes": rate * seconds_of_node}
+        for seconds_of_node, rate in zip(seconds_present, rates, strict=False)
+    ]
+    rated = training_rates({"train_seconds": whole, "resumed": len(segments) - 1}, nodes)
+    assert [node["network_sent_bytes_per_train_second"] for node in rated] == pytest.approx(rates[:count])
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.5])
@@ -234,13 +237,13 @@ def test_profiled_run_has_the_speed_of_other_updates(groups):
     training = sum(seconds for _, seconds, _, _ in plain)
     profiling = sum(profiled for _, _, profiled in groups if profiled is not None)
     with tempfile.TemporaryDirectory() as folder:
-        found = profiled_run(Path(folder), [(*group, None) for group in groups], train_seconds=training + profiling)
+        profiled_summary = profiled_run(Path(folder), [(*group, None) for group in groups], train_seconds=training + profiling)
     with tempfile.TemporaryDirectory() as folder:
         expected = profiled_run(Path(folder), plain, train_seconds=training)
     for name in ("steps_per_second", "examples_per_second", "step_seconds"):
-        assert found[name] == (None if not plain else pytest.approx(expected[name]))
-    assert found["profiled_updates"] == sum(count for count, _, profiled in groups if profiled is not None)
-    assert found["train_seconds"] == pytest.approx(training)
+        assert profiled_summary[name] == (None if not plain else pytest.approx(expected[name]))
+    assert profiled_summary["profiled_updates"] == sum(count for count, _, profiled in groups if profiled is not None)
+    assert profiled_summary["train_seconds"] == pytest.approx(training)
 
 
 @pytest.mark.parametrize("groups_beside", [0, 19, 20])

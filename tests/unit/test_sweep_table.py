@@ -50,9 +50,9 @@ def speeds(text):
     ],
 )
 def test_repeats_of_different_points_are_separate_rows(tmp_path, field, values, flags):
-    given = swept(tmp_path, Grid({field: values}, (), 2), **flags)
+    points = swept(tmp_path, Grid({field: values}, (), 2), **flags)
     shown = [str(value).lower() for value in values]
-    assert speeds(points_text(given, repeats=True, width=None)) == [
+    assert speeds(points_text(points, repeats=True, width=None)) == [
         [field, "runs", "examples/s"],
         [shown[0], "2", "2,000 ± 12,706"],
         [shown[1], "2", "3,000 ± 12,706"],
@@ -60,15 +60,15 @@ def test_repeats_of_different_points_are_separate_rows(tmp_path, field, values, 
 
 
 def test_points_are_ordered_by_their_values(tmp_path):
-    given = swept(tmp_path, Grid({"bandwidth": ["1gbit", "300mbit", "0.5gbit"], "eval_every": ["100steps", "20steps"]}), nodes=2)
-    assert [row[:2] for row in speeds(points_text(given, repeats=False, width=None))[1:]] == [
+    points = swept(tmp_path, Grid({"bandwidth": ["1gbit", "300mbit", "0.5gbit"], "eval_every": ["100steps", "20steps"]}), nodes=2)
+    assert [row[:2] for row in speeds(points_text(points, repeats=False, width=None))[1:]] == [
         [bandwidth, every] for bandwidth in ("300mbit", "0.5gbit", "1gbit") for every in ("20steps", "100steps")
     ]
 
 
 def test_runs_without_repeats_are_rows(tmp_path):
-    given = swept(tmp_path, Grid({"seed": [10, 9], "tensorboard": [True, False]}))
-    text = points_text(given, repeats=False, width=None)
+    points = swept(tmp_path, Grid({"seed": [10, 9], "tensorboard": [True, False]}))
+    text = points_text(points, repeats=False, width=None)
     assert speeds(text) == [
         ["seed", "tensorboard", "examples/s"],
         ["9", "false", "4,000"],
@@ -81,8 +81,8 @@ def test_runs_without_repeats_are_rows(tmp_path):
 
 def test_points_of_cases_with_missing_settings_are_distinct(tmp_path):
     cases = [{"nodes": 1}, {"nodes": 2, "cores_per_node": [1, 0.5]}]
-    given = swept(tmp_path, Grid({}, cases, 2))
-    assert [row[:3] for row in speeds(points_text(given, repeats=True, width=None))] == [
+    points = swept(tmp_path, Grid({}, cases, 2))
+    assert [row[:3] for row in speeds(points_text(points, repeats=True, width=None))] == [
         ["nodes", "cores_per_node", "runs"],
         ["1", "-", "2"],
         ["2", "1,0.5", "2"],
@@ -90,11 +90,11 @@ def test_points_of_cases_with_missing_settings_are_distinct(tmp_path):
 
 
 def test_repeat_under_another_kernel_is_separate(tmp_path):
-    given = swept(tmp_path, Grid({"batch_size": [8]}, (), 2))
-    other = made("other", batch_size=8, seed=2, node={"kernel": "7.0.0"})
-    written(tmp_path, other)
-    given.append((tmp_path / "other", {"batch_size": 8, "seed": 2}))
-    assert [row[:3] for row in speeds(points_text(given, repeats=True, width=None))] == [
+    points = swept(tmp_path, Grid({"batch_size": [8]}, (), 2))
+    other_run = made("other", batch_size=8, seed=2, node={"kernel": "7.0.0"})
+    written(tmp_path, other_run)
+    points.append((tmp_path / "other", {"batch_size": 8, "seed": 2}))
+    assert [row[:3] for row in speeds(points_text(points, repeats=True, width=None))] == [
         ["batch_size", "kernel", "runs"],
         ["8", "6.1.0", "2"],
         ["8", "7.0.0", "1"],
@@ -129,10 +129,10 @@ def test_scaling_series_is_named_by_its_batch(tmp_path):
     ids=str,
 )
 def test_sweep_and_comparison_agree(tmp_path, grid, flags):
-    given = swept(tmp_path, Grid(grid, (), 2), **flags)
-    found = conclude([finished_run(path) for path, _ in given])
-    assert points_conclusion(given) == found.to_json(told(found).sentences)
-    assert points_text(given, repeats=True, width=None).startswith(as_text(told(found), None))
+    points = swept(tmp_path, Grid(grid, (), 2), **flags)
+    conclusion = conclude([finished_run(path) for path, _ in points])
+    assert points_conclusion(points) == conclusion.to_json(told(conclusion).sentences)
+    assert points_text(points, repeats=True, width=None).startswith(as_text(told(conclusion), None))
 
 
 def test_sweep_ends_with_conclusion_and_requested_tables(tmp_path, capsys):

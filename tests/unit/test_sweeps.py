@@ -157,13 +157,13 @@ def test_misplaced_grid_has_a_working_suggestion(tmp_path, capsys, name, command
     wrong, mended = MISPLACED[name]
     path = tmp_path / "job.toml"
     path.write_text(f"backend = 'torch'\n{wrong.format(lines=lines, inline=lines.replace(chr(10), ', '))}\n")
-    asked = ["sweep", str(path), "--dry-run"] if command == "sweep" else ["run", "--config", str(path), "--print-config"]
+    arguments = ["sweep", str(path), "--dry-run"] if command == "sweep" else ["run", "--config", str(path), "--print-config"]
     if (name, command) != ("in the table", "run"):
-        assert main(asked) == 2
-        told = mended(lines).splitlines()[0]
-        assert told in capsys.readouterr().err
+        assert main(arguments) == 2
+        edited = mended(lines).splitlines()[0]
+        assert edited in capsys.readouterr().err
     path.write_text(f"backend = 'torch'\n{mended(lines)}\n")
-    assert main(asked) == 0
+    assert main(arguments) == 0
     assert len(plan(read_grid(path), {}, {}, path)) == 2
 
 
@@ -286,8 +286,8 @@ class TestCommand:
         same = ["--backend", "torch", "--data", "numbers", "--model", "transformer:tiny", "--dry-run", "--name", "s"]
         swept = self.trainer(*same, "--grid", "vocabulary=300,400", cwd=tmp_path)
         assert ["--vocabulary 300 " in line and "--name vocabulary=300" in line for line in swept.stdout.splitlines()] == [True, False]
-        given = self.trainer(*same, "--vocabulary", "300", "--grid", "lr=0.1,0.2", cwd=tmp_path)
-        assert ["--vocabulary 300 " in line for line in given.stdout.splitlines()] == [True, True]
+        planned = self.trainer(*same, "--vocabulary", "300", "--grid", "lr=0.1,0.2", cwd=tmp_path)
+        assert ["--vocabulary 300 " in line for line in planned.stdout.splitlines()] == [True, True]
 
     @pytest.mark.thorough
     def test_sweep_is_resumed_by_name(self, tmp_path):

@@ -37,8 +37,8 @@ class Agent:
         self.stream.send(Message(kind, fields))
 
     def hello(self, host: str) -> None:
-        told = {"node": self.node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "host": {**describe_host({}), "hostname": host}}
-        self.send("hello", protocol=PROTOCOL, scratch="", address=None, **told)
+        greeting = {"node": self.node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "host": {**describe_host({}), "hostname": host}}
+        self.send("hello", protocol=PROTOCOL, scratch="", address=None, **greeting)
 
     def death(self, task: str, order: int = 1, *, error: str | None = None, **how: object) -> None:
         """Say that a task has ended, and before that which exception it ended of."""
@@ -207,12 +207,12 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
     def agent(agent):
         assert agent.stream.receive().kind == "inspect"
         agent.send("states", states={f"worker-{agent.node}": "T" if agent.node == 1 else "S"})
-        asked = agent.stream.receive()
-        assert (asked.kind, asked["tasks"]) == ("find_stacks", [f"worker-{agent.node}"])
+        request = agent.stream.receive()
+        assert (request.kind, request["tasks"]) == ("find_stacks", [f"worker-{agent.node}"])
         if agent.node < 2:
-            agent.send("stacks", number=asked["number"], stacks={f"worker-{agent.node}": stacks[agent.node]})
+            agent.send("stacks", number=request["number"], stacks={f"worker-{agent.node}": stacks[agent.node]})
 
-    threads = [threading.Thread(target=agent, args=(each,)) for each in agents]
+    threads = [threading.Thread(target=agent, args=(one_agent,)) for one_agent in agents]
     for thread in threads:
         thread.start()
     standing = control.standing(10.0)  # they all answer this
@@ -228,13 +228,13 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
 
 def test_stacks_can_be_requested_during_training(cluster):
     control, (agent,) = cluster(1)
-    told = []
-    control.inquiries.on_answer = told.append
+    answers = []
+    control.inquiries.on_answer = answers.append
     control.on_silent(0)
     number = agent.stream.receive()["number"]
     agent.send("stacks", number=number, stacks={"worker-0": {"text": '  File "/a.py", line 7 in f\n', "problem": None}})
     assert control.receive(1.0) is None
-    ((stack,),) = [found.values() for found in told]
+    ((stack,),) = [stacks.values() for stacks in answers]
     assert stack.place == "/a.py:7 (f)"
     agent.send("stacks", number=number, stacks={})
     assert "a message 'stacks' that nobody asked for" in str(failure(control))
@@ -329,7 +329,7 @@ def report_ready(agent):
     agent.send("ready", precision_used=None, device_used=None, **{"from": f"worker-{agent.node}"})
 
 
-def lost(control):
+def restarting_task(control):
     """The failed task, which is started anew."""
     error = failure(control)
     assert control.can_replace(error.task)
@@ -337,12 +337,12 @@ def lost(control):
     return error.task
 
 
-def back(control):
+def ready_again(control):
     """The tasks that are ready again, as soon as there are some."""
     for _ in range(50):
         control.receive(0.1)
-        if found := list(control.restarted()):
-            return [task.name for task in found]
+        if restarted := list(control.restarted()):
+            return [task.name for task in restarted]
     raise AssertionError("none is")
 
 
@@ -351,26 +351,26 @@ def test_rejoining_task_is_restarted_and_others_are_heard(cluster):
     control.send(Drain(sequence=1))
     agents[1].death("worker-1", error="connection reset by peer")  # a victim: other ends are awaited for a second
     agents[0].send("done", sequence=1, command="drain", seconds=0.1, drain_seconds=0.0, **{"from": "worker-0"})
-    assert lost(control) == "worker-1"
+    assert restarting_task(control) == "worker-1"
     heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
     assert heard == ["done"]
     assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost a node that the others do not reach
     again = agents[1].stream.receive()
     assert (again.kind, [task["task"] for task in again["tasks"]], again["start_seconds"]) == ("start_again", ["worker-1"], 30.0)
     report_ready(agents[1])
-    assert back(control) == ["worker-1"]
+    assert ready_again(control) == ["worker-1"]
     agents[1].death("worker-1", signal="SIGKILL", code=None)  # once more: its death may be told once of each start
-    assert lost(control) == "worker-1"
+    assert restarting_task(control) == "worker-1"
     assert [death.task for death in control.deaths] == ["worker-1"] * 2
 
 
 def test_stalled_task_is_replaced_without_failure(cluster):
     control, agents = rejoining(cluster)
     agents[0].send("worker_stalled", worker=2, **{"from": "worker-0"})
-    assert lost(control) == "worker-2"
+    assert restarting_task(control) == "worker-2"
     agents[2].death("worker-2", signal="SIGKILL", code=None)
     report_ready(agents[2])
-    assert back(control) == ["worker-2"]
+    assert ready_again(control) == ["worker-2"]
 
 
 def test_silent_task_is_raised_if_it_can_restart(cluster):
@@ -399,7 +399,7 @@ def test_root_cause_fails_run_unless_a_task_can_rejoin(cluster):
     control, agents = rejoining(cluster)
     for node in (1, 2):
         agents[node].death(f"worker-{node}", signal="SIGKILL", code=None)
-        assert lost(control) == f"worker-{node}"
+        assert restarting_task(control) == f"worker-{node}"
     agents[0].death("worker-0", signal="SIGKILL", code=None)
     assert failure(control).task == "worker-0"
     assert not control.can_replace("worker-0")

@@ -60,11 +60,11 @@ def read_back(path):
 
 def test_values_can_be_read_back(tmp_path):
     write_a_run(tmp_path)
-    found = read_back(tmp_path)
-    assert set(found) == set(EXPECTED)
+    values_by_tag = read_back(tmp_path)
+    assert set(values_by_tag) == set(EXPECTED)
     for tag, points in EXPECTED.items():
-        assert [step for step, _ in found[tag]] == [step for step, _ in points]
-        assert [value for _, value in found[tag]] == pytest.approx([value for _, value in points])
+        assert [step for step, _ in values_by_tag[tag]] == [step for step, _ in points]
+        assert [value for _, value in values_by_tag[tag]] == pytest.approx([value for _, value in points])
 
 
 def test_points_of_speed_exclude_profiled_updates():
@@ -95,19 +95,19 @@ def test_point_is_the_mean_of_updates_since_the_last(tmp_path):
     assert read_back(tmp_path)["train/loss"] == [(2, 3.0), (3, 9.0)]
 
 
-def check_resumed(found):
+def check_resumed(values_by_tag):
     for node, began in ((0, 0), (1, RESUMED)):
         for figure, expected in (("cpu_cores_used", 0.2), ("network_sent_bytes_per_second", 0.2e6)):
-            milliseconds, values = zip(*found[f"system/node{node}/{figure}"], strict=True)
+            milliseconds, values = zip(*values_by_tag[f"system/node{node}/{figure}"], strict=True)
             assert list(milliseconds) == sorted(set(milliseconds))
             assert milliseconds[0] > 1000 * began
             assert list(values) == pytest.approx([expected] * len(values), rel=0.05)
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_replayed_run_has_unique_times(tmp_path, said):
+@pytest.mark.parametrize("marked", [True, False])
+def test_replayed_run_has_unique_times(tmp_path, marked):
     """It is resumed once more: all of its samples are in the records."""
-    path = resumed_run(tmp_path, said)
+    path = resumed_run(tmp_path, marked)
     writer = TensorBoardWriter(path, zero_unix_seconds=1e9)
     replay(RunReader(path), writer)
     writer.close()
@@ -117,7 +117,7 @@ def test_replayed_run_has_unique_times(tmp_path, said):
 def test_resumed_run_has_unique_times(tmp_path):
     """The samples of its initialisation were held back, and are heard after those that were told again."""
     writer = TensorBoardWriter(tmp_path)
-    for record in resumed_samples(said=True):
+    for record in resumed_samples(marked=True):
         writer.system(record)
     writer.close()
     check_resumed(read_back(tmp_path))
@@ -192,9 +192,9 @@ def test_real_tensorboard_shows_the_values(tmp_path):
     write_a_run(tmp_path / "run")
     with tensorboard(tmp_path / "run" / FOLDER) as address:
         for tag, points in EXPECTED.items():
-            found = wait_for(address, tag)
-            assert [step for step, _ in found] == [step for step, _ in points]
-            assert [value for _, value in found] == pytest.approx([value for _, value in points])
+            shown = wait_for(address, tag)
+            assert [step for step, _ in shown] == [step for step, _ in points]
+            assert [value for _, value in shown] == pytest.approx([value for _, value in points])
 
 
 # The view that lays runs side by side ----------------------------------------------------------------------------------
@@ -224,12 +224,12 @@ def both_runs(address):
 
 
 def test_real_tensorboard_compares_runs(tmp_path):
-    one = a_job(tmp_path, nodes=3, global_batch_size=40, lr=0.25)
+    first = a_job(tmp_path, nodes=3, global_batch_size=40, lr=0.25)
     two = a_job(tmp_path, backend="torch", mode="async", optimizer="adam", seed=7, cores_per_node="0.5")
     write_a_compared_run(
         tmp_path,
         "one",
-        one,
+        first,
         "succeeded",
         {"examples_per_second": 1234.5, "time_to_target_seconds": 2.5, "run_seconds": 3, "final_train_loss": 0.25},
     )
@@ -246,9 +246,9 @@ def test_real_tensorboard_compares_runs(tmp_path):
     assert {"out", "name", "mlflow"}.isdisjoint(kinds)
     assert [info["name"]["tag"] for info in experiment["metricInfos"]] == list(hparams_figures((ACCURACY.info, LOSS)))
 
-    found = {group["sessions"][0]["name"].split("/")[0]: group for group in groups}
-    settings = {name: group["hparams"] for name, group in found.items()}
-    for job, name in ((one, "one"), (two, "two")):
+    sessions = {group["sessions"][0]["name"].split("/")[0]: group for group in groups}
+    settings = {name: group["hparams"] for name, group in sessions.items()}
+    for job, name in ((first, "one"), (two, "two")):
         for field in ("backend", "mode", "model", "data", "nodes", "lr", "optimizer", "precision", "seed", "deterministic"):
             assert settings[name][field] == getattr(job, field), (name, field)
     assert {field: settings["one"][field] for field in ("workers", "batch_size", "global_batch_size")} == {
@@ -258,7 +258,7 @@ def test_real_tensorboard_compares_runs(tmp_path):
     }
     assert settings["two"]["cores_per_node"] == "0.5"
     assert settings["one"].get("cores_per_node") is None
-    figures = {name: {value["name"]["tag"]: value["value"] for value in group["metricValues"]} for name, group in found.items()}
+    figures = {name: {value["name"]["tag"]: value["value"] for value in group["metricValues"]} for name, group in sessions.items()}
     assert figures["one"] == {
         "eval/accuracy": 0.75,
         "eval/loss": 0.5,
@@ -269,4 +269,4 @@ def test_real_tensorboard_compares_runs(tmp_path):
     }
     assert (figures["two"]["eval/accuracy"], figures["two"]["eval/bleu"]) == (0.875, 31.5)
     assert "summary/time_to_target_seconds" not in figures["two"]
-    assert {name: group["sessions"][0]["status"] for name, group in found.items()} == {"one": "STATUS_SUCCESS", "two": "STATUS_FAILURE"}
+    assert {name: group["sessions"][0]["status"] for name, group in sessions.items()} == {"one": "STATUS_SUCCESS", "two": "STATUS_FAILURE"}

@@ -60,10 +60,10 @@ def test_longest_lines_are_prepared_in_bounded_memory(tmp_path, monkeypatch, hel
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 6), st.integers(1, 20))
 def test_parts_hold_all_entries_within_their_limits(sizes, most, most_bytes):
-    found = list(parts(sizes, most, most_bytes, int))
-    assert list(itertools.chain.from_iterable(found)) == sizes
-    assert all(0 < len(part) <= most and (len(part) == 1 or sum(part) <= most_bytes) for part in found)
-    for part, following in itertools.pairwise(found):  # none is smaller than it has to be
+    blocks = list(parts(sizes, most, most_bytes, int))
+    assert list(itertools.chain.from_iterable(blocks)) == sizes
+    assert all(0 < len(part) <= most and (len(part) == 1 or sum(part) <= most_bytes) for part in blocks)
+    for part, following in itertools.pairwise(blocks):  # none is smaller than it has to be
         assert len(part) == most or sum(part) + following[0] > most_bytes
 
 
@@ -108,9 +108,9 @@ def test_sample_of_a_larger_text_is_even_and_reproducible(monkeypatch, share):
 def test_places_have_the_smallest_keys_for_any_block(count, most, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "_KEYS", 37)
-        found = chosen(count, most, seed)
+        places = chosen(count, most, seed)
     keys = np.random.Philox(np.random.SeedSequence([seed, count])).random_raw(count)
-    assert found.tolist() == sorted(np.argsort(keys)[:most].tolist())
+    assert places.tolist() == sorted(np.argsort(keys)[:most].tolist())
 
 
 def test_lines_cost_no_memory_when_places_are_drawn():

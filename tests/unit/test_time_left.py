@@ -23,15 +23,15 @@ def measured(steps, *paces, evaluations=(), stalls=()):
 
 
 def test_estimate_has_training_evaluations_and_checkpoints():
-    found = estimate(
+    left = estimate(
         plan(1000, "100steps", "250steps", save_final=True), measured(250, *[50.0] * 5, evaluations=[3.0, 0.4, 0.6], stalls=[0.25])
     )
-    assert (found.steps, found.train_seconds) == (750, 15.0)
-    assert (found.evaluations, found.evaluate_seconds) == (8, 4.0)  # 300, 400 … 1000; half a second each, the first one apart
-    assert (found.saves, found.save_seconds) == (3, 0.75)
-    assert found.seconds == 19.75
-    assert found.low_seconds < 0.9 * found.seconds
-    assert found.high_seconds == pytest.approx(2 * found.seconds - found.low_seconds)
+    assert (left.steps, left.train_seconds) == (750, 15.0)
+    assert (left.evaluations, left.evaluate_seconds) == (8, 4.0)  # 300, 400 … 1000; half a second each, the first one apart
+    assert (left.saves, left.save_seconds) == (3, 0.75)
+    assert left.seconds == 19.75
+    assert left.low_seconds < 0.9 * left.seconds
+    assert left.high_seconds == pytest.approx(2 * left.seconds - left.low_seconds)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_estimate_has_training_evaluations_and_checkpoints():
     ],
 )
 def test_plan_has_its_number_of_evaluations(evaluate, per_epoch, times):
-    found = estimate(plan(1000, evaluate, per_epoch=per_epoch), measured(0, 50.0, evaluations=[1.0]))
-    assert (found.evaluations, found.evaluate_seconds) == (times, times)
+    left = estimate(plan(1000, evaluate, per_epoch=per_epoch), measured(0, 50.0, evaluations=[1.0]))
+    assert (left.evaluations, left.evaluate_seconds) == (times, times)
 
 
 def test_unmeasured_evaluations_are_unknown():
-    found = estimate(plan(100, "10steps"), measured(0, 50.0))
-    assert (found.evaluations, found.evaluate_seconds, found.seconds) == (10, None, 2.0)
+    left = estimate(plan(100, "10steps"), measured(0, 50.0))
+    assert (left.evaluations, left.evaluate_seconds, left.seconds) == (10, None, 2.0)
 
 
 def test_final_translation_counts_once():
@@ -73,8 +73,8 @@ def test_warm_up_does_not_count_for_speed():
 
 
 def test_few_blocks_give_no_band():
-    found = estimate(plan(1000), measured(0, 100.0, 110.0, 90.0))
-    assert (found.low_seconds, found.high_seconds) == (None, None)
+    left = estimate(plan(1000), measured(0, 100.0, 110.0, 90.0))
+    assert (left.low_seconds, left.high_seconds) == (None, None)
 
 
 def test_missing_speed_gives_no_estimate():
@@ -97,9 +97,9 @@ def test_band_covers_a_steady_run(pace, scatter, groups, times, seed):
     rng = np.random.default_rng(seed)
     seconds = 10 / pace * (1 + scatter * rng.uniform(-1, 1, groups * (times + 1)))
     blocks = blocks_of(np.cumsum(seconds)[:groups], np.full(groups, 10), [])
-    found = estimate(plan(10 * groups * (times + 1)), Measured(10 * groups, blocks, (), ()))
-    assert abs(found.seconds - seconds[groups:].sum()) <= 2 * found.half_width
-    assert found.half_width <= (0.11 + scatter) * found.seconds
+    left = estimate(plan(10 * groups * (times + 1)), Measured(10 * groups, blocks, (), ()))
+    assert abs(left.seconds - seconds[groups:].sum()) <= 2 * left.half_width
+    assert left.half_width <= (0.11 + scatter) * left.seconds
 
 
 def test_pauses_are_not_part_of_blocks():

@@ -19,15 +19,15 @@ from crosstrain.records.time_shares import COMPONENTS, StepTimes, time_shares
 def calibration(*workers, **more):
     """Each worker is (node, data, compute, communicate)."""
     names = ("node", "data_seconds", "compute_seconds", "communicate_seconds")
-    return {"workers": [{"worker": i, **dict(zip(names, each, strict=True)), "spread": 0.1} for i, each in enumerate(workers)], **more}
+    return {"workers": [{"worker": i, **dict(zip(names, worker, strict=True)), "spread": 0.1} for i, worker in enumerate(workers)], **more}
 
 
 def times(*groups):
     """Each group is (worker, updates, seconds)."""
-    found = StepTimes()
+    step_times = StepTimes()
     for worker, count, seconds in groups:
-        found.add(StepRecord(0, count, 0, 0.0, seconds, count, (1.0,) * count, (0.1,), worker=worker))
-    return found
+        step_times.add(StepRecord(0, count, 0, 0.0, seconds, count, (1.0,) * count, (0.1,), worker=worker))
+    return step_times
 
 
 def parts(shares, index=0, level="workers"):
@@ -53,8 +53,8 @@ def test_data_time_is_at_most_the_measured_wait(waited, first, second, mode):
     worker = None if mode == "sync" else 0
     groups.add(StepRecord(0, 10, 0, 0.0, 200.0, 10, (1.0,) * 10, (0.1,), data_wait_seconds=waited * 10, worker=worker))
     known = groups.waits()["data_wait_seconds"]
-    found = time_shares(calibration((0, first, 2.0, 5.0), (1, second, 2.0, 5.0)), mode, groups, CLOCK)
-    data = [worker["data_seconds"] for worker in found["workers"]]
+    shares = time_shares(calibration((0, first, 2.0, 5.0), (1, second, 2.0, 5.0)), mode, groups, CLOCK)
+    data = [worker["data_seconds"] for worker in shares["workers"]]
     calibrated, taken = (first, data[0]) if mode == "sync" else ((first + second) / 2, sum(data) / 2)
     assert taken == pytest.approx(min(known, calibrated))
     assert data[0] / data[1] == pytest.approx(first / second) if known else data == [0.0, 0.0]
@@ -100,13 +100,15 @@ SECONDS = st.floats(0.0, 1e3)
 
 
 @given(
-    own=st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4), step=st.floats(1e-6, 1e3), mode=st.sampled_from(["sync", "async"])
+    own_times=st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4),
+    step=st.floats(1e-6, 1e3),
+    mode=st.sampled_from(["sync", "async"]),
 )
-@example(own=[(0.0, 0.0), (3.0, 22.0)], step=6.5, mode="sync")
-def test_parts_are_positive_and_sum_to_the_step(own, step, mode):
+@example(own_times=[(0.0, 0.0), (3.0, 22.0)], step=6.5, mode="sync")
+def test_parts_are_positive_and_sum_to_the_step(own_times, step, mode):
     """Also where own work is scaled down to the step, and rounded: no summary that a run wrote may be refused by those that read it."""
-    workers = [(node, data, compute, 0.1) for node, (data, compute) in enumerate(own)]
-    made = times(*[(None if mode == "sync" else worker, 7, 7 * step) for worker in range(1 if mode == "sync" else len(own))])
+    workers = [(node, data, compute, 0.1) for node, (data, compute) in enumerate(own_times)]
+    made = times(*[(None if mode == "sync" else worker, 7, 7 * step) for worker in range(1 if mode == "sync" else len(own_times))])
     shares = time_shares(calibration(*workers), mode, made, CLOCK)
     for row in (*shares["workers"], *shares["nodes"]):
         assert min(row[name] for name in COMPONENTS) >= 0.0
@@ -114,8 +116,8 @@ def test_parts_are_positive_and_sum_to_the_step(own, step, mode):
 
 
 def test_async_workers_have_separate_steps_and_do_not_wait():
-    found = times((0, 1, 50.0), (1, 1, 50.0), (0, 30, 120.0), (1, 10, 100.0))
-    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (0, 1.0, 3.0, 0.5)), "async", found, CLOCK)
+    step_times = times((0, 1, 50.0), (1, 1, 50.0), (0, 30, 120.0), (1, 10, 100.0))
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (0, 1.0, 3.0, 0.5)), "async", step_times, CLOCK)
     assert [worker["step_seconds"] for worker in shares["workers"]] == [4.0, 10.0]
     assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
     assert parts(shares, 1) == [1.0, 3.0, 0.0, 6.0]
@@ -133,10 +135,10 @@ def test_worker_without_updates_has_no_shares():
 
 
 def test_native_measurements_are_added():
-    found = StepTimes()
+    step_times = StepTimes()
     for waited in (1.0, None, 0.25):
-        found.add(StepRecord(0, 5, 0, 0.0, 20.0, 5, (1.0,), (0.1,), data_wait_seconds=waited, worker=0))
-    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), native={"ps_busy_fraction": 0.5}), "async", found, CLOCK)
+        step_times.add(StepRecord(0, 5, 0, 0.0, 20.0, 5, (1.0,), (0.1,), data_wait_seconds=waited, worker=0))
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), native={"ps_busy_fraction": 0.5}), "async", step_times, CLOCK)
     assert shares["native"] == {"data_wait_seconds": pytest.approx(1.25 / 15), "network_wait_seconds": None, "ps_busy_fraction": 0.5}
 
 
@@ -160,7 +162,7 @@ RUN = {"checkpoint_seconds": 0.0, "translate_seconds": 0.0, "profile_seconds": 0
 EARLIER = {"run_seconds": 0.75, "train_seconds": 0.5, "eval_seconds": 0.25, "checkpoint_seconds": 0.0}
 
 
-def went_on(path, first_step):
+def resume_summary(path, first_step):
     """The summary of a run whose last part began at this step; it alone was calibrated."""
     job = json.loads((path / "job.json").read_text())
     segments = [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 0.75, "step": first_step}]
@@ -186,7 +188,7 @@ def test_steps_and_clock_are_of_the_calibrated_segment(groups, data):
             writer.step(StepRecord(step, count, 0, 1.0, seconds, count, (1.0,) * count, (0.05,)))
             step += count
         writer.close()
-        shares = went_on(path, before)["time_shares"]
+        shares = resume_summary(path, before)["time_shares"]
     counted = groups[turn + 1 :] or groups[turn:]
     expected = sum(seconds for _, seconds in counted) / sum(count for count, _ in counted)
     assert [worker["step_seconds"] for worker in shares["workers"]] == pytest.approx([expected] * 2)
@@ -197,6 +199,6 @@ def test_steps_and_clock_are_of_the_calibrated_segment(groups, data):
 
 def test_async_worker_counts_updates_of_the_segment(tmp_path):
     """Three groups of four were the first worker's, the last is the second's."""
-    summary = went_on(async_run(tmp_path), 8)
+    summary = resume_summary(async_run(tmp_path), 8)
     assert summary["updates_by_worker"] == [12, 4]
     assert [worker["updates"] for worker in summary["time_shares"]["workers"]] == [4, 4]

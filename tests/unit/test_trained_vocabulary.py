@@ -36,9 +36,9 @@ def test_changed_text_is_refused(tmp_path):
     corpus(tmp_path / "own", "omega")
     with pytest.raises(UsageError, match="other pieces than the one that the model was trained with"):
         fitting_data(meta, job)
-    other = Job(data=corpus(tmp_path / "other", "omega"), model="transformer:tiny")
+    other_job = Job(data=corpus(tmp_path / "other", "omega"), model="transformer:tiny")
     with pytest.raises(UsageError, match="other pieces"):
-        fitting_data(meta, other)
+        fitting_data(meta, other_job)
     del meta.data["pieces_sha256"]  # of a release that did not record it
     assert fitting_data(meta, job).digest != data.digest
 

@@ -49,9 +49,9 @@ def results(tmp_path_factory, seed):
     return {name: dict(np.load(folder / f"{name}.npz")) for name in FRAMEWORKS}
 
 
-def part(found, case, prefix):
+def part(arrays, case, prefix):
     start = f"{case}/{prefix}"
-    return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
+    return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
 
 
 def inside(case, seed, values):
@@ -64,7 +64,7 @@ def inside(case, seed, values):
 def test_frameworks_compute_the_same(results, seed, case):
     tf, torch = results["tf"], results["torch"]
     for name in ("trained", "evaluated"):
-        ours, theirs = (inside(case, seed, found[f"{case}/{name}"]) for found in (tf, torch))
+        ours, theirs = (inside(case, seed, framework_results[f"{case}/{name}"]) for framework_results in (tf, torch))
         assert ours.dtype == theirs.dtype == np.float32
         assert norm_wise_difference({"": ours}, {"": theirs}) <= LOGITS_TOLERANCE
         assert np.abs(ours - theirs).max() <= LOGITS_TOLERANCE
@@ -84,13 +84,13 @@ def test_frameworks_compute_the_same(results, seed, case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_padding_changes_nothing(results, seed, case, framework):
-    found = results[framework]
+    arrays = results[framework]
     for name in ("trained", "evaluated"):
-        ours, theirs = (inside(case, seed, found[f"{case}/{more}{name}"]) for more in ("", "padded/"))
+        ours, theirs = (inside(case, seed, arrays[f"{case}/{more}{name}"]) for more in ("", "padded/"))
         assert norm_wise_difference({"": theirs}, {"": ours}) <= PADDING_TOLERANCE
     for name in ("losses", "sum/nll_sum"):
-        assert norm_wise_difference({"": found[f"{case}/padded/{name}"]}, {"": found[f"{case}/{name}"]}) <= PADDING_TOLERANCE
-    assert norm_wise_difference(part(found, case, "padded/gradient/"), part(found, case, "gradient/")) <= PADDING_TOLERANCE
+        assert norm_wise_difference({"": arrays[f"{case}/padded/{name}"]}, {"": arrays[f"{case}/{name}"]}) <= PADDING_TOLERANCE
+    assert norm_wise_difference(part(arrays, case, "padded/gradient/"), part(arrays, case, "gradient/")) <= PADDING_TOLERANCE
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -101,8 +101,8 @@ def test_padding_changes_no_parameter_s_gradient(results, case):
     cross-attention and of the normalisation before them, whose terms nearly cancel out, so that the order of float32's sums is seen.
     All gradients together differed by 9.1e-7 at most, with 40 seeds on torch. In float64 it is 3e-15 of any parameter.
     """
-    found = results["torch"]
-    padded, plain = (part(found, case, f"float64/{more}gradient/") for more in ("padded/", ""))
+    arrays = results["torch"]
+    padded, plain = (part(arrays, case, f"float64/{more}gradient/") for more in ("padded/", ""))
     assert set(padded) == {parameter.name for parameter in case.spec.parameters}
     for name, gradient in plain.items():
         assert gradient.dtype == np.float64
@@ -112,18 +112,18 @@ def test_padding_changes_no_parameter_s_gradient(results, case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_stepwise_decoding_equals_the_forward_pass(results, seed, case, framework):
-    found = results[framework]
-    whole, stepwise = (inside(case, seed, found[f"{case}/{name}"]) for name in ("evaluated", "decoded"))
+    arrays = results[framework]
+    whole, stepwise = (inside(case, seed, arrays[f"{case}/{name}"]) for name in ("evaluated", "decoded"))
     assert np.abs(whole - stepwise).max() <= LOGITS_TOLERANCE
     assert norm_wise_difference({"": stepwise}, {"": whole}) <= 1e-5
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_empty_slice_gives_nothing(results, framework):
-    found = results[framework]
-    assert found[f"{EMPTY}/trained"].shape == (0, 0, VOCABULARY)
-    assert found[f"{EMPTY}/losses"].shape == (0,)
-    gradients = part(found, EMPTY, "gradient/")
+    arrays = results[framework]
+    assert arrays[f"{EMPTY}/trained"].shape == (0, 0, VOCABULARY)
+    assert arrays[f"{EMPTY}/losses"].shape == (0,)
+    gradients = part(arrays, EMPTY, "gradient/")
     assert set(gradients) == {parameter.name for parameter in EMPTY.spec.parameters}
     assert not any(value.any() for value in gradients.values())
 
@@ -143,8 +143,8 @@ def test_loss_is_that_of_smoothed_labels(results, seed, case):
     inputs, smoothing = case.inputs(seed), case.spec.settings.smoothing
     logits = results["torch"][f"{case}/trained"].astype(np.float64)
     log_shares = logits - np.log(np.exp(logits).sum(2, keepdims=True))
-    own = np.take_along_axis(log_shares, inputs["target"][:, :, None], 2)[:, :, 0]
-    losses = -(1 - smoothing) * own - smoothing * log_shares.mean(2)
+    label_shares = np.take_along_axis(log_shares, inputs["target"][:, :, None], 2)[:, :, 0]
+    losses = -(1 - smoothing) * label_shares - smoothing * log_shares.mean(2)
     expected = np.where(inputs["target"] != 0, losses, 0).sum(1)
     for framework in FRAMEWORKS:
         assert results[framework][f"{case}/losses"] == pytest.approx(expected, rel=1e-5)
@@ -157,9 +157,9 @@ def test_layer_results_are_float32_unless_requested(results, seed):
     assert texts["tf"] == {key: "bfloat16" if key.endswith(", low") else "float32" for key in texts["tf"]}
     assert len(texts["tf"]) > 20
     ours, theirs = (part(results[name], "layer", "") for name in FRAMEWORKS)
-    own = PLAIN.inputs(seed)["source"] != 0
+    mask = PLAIN.inputs(seed)["source"] != 0
     for key, value in theirs.items():
-        assert norm_wise_difference({key: ours[key][own]}, {key: value[own]}) < 0.02, key
+        assert norm_wise_difference({key: ours[key][mask]}, {key: value[mask]}) < 0.02, key
 
 
 @pytest.mark.parametrize("dimensions", DROPPED)
@@ -202,9 +202,12 @@ def test_base_and_big_have_the_paper_s_size():
 def test_parameters_are_pinned():
     """Names, order, shapes and spreads: another of them would make other initial weights of the same seed."""
     spec = build_model("transformer:tiny", info(source=777, target=777))
-    told = [(one.name, one.shape, f"{one.bound:.9g}", f"{one.deviation:.9g}", one.constant) for one in spec.parameters]
-    assert sha256(repr(told).encode()).hexdigest()[:16] == PINNED
-    assert spec.multiply_adds == sum(one.size for one in spec.parameters if len(one.shape) == 2)
+    listed = [
+        (parameter.name, parameter.shape, f"{parameter.bound:.9g}", f"{parameter.deviation:.9g}", parameter.constant)
+        for parameter in spec.parameters
+    ]
+    assert sha256(repr(listed).encode()).hexdigest()[:16] == PINNED
+    assert spec.multiply_adds == sum(parameter.size for parameter in spec.parameters if len(parameter.shape) == 2)
 
 
 def test_initial_values_are_equal_for_every_norm():

@@ -19,7 +19,7 @@ TEXTS = ["a\u0085b", "a\u200fb\u2028c", "a\x1b[31mb\x7f", "grün → rot 🙂"]
 
 @pytest.fixture(scope="module")
 def vocabulary():
-    lines = [f"{one} {other}" for one in ("red", "green", "blue") for other in ("house", "ship", "tree")]
+    lines = [f"{colour} {noun}" for colour in ("red", "green", "blue") for noun in ("house", "ship", "tree")]
     return Vocabulary(train_vocabulary(lines, 290, bytes_too=True))
 
 
@@ -44,8 +44,8 @@ def test_translation_is_piped_unchanged(vocabulary, capfd, text):
 def test_json_is_valid_and_one_line(vocabulary, capfd, text):
     write(vocabulary, text, as_json=True)
     printed = capfd.readouterr().out
-    found = json.loads(printed)
-    assert (found["source"], found["translations"][0]["text"]) == (text, text)
+    document = json.loads(printed)
+    assert (document["source"], document["translations"][0]["text"]) == (text, text)
     assert len(printed.splitlines()) == 1
     assert ("→" in printed) == ("→" in text)
 

@@ -32,8 +32,8 @@ class Task:
 def test_answers_are_split_to_fit_messages(lengths):
     sources = [[4 + number, *[5] * (length - 2), END] for number, length in enumerate(lengths)]
     task = Task()
-    found = translated(task, sources, Decoding(beam=64), 64)
-    assert [(-hypotheses[0].score, len(hypotheses), len(hypotheses[0].pieces)) for hypotheses in found] == [
+    hypotheses_by_sentence = translated(task, sources, Decoding(beam=64), 64)
+    assert [(-hypotheses[0].score, len(hypotheses), len(hypotheses[0].pieces)) for hypotheses in hypotheses_by_sentence] == [
         (4 + number, 64, length + 50) for number, length in enumerate(lengths)
     ]
     assert max(task.sizes_bytes) <= MAX_ANSWER_BYTES

@@ -68,7 +68,7 @@ def wrong(message, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message_text"),
     [
         ({"translated_sentences": 4.0}, "4 sentences, where 3 were"),
         ({"bleu_matching_1grams": 0.5}, "0.5 bleu_matching_1grams"),
@@ -78,17 +78,17 @@ def wrong(message, **changes):
         ({"more": 1.0}, "sums .*more"),
     ],
 )
-def test_invalid_sums_are_refused(changes, said):
+def test_invalid_sums_are_refused(changes, message_text):
     orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 1)
-    with pytest.raises(ImpossibleAnswerError, match=said):
+    with pytest.raises(ImpossibleAnswerError, match=message_text):
         orders.add(0, wrong(answer(orders.messages[0], 0, 1), **changes))
 
 
 def test_too_many_sentences_without_numbers_are_refused():
     orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 1)
-    found = answer(orders.messages[0], 0, 1)
+    decoded = answer(orders.messages[0], 0, 1)
     with pytest.raises(ImpossibleAnswerError, match="3 sentences, 4 of them without numbers"):
-        orders.add(0, structs.replace(found, without_numbers=4))
+        orders.add(0, structs.replace(decoded, without_numbers=4))
 
 
 def test_unrequested_answers_are_refused():
@@ -123,10 +123,10 @@ def test_final_translation_uses_the_job_s_beam():
     evaluation = progress(beam=2)
     orders = evaluation.begin_last("test")
     assert {order.decoding.beam for order in orders} == {2}
-    found = [evaluation.on_decoded(0, answer(order, 0, 1)) for order in orders]
-    assert isinstance(found[-1], AllTranslated)
-    assert not any(found[:-1])
-    assert (found[-1].sentences, found[-1].figures["exact"]) == (700, 234 / 700)
+    parts = [evaluation.on_decoded(0, answer(order, 0, 1)) for order in orders]
+    assert isinstance(parts[-1], AllTranslated)
+    assert not any(parts[:-1])
+    assert (parts[-1].sentences, parts[-1].figures["exact"]) == (700, 234 / 700)
 
 
 def test_evaluation_without_translations_has_one_part():

@@ -172,12 +172,12 @@ def test_untrusted_settings_are_refused_unless_typed(place, field):
     assert f"or type --{field.replace('_', '-')} yourself" in str(refused.value)
     instead = {"model": "logreg", "data": "digits", "data_dir": str(place), "mlflow": ""}[field]
     by_variable, by_file = {f"TRAINER_{field.upper()}": instead}, _file(place, field, instead)
-    for given in ({"flags": {field: instead}}, {"environ": by_variable}, {"config": by_file}):
-        if field == "mlflow" and "environ" in given:
+    for typed in ({"flags": {field: instead}}, {"environ": by_variable}, {"config": by_file}):
+        if field == "mlflow" and "environ" in typed:
             continue  # an empty variable is none
-        with pytest.raises(UsageError) as other:  # with what is typed the run is another one, or has nothing left to do
-            resumed(**{"flags": {}, **given})
-        assert "--trust-run" not in str(other.value)
+        with pytest.raises(UsageError) as second:  # with what is typed the run is another one, or has nothing left to do
+            resumed(**{"flags": {}, **typed})
+        assert "--trust-run" not in str(second.value)
 
 
 def _file(place, field, value):
@@ -197,9 +197,9 @@ def test_data_folder_of_an_evaluation_may_be_typed(place, capsys):
     alter(place / "evilrun", data_dir="/somewhere/else")
     for same in ([], ["--data", "digits"]):  # the same data, so that the folder would be the run's
         assert invoke(["evaluate", "evilrun", *same]) == 2
-        said = capsys.readouterr().err
-        assert "read the folder '/somewhere/else'" in said
-        assert "or type --data-dir yourself" in said
+        message = capsys.readouterr().err
+        assert "read the folder '/somewhere/else'" in message
+        assert "or type --data-dir yourself" in message
     assert invoke(["evaluate", "evilrun", "--data-dir", "own"]) == 2
     assert capsys.readouterr().err.startswith(f"error: --data-dir: {str(place / 'own')!r} is no folder")
 
@@ -211,8 +211,8 @@ def test_run_with_a_pipe_is_refused_immediately(place, capsys, name):
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     assert invoke(["run", "--resume", "evilrun", "--steps", "+2"]) == 2
-    assert f"{name!r} in " in (said := capsys.readouterr().err)
-    assert "is neither a file nor a folder" in said
+    assert f"{name!r} in " in (message := capsys.readouterr().err)
+    assert "is neither a file nor a folder" in message
 
 
 def test_link_out_of_a_run_is_not_written_through(place, capsys):

@@ -52,9 +52,9 @@ def refused(capsys, *arguments):
     capsys.readouterr()
     with without_privileges():
         code = invoke(list(arguments))
-    said = capsys.readouterr()
-    assert (code, said.out) == (2, ""), said
-    return said.err
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, ""), captured
+    return captured.err
 
 
 LISTING = ["runs", "runs --json"]
@@ -83,10 +83,10 @@ def test_unreadable_folder_is_named_and_others_are_listed(out, capsys):
     capsys.readouterr()
     with without_privileges():
         code = invoke(["runs", "--out", str(out)])
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == 0
-    assert [line.split()[0] for line in said.out.splitlines()] == ["name", "one"]
-    assert f"passed over, as they cannot be read: {out / 'locked'}" in said.err.splitlines()
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["name", "one"]
+    assert f"passed over, as they cannot be read: {out / 'locked'}" in captured.err.splitlines()
 
 
 def test_run_elsewhere_is_found_despite_unreadable_default(out, tmp_path, capsys):

@@ -83,7 +83,7 @@ def arguments(name, option, command, path, run):
     needed = [*name.split(), *NEEDS.get(name, [])]
     if command is None:
         return [*name.split(), f"{option}{path}"]
-    takes = next((one for one in command.params if isinstance(one, click.Argument) and one.required), None)
+    takes = next((parameter for parameter in command.params if isinstance(parameter, click.Argument) and parameter.required), None)
     if not option:
         return [*needed, path]
     return [*needed, option, path, *([run] if takes is not None and "data" not in name else [])]
@@ -99,14 +99,14 @@ def arguments(name, option, command, path, run):
 def test_commands_show_no_traceback_for_a_path(place, capsys, monkeypatch, name, option, command, path, privileged):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(place / "cache"))
     monkeypatch.chdir(place)
-    given = arguments(name, option, command, f"{place}/{path}", str(place / "runs" / "one"))
+    arguments_typed = arguments(name, option, command, f"{place}/{path}", str(place / "runs" / "one"))
     invoke(["runs", "--out", str(place / "runs")])  # everything is imported before the privileges end
     with nullcontext() if privileged else without_privileges():
-        code = invoke(given)
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
+        code = invoke(arguments_typed)
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
     assert code in (0, 1, 2)
-    assert code == 0 or "error: " in said
+    assert code == 0 or "error: " in message
 
 
 def test_longest_name_can_be_replaced(tmp_path):

@@ -63,11 +63,11 @@ def test_inputs_are_unchanged_and_numbers_stay_float32(job, seed):
     given_arrays = {name: np.abs(draw.normal(size=(2, 3))).astype(np.float32) for name in ("weights", "gradient", *formulas.slots)}
     kept = {name: value.copy() for name, value in given_arrays.items()}
     slots = {name: given_arrays[name] for name in formulas.slots}
-    weights, found = formulas.updated(np, given_arrays["weights"], given_arrays["gradient"], slots, formulas.factors(0.1, 3))
+    weights, new_slots = formulas.updated(np, given_arrays["weights"], given_arrays["gradient"], slots, formulas.factors(0.1, 3))
     assert all(np.array_equal(value, kept[name]) for name, value in given_arrays.items())
-    assert set(found) == set(formulas.slots)
-    assert {value.dtype for value in (weights, *found.values())} == {np.dtype(np.float32)}
-    assert {value.shape for value in (weights, *found.values())} == {(2, 3)}
+    assert set(new_slots) == set(formulas.slots)
+    assert {value.dtype for value in (weights, *new_slots.values())} == {np.dtype(np.float32)}
+    assert {value.shape for value in (weights, *new_slots.values())} == {(2, 3)}
 
 
 @given(values=st.lists(st.floats(-100, 100, width=32), max_size=9), limit=st.sampled_from([0.5, 3.0, 1000.0]))

@@ -19,7 +19,7 @@ CUT = [Gpu(UUIDS[0]), Gpu(UUIDS[1], ("MIG-aa01", "MIG-aa02", "MIG-bb03"))]
 
 
 def seen(variable, gpus=FOUR, **more):
-    return [one.visible_as for one in visible_gpus(gpus, variable, **more)]
+    return [gpu.visible_as for gpu in visible_gpus(gpus, variable, **more)]
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ VARIABLES = st.none() | st.lists(ENTRIES, max_size=6).map(",".join) | st.text(ma
 @given(VARIABLES, st.integers(0, 4), st.booleans())
 def test_visible_gpus_exist_and_are_unique(variable, count, in_pci_order):
     gpus = [*FOUR[: max(0, count - 1)], Gpu("GPU-c0ffee", CUT[1].partitions)][:count]
-    found = visible_gpus(gpus, variable, in_pci_order=in_pci_order)
-    devices = [one.uuid or one.visible_as for one in found]
+    visible = visible_gpus(gpus, variable, in_pci_order=in_pci_order)
+    devices = [gpu.uuid or gpu.visible_as for gpu in visible]
     assert len(set(devices)) == len(devices)
-    for one in found:
-        assert visible_gpus(gpus, one.visible_as, in_pci_order=in_pci_order) == [one]  # so a task that is shown it alone sees it
-        assert one.gpu is None or one.uuid in (gpus[one.gpu].uuid, *gpus[one.gpu].partitions)
-    if variable is not None and found:
-        assert len(found) <= variable.count(",") + 1
+    for gpu in visible:
+        assert visible_gpus(gpus, gpu.visible_as, in_pci_order=in_pci_order) == [gpu]  # so a task that is shown it alone sees it
+        assert gpu.gpu is None or gpu.uuid in (gpus[gpu.gpu].uuid, *gpus[gpu.gpu].partitions)
+    if variable is not None and visible:
+        assert len(visible) <= variable.count(",") + 1
 
 
 TORCH = """

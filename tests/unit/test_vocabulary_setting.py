@@ -140,16 +140,16 @@ def test_refused_arguments_name_the_option(letters):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (WithoutSize(), "'letters' is the name that its source has with another size as well"),
         (Forgetful(), "the name 'letters:90' that 'letters' has with it leads to 'letters'"),
         (WithoutArguments(), "the source of 'letters' has no with_arguments"),
     ],
 )
-def test_source_without_size_in_its_name_is_refused(letters, source, said):
+def test_source_without_size_in_its_name_is_refused(letters, source, message):
     letters(source)
-    with pytest.raises(UsageError, match=f"^vocabulary: got 90, .*{said}.* with_vocabulary has to return a source whose name"):
+    with pytest.raises(UsageError, match=f"^vocabulary: got 90, .*{message}.* with_vocabulary has to return a source whose name"):
         written_out(Job(data="letters", vocabulary=90))
 
 
@@ -174,9 +174,9 @@ def test_vocabulary_comes_from_all_sources(tmp_path):
 
 
 def test_batch_tokens_exclude_batch_sizes():
-    for other in ("batch_size", "global_batch_size"):
+    for size_setting in ("batch_size", "global_batch_size"):
         with pytest.raises(UsageError, match=r"batch.tokens: .*instead of batch_size"):
-            resolve({"batch_tokens": "100", other: "8", "backend": "torch"}, {})
+            resolve({"batch_tokens": "100", size_setting: "8", "backend": "torch"}, {})
 
 
 def test_sentences_longer_than_a_batch_are_reported(tmp_path, monkeypatch):

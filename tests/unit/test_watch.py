@@ -66,8 +66,8 @@ class Lines:
         self._thread.start()
 
     def wait(self, pattern):
-        found = lambda: next((line for line in list(self.lines) if re.search(pattern, line)), None)  # noqa: E731
-        return wait_until(found, 20, f"a line with {pattern!r}; there are: {self.lines}")
+        find_line = lambda: next((line for line in list(self.lines) if re.search(pattern, line)), None)  # noqa: E731
+        return wait_until(find_line, 20, f"a line with {pattern!r}; there are: {self.lines}")
 
 
 @pytest.fixture

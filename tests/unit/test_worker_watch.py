@@ -57,7 +57,7 @@ def test_worker_within_the_limit_is_never_reported(turns):
     passed = 0.0
     for worker, seconds in turns:
         passed += min(seconds, MAX_TICK_SECONDS)
-        late = {other for other in last if passed - last[other] > LIMIT}
+        late = {late_worker for late_worker in last if passed - last[late_worker] > LIMIT}
         before = len(run.told)
         run.turn(worker, seconds=seconds)
         last[worker] = passed
