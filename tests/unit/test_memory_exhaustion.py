@@ -18,7 +18,7 @@ TF = "OOM when allocating tensor with shape[70368744177664] and type float on /j
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("error", "told"),
     [
         (RuntimeError(TORCH), TORCH),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."), "CUDA out of memory. Tried to allocate 20.00 GiB."),
@@ -31,11 +31,11 @@ TF = "OOM when allocating tensor with shape[70368744177664] and type float on /j
         (RuntimeError("RESOURCE_EXHAUSTED: received a message that is larger than allowed"), None),
     ],
 )
-def test_out_of_memory_errors_are_recognised(error, expected):
-    assert told_of(error) == expected
+def test_out_of_memory_errors_are_recognised(error, told):
+    assert told_of(error) == told
     outer = RuntimeError("the step failed")
     outer.__cause__ = error
-    assert told_of(outer) == expected
+    assert told_of(outer) == told
 
 
 def test_numpy_allocation_failure_is_recognised():

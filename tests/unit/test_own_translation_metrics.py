@@ -145,7 +145,7 @@ def test_incomputable_metric_is_refused_by_name(value, message):
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"),
+    ("found", "said"),
     [
         ({SENTENCES: 1.0}, f"returned no right: sums {SENTENCES}, instead of right, {SENTENCES}"),
         ({}, f"returned no {SENTENCES} and no right: sums of no name, instead of right, {SENTENCES}"),
@@ -156,15 +156,15 @@ def test_incomputable_metric_is_refused_by_name(value, message):
         ({SENTENCES: 1.0, "right": "all"}, "fails: ValueError"),
     ],
 )
-def test_invalid_sentence_sums_are_refused(returned, message):
+def test_invalid_sentence_sums_are_refused(found, said):
     class Broken(WithoutBleu):
         def sentence_sums(self, hypotheses, references):
-            return returned
+            return found
 
     broken = Broken("source", "target", "13a")
-    with pytest.raises(RunFailedError, match=rf"the model's Broken\.sentence_sums {message}"):
+    with pytest.raises(RunFailedError, match=rf"the model's Broken\.sentence_sums {said}"):
         checked_sums(broken, ["a"], ["b"])
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=said):
         refuse_uncomputable(objective(quality=broken))
 
 

@@ -94,7 +94,7 @@ def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
 
 
 @pytest.mark.parametrize(
-    ("question", "fields"),
+    ("question", "said"),
     [
         ("describe", {}),
         ("describe", {**DESCRIBED, "host": {}}),
@@ -119,8 +119,8 @@ def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
         ("connect", b"no message\n"),
     ],
 )
-def test_host_with_invalid_answer_is_named(question, fields):
-    with probes(honest, lying(question, fields), honest) as made:
+def test_host_with_invalid_answer_is_named(question, said):
+    with probes(honest, lying(question, said), honest) as made:
         reports = interview(made, "torch", JOB, 30.0)
     problems = findings(reports, Here({}), "torch", started_by="ssh")
     assert [(report.host, report.problem) for report in reports[::2]] == [("node0", None), ("node2", None)]
