@@ -1,4 +1,4 @@
-"""Calibrated runs made from a known model, as files: what a fit has to find is what they were made from."""
+"""Files of calibrated runs made from a known model, which a fit has to recover."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BATCH = 32
 
 
 def calibrated_run(out: Path, **changes: Any) -> Path:
-    """A finished run of two nodes that the model describes exactly; `changes` are fields of the job, or of the calibration.
-
-    `direct`: the costs of the direct exchange, which was tried after it, or why it was not.
+    """Make a finished run of two nodes that the model describes exactly.
+    | `changes` are fields of the job, or of the calibration. `direct`: the costs of the direct exchange,
+    which was tried after it, or why it was not.
     """
     direct = changes.pop("direct", None)
     fields = {"nodes": 2, "mode": "sync", "batch_size": BATCH, "bandwidth": "100mbit", "cores_per_node": (0.4,), "procs_per_node": 1}

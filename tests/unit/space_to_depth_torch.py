@@ -1,4 +1,4 @@
-"""``python space_to_depth_torch.py FILE``: results and gradients of the convolutions, by our layer and by torch's own, to FILE (npz)."""
+"""``python space_to_depth_torch.py FILE``: convolutions of our layer and torch, to a file."""
 
 import sys
 

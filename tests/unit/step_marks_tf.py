@@ -1,4 +1,4 @@
-"""``python step_marks_tf.py SEED``: what a shard does with steps that come more than once, by its marks, in graphs as workers run them."""
+"""``python step_marks_tf.py SEED``: a shard's marks for repeated steps, in graphs."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def main(seed):
 
     def loop(steps):
         def body(position, before):
-            with tf.control_dependencies([before]):  # one after another, as the updates of a worker
+            with tf.control_dependencies([before]):  # sequential, as the updates of a worker
                 step = tf.gather(steps, position)
 
             def apply():
@@ -46,7 +46,7 @@ def main(seed):
         expected[np.unique(steps) % PLACES] = 1
         assert np.array_equal(actual, expected), (actual, expected)
         assert version.numpy() == len(np.unique(steps))
-    marks.begun.scatter_nd_update([[7]], [7])  # begun, and then cut
+    marks.begun.scatter_nd_update([[7]], [7])  # started, then interrupted
     marks.applied.scatter_nd_update([[7]], [-1])
     before = version.numpy()
     with pytest.raises(tf.errors.InvalidArgumentError, match="cut in the middle"):

@@ -1,4 +1,4 @@
-"""The report's page as a file: what it says, of whom, what it escapes, what it replaces. How it looks is for the tests in a browser."""
+"""The report's page as a file: content, escaping and replacement; browser tests check its looks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run trains on some of its nodes: values in, values out."""
+"""Training of a run on some of its nodes: values in, values out."""
 
 import math
 import random
@@ -30,7 +30,7 @@ EXAMPLES = 1000
 
 
 def training(**fields):
-    """What a job trains, on all of its nodes; model and data are no matter here."""
+    """Return a job's training on all of its nodes; model and data are irrelevant here."""
     job = Job(**{"backend": "torch", **fields})
     placed = load_backend(job.backend).placement(job)
     return TrainingJob(job, job, None, None, placed, [], frozenset(), tuple(range(job.nodes)))
@@ -44,7 +44,7 @@ def test_nodes_and_delay_of_a_restart_are_validated(nodes, seconds):
 
 @st.composite
 def resizes(draw):
-    """A job of any shape, and the nodes that are left of it."""
+    """Draw a job of any shape, and its remaining nodes."""
     nodes = draw(st.integers(2, 8))
     fields = {
         "nodes": nodes,
@@ -118,7 +118,7 @@ def test_micro_batches_do_not_grow(mode):
     ("mode", "parts", "left"), [("sync", 4, (100, 6)), ("sync", 1, (150, 1)), ("sync", 3, (90, 5)), ("async", 4, (100, 4))]
 )
 def test_updates_by_tokens_keep_their_size(mode, parts, left):
-    """Of three nodes two are left: a worker computes no more tokens at once than before, unless it had no micro-batches."""
+    """Two of three nodes remain: no worker's pass grows, unless it had no micro-batches."""
     after = training(nodes=3, mode=mode, batch_tokens=100, accumulate=parts).resized([0, 2]).job
     assert (after.batch_tokens, after.accumulate) == left
 

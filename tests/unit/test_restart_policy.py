@@ -1,4 +1,4 @@
-"""What becomes of a failed attempt: values in, values out."""
+"""Decisions after a failed attempt: values in, values out."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def failure(kind):
 
 
 class Recorder:
-    """Restarts whatever it is decisions about, and counts that."""
+    """Restarts on every failure, and counts the decisions."""
 
     decisions = 0
 

@@ -1,4 +1,4 @@
-"""Results of TensorFlow's workers that are awaited side by side, as RemoteValue gives them: computed again, or failed for good."""
+"""The queue of TensorFlow workers' results: recomputed after a loss, or failed."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from crosstrain.backends.tf.asynchronous.result_queue import ResultQueue
 
 
 class Result:
-    """What is fetched, in order: values, errors to raise; the last one again and again, as the same object."""
+    """A fetched result: values and errors in order; the last one repeats as the same object."""
 
     def __init__(self, *answers):
         self._answers = list(answers)

@@ -1,4 +1,4 @@
-"""What a preparation of text has done is taken up for the same text alone, and stays where nothing was refused."""
+"""Interrupted preparation of text: resumed for the same text only, kept unless refused."""
 
 import itertools
 import json
@@ -65,7 +65,7 @@ def test_parts_of_the_same_text_are_reused(vocabulary, tmp_path):
 
 
 def prepared(pairs, work):
-    """The attachments by which a vocabulary is known, of a text that is prepared with that folder."""
+    """Prepare a text in that folder; return the attachments that identify its vocabulary."""
     readers = dict.fromkeys(("train", "test"), lambda: iter(pairs))
     splits = PairSplits(readers, dict.fromkeys(readers, len(pairs)))
     made = prepared_pairs(splits, vocabulary_size=350, bytes_too=True, longest=100, languages=("en", "de"), work=work)
@@ -95,7 +95,7 @@ def test_vocabulary_without_description_is_made_again(tmp_path, description):
 
 
 def test_vocabulary_with_another_description_is_not_reused(tmp_path, tmp_path_factory):
-    """As a machine leaves them that loses its power between the two."""
+    """As after a power loss between the two writes."""
     prepared(ONE, tmp_path)
     other_attachments = prepared(OTHER, tmp_path_factory.mktemp("empty"))
     (tmp_path / "vocabulary.json").write_bytes(other_attachments["vocabulary.json"])
@@ -120,7 +120,7 @@ def test_interrupted_reading_is_no_refusal(tmp_path, after, error):
     with pytest.raises(type(error)) as raised:
         train_vocabulary(itertools.chain.from_iterable(broken(after, error)), 350, bytes_too=True)
     assert raised.value is error
-    attempts = [broken(after, error)]  # at the next the text is whole
+    attempts = [broken(after, error)]  # the next attempt reads the whole text
     readers = {"train": lambda: attempts.pop() if attempts else iter(ONE), "test": lambda: iter(ONE)}
     splits = PairSplits(readers, dict.fromkeys(readers, 120))
     with pytest.raises(type(error)) as raised:
@@ -130,7 +130,7 @@ def test_interrupted_reading_is_no_refusal(tmp_path, after, error):
 
 
 def source_that_raises(error):
-    """A dataset that is made in parts, and ends so when it has written one."""
+    """Return a dataset made in parts that raises once a part is written."""
 
     def load_in(work, data_dir):
         (work / "part").write_bytes(b"done")

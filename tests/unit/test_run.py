@@ -1,4 +1,4 @@
-"""A run as reports take it: read as it is asked for, and once."""
+"""A run as reports read it: on demand, and once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def files_opened(tmp_path, *command):
 @pytest.mark.parametrize(
     ("command", "twice"),
     [
-        ("compare {runs}", ("steps.jsonl",)),  # counted before anything is said from it
+        ("compare {runs}", ("steps.jsonl",)),  # counted before it is used
         ("explain {runs}/one", ("steps.jsonl",)),
         ("runs show one --out {runs}", ()),
         ("report {runs} -o {page}", ("steps.jsonl",)),  # checked to its end before it is drawn

@@ -1,4 +1,4 @@
-"""What `trainer explain` says of what is in a run: its learning rates, its training set, its checkpoints."""
+"""Answers of `trainer explain` about a run: learning rates, training set, checkpoints."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_learning_rate_is_as_recorded(tmp_path):
 
 
 class _Text:
-    """A dataset of two columns whose lengths vary."""
+    """A dataset of two columns of varying lengths."""
 
     info = DataInfo(
         "pairs",

@@ -1,4 +1,4 @@
-"""The run directory: names, records that survive what happens to them, status."""
+"""The run directory: names, durable records, status."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ float32s = st.floats(width=32).map(lambda loss: loss + 0.0)  # a loss of -0 is s
 
 
 def of_one_size(record):
-    """The record with as many updates as it has losses, and with a staleness for each where it has one."""
+    """Return the record with as many updates, and any stalenesses, as it has losses."""
     count = len(record.losses)
     return replace(record, count=count, staleness=None if record.staleness is None else (record.staleness,) * count)
 
@@ -143,7 +143,7 @@ def test_records_round_trip(records, tmp_path_factory):
         document = json.loads(path.read_text(), parse_constant=refuse)
         assert document["schema"] == SCHEMA
         (back,) = read_records(path, type(record))
-        assert repr(back) == repr(record)  # NaN is not equal to itself, its name is
+        assert repr(back) == repr(record)  # NaN differs from itself, its text does not
 
 
 @given(losses=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=300))
@@ -206,7 +206,7 @@ def test_truncated_last_line_is_skipped(tmp_path):
     for cut in range(len(last) - 1):
         path.write_bytes(whole + last[:cut])
         assert [record.step for record in read_records(path, StepRecord)] == [0]
-    path.write_bytes(whole + bytes(40))  # what some file systems leave after a power cut
+    path.write_bytes(whole + bytes(40))  # as some file systems leave after a power loss
     assert [record.step for record in read_records(path, StepRecord)] == [0]
 
 
@@ -431,7 +431,7 @@ def test_running_run_without_driver_is_dead(tmp_path):
     reader = RunReader(writer.path)
     assert (reader.state(), reader.driver_alive()) == ("running", True)
     process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its exit code yet
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its exit code has not been collected
     assert (reader.state(), reader.driver_alive()) == ("died", False)
     process.communicate()
     assert (reader.state(), reader.driver_alive()) == ("died", False)
@@ -480,7 +480,7 @@ def test_status_is_complete_at_every_moment(tmp_path):
 
 
 def test_loss_costs_at_most_1_5_microseconds(tmp_path):
-    """20,000 losses a second then cost 3% of a core at the very most; measured 0.23 microseconds in groups of 100."""
+    """20,000 losses a second then cost at most 3 % of a core; measured 0.23 µs in groups of 100."""
     file = LineFile(tmp_path / "steps.jsonl")
     losses = tuple(np.linspace(0.1, 2.3, 100, dtype=np.float32).tolist())
     record = replace(STEP, count=100, losses=losses)

@@ -1,4 +1,4 @@
-"""The vocabulary of a run: kept beside its records, read back in bounded memory."""
+"""The vocabulary of a run: stored with its records, read back in bounded memory."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""``trainer runs``: which runs are listed, in which order, and how; one run with all that is known of it."""
+"""``trainer runs``: selection, order and columns of the list, and the details of one run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMPTY = dict.fromkeys(FIGURES)
 
 
 def rows(**columns):
-    """Rows with the given figures, all else not observed; the first was made last."""
+    """Return rows with the given figures and no others; the first one is the newest."""
     (count,) = {len(values) for values in columns.values()}
     made = [(STARTED - timedelta(hours=number)).isoformat() for number in range(count)]
     return [
@@ -379,7 +379,7 @@ CODE = {
 
 
 def shown_with(capsys, path, **environment):
-    """Return what `runs show` prints of a run with this in its env.json, as text and as JSON."""
+    """Return the output of `runs show` with this env.json, as text and as JSON."""
     (path / "env.json").write_text(json.dumps({"schema": 1, **environment}))
     printed = []
     for more in ([], ["--json"]):

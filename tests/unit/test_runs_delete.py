@@ -1,4 +1,4 @@
-"""``trainer runs delete``: what goes, goes as a whole, and nothing else does."""
+"""``trainer runs delete``: deletes named runs as a whole, and nothing else."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_sweep_in_progress_is_refused(out, capsys):
 
 
 def test_run_of_a_sweep_in_progress_is_refused(out, capsys):
-    """The sweep counts the runs that it has done, and would end at one that has gone."""
+    """The sweep counts its finished runs, and would fail without one."""
     sweep = a_sweep(out)
     before = everything(out)
     held = lock(sweep)
@@ -170,7 +170,7 @@ def test_terminal_asks_for_confirmation(out, answer, left):
 
 @pytest.mark.thorough
 def test_killed_deletion_leaves_no_partial_run(out):
-    """There are enough files that it can be caught between the move and the end; the next deletion removes what it left."""
+    """Enough files to kill it between move and end; the next deletion removes the rest."""
     folder = out / "one" / "many"
     folder.mkdir()
     for number in range(20_000):
@@ -189,7 +189,7 @@ def test_killed_deletion_leaves_no_partial_run(out):
 
 @pytest.mark.thorough
 def test_concurrent_deletions_succeed(out):
-    """One of the two deletes; the other finds nothing, or finds it at work."""
+    """One deletes; the other finds no run, or a run in progress."""
     for number in range(2000):
         (out / "one" / str(number)).touch()
     command = [*DELETE, "one", "--yes", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""``trainer runs export``: the tables hold what the records hold, in either format; nothing is overwritten unasked."""
+"""``trainer runs export``: tables equal the records in each format; no file is overwritten."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def out(tmp_path, monkeypatch):
 
 
 def read(path):
-    """The columns of an exported file, and its rows as dictionaries with None and numbers as they were."""
+    """Return the columns of an exported file, and its rows as dictionaries."""
     if path.suffix == ".parquet":
         parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow (extra parquet) is not installed")
         table = parquet.read_table(path)
@@ -71,7 +71,7 @@ def exported(capsys, *arguments):
 
 
 def cells(path, table):
-    """The rows of an exported file as tuples, every value of its column's kind, compared by its representation as NaN is not itself."""
+    """Return rows as representations of tuples of typed values, as NaN differs from itself."""
     names, rows = read(path)
     assert names == [column.name for column in table.columns]
     kinds = [TYPES[column.kind] for column in table.columns]
@@ -141,7 +141,7 @@ def test_system_row_is_a_sample_with_rates(out, tmp_path, capsys):
         ("0", "2.0", "1.0"),
     ]
     assert [row["network_sent_bytes_per_second"] for row in rows] == ["", "", "2000.0"]  # (4000 − 1000) / 1.5 s
-    assert rows[2]["network_received_bytes_per_second"] == ""  # the counter fell: it began anew
+    assert rows[2]["network_received_bytes_per_second"] == ""  # the counter was reset
     assert json.loads(rows[0]["gpus"]) == [{"name": 'A "GPU", fast', "utilization": 0.5, "memory_bytes": 2**40}]
     assert json.loads(rows[0]["interfaces"]) == {"node0": [1000, 2000]}
     assert json.loads(rows[0]["tasks"])[0]["task"] == "worker-0"
@@ -160,7 +160,7 @@ def test_summary_row_is_a_run_also_without_summary(out, tmp_path, capsys):
 
 
 def test_summary_columns_have_fixed_types(out, tmp_path, capsys):
-    """Also where no run has the figure, so that files of several exports are one table: of runs that never began training, and others."""
+    """Also for a figure that no run has, so that several exports form one table."""
     arrow = pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     for name in ("one", "two", "odd"):
@@ -250,7 +250,7 @@ def test_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
 
 
 def test_rows_are_streamed(out):
-    """What makes a run of any length fit into little memory."""
+    """A run of any length fits into little memory."""
     with (out / "one" / "steps.jsonl").open("a") as file:
         file.write("damaged\n" * 2)
     rows = table_of("steps", [Run(out / "one")]).rows

@@ -1,4 +1,4 @@
-"""The list of runs: always what the run directories say, whoever else uses them, whatever lies beside them."""
+"""The list of runs always equals the run directories, whatever else changes or is there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def by_name(out):
 
 
 def expected(out, made):
-    """What the list has to say, from the documents alone."""
+    """Return the expected list, from the documents alone."""
     return {
         name: {
             "path": str(out / name),
@@ -64,7 +64,7 @@ def expected(out, made):
 
 @pytest.fixture
 def start():
-    """Return a function that lists the runs of a folder in a process of its own; none outlives the test."""
+    """Return a function that lists runs in another process, which ends with the test."""
     started = []
 
     def listing(out):
@@ -146,7 +146,7 @@ def test_run_without_summary_has_its_job_s_settings(out):
 
 
 def test_run_with_vanished_process_is_dead(out):
-    """Its files are as they were: only the process tells."""
+    """Its files are unchanged: only the process shows it."""
     with subprocess.Popen([sys.executable, "-c", BE_A_RUN, str(out), str(Path(__file__).parent)], stdout=subprocess.PIPE) as run:
         run.stdout.readline()
         assert by_name(out)["live"]["state"] == "running"
@@ -212,7 +212,7 @@ LEFT_OVER = {
 
 @pytest.mark.parametrize("what", LEFT_OVER)
 def test_index_of_an_older_release_is_ignored(out, start, what):
-    """Older releases kept one beside the runs, which anybody may have put there."""
+    """Older releases stored an index with the runs, which may come from anybody."""
     made = many_runs(out, 3)
     LEFT_OVER[what](out / ".index.sqlite")
     before = os.lstat(out / ".index.sqlite")
@@ -237,7 +237,7 @@ def test_listing_writes_nothing(out, tmp_path, monkeypatch, capfd):
 
 
 def test_listing_opens_two_small_files_of_a_run(out, monkeypatch):
-    """What makes thousands of runs quick to list: docs/runs.md has the times."""
+    """Listing thousands of runs stays quick: docs/runs.md has the times."""
     many_runs(out, 20)
     opened = []
     open_file = os.open

@@ -1,4 +1,4 @@
-"""A run directory that was written before runs said what they are judged by: every reader takes it as one with an accuracy."""
+"""Runs recorded before metrics were named: every reader takes them as runs with an accuracy."""
 
 import json
 import shutil

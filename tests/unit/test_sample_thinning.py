@@ -1,4 +1,4 @@
-"""A line that stands for several samples says of means, maxima and totals what these say, and lines stay within their budget."""
+"""Merged samples keep means, maxima and totals, and lines stay within their budget."""
 
 import json
 import math
@@ -53,14 +53,14 @@ FIGURES = st.fixed_dictionaries(
 
 
 def thinner_of(samples_per_line):
-    """A thinner that is at that level already, for samples of less than its first ten seconds."""
+    """Return a thinner at that level, for samples of less than its first ten seconds."""
     thinner = SampleThinner()
     thinner.samples_per_line = samples_per_line
     return thinner
 
 
 def close(ours, truth, name):
-    """Whether two figures of that name, or all within two tables of it, are alike; a line's mean of bytes is rounded to whole ones."""
+    """Whether two figures, or all figures of two tables, agree; means of bytes are rounded."""
     if isinstance(truth, dict):
         named = {key: name if key in ("mean", "max") else key for key in truth}
         return ours.keys() == truth.keys() and all(close(ours[key], truth[key], named[key]) for key in truth)
@@ -84,7 +84,7 @@ def close(ours, truth, name):
     nodes=st.integers(1, 3),
 )
 def test_summary_of_thinned_samples_is_that_of_all(figures, per_line, nodes):
-    """Also where counters fall, and where some have no value; each line is read back as it was written."""
+    """Also where counters fall and values are missing; each line is read back as written."""
     thinner = thinner_of(per_line)
     samples = [sample(number % nodes, 0.2 * (number + 1), 0.2, **figure) for number, figure in enumerate(figures)]
     samples = [replace(per_line, gpus=per_line.gpus or ({"name": "G"},)) for per_line in samples]
@@ -119,7 +119,7 @@ def test_counter_rises_are_kept_in_any_line(rises, per_line, falls):
     lines = [line for item in samples for line in thinner.add(item)] + thinner.flush()
     ours, truth = (per_node(records, 1, CLOCK)[0]["network_sent_bytes"] for records in (lines, samples))
     lost_before_the_first_line = values[lines[0].samples - 1] - values[0]
-    assert (ours or 0) == (truth or 0) - lost_before_the_first_line  # where the clock starts the driver has each node's line end
+    assert (ours or 0) == (truth or 0) - lost_before_the_first_line  # the driver ends each node's line when the clock starts
 
 
 @settings(max_examples=40)
@@ -142,7 +142,7 @@ def test_merged_rate_is_weighted_by_time():
 
 
 def flow(thinner, nodes, interval_seconds, seconds, line_bytes=1200):
-    """Let nodes send samples, each in its turn; return the bytes that were written by then, and the numbers of samples a line."""
+    """Let nodes send samples in turn; return the bytes written, and the samples per line."""
     written, levels = 0, [thinner.samples_per_line]
     for number in range(int(nodes * seconds / interval_seconds)):
         for _ in thinner.add(sample(number % nodes, number * interval_seconds / nodes)):
@@ -156,11 +156,11 @@ def flow(thinner, nodes, interval_seconds, seconds, line_bytes=1200):
 @pytest.mark.quick_cases("200-20.0", "20-0.2")
 @pytest.mark.parametrize(("nodes", "interval_seconds"), [(100, 0.2), (20, 0.2), (200, 20.0)])
 def test_lines_stay_within_the_budget(nodes, interval_seconds):
-    """The same demand as of 1,000 nodes that sample every 2 s, and less, over a sixth of an hour and with a sixth of its burst."""
+    """As 1,000 nodes that sample every 2 s, and less, at a sixth of the time and of the burst."""
     burst, rate, seconds = 2e6, 8000.0, 100.0
     demand = 1200 * nodes / interval_seconds
     written, levels = flow(SampleThinner(burst, rate), nodes, interval_seconds, seconds)
-    assert written <= burst + rate * seconds + 1200 * nodes + 10 * demand  # what may come before it is first looked
+    assert written <= burst + rate * seconds + 1200 * nodes + 10 * demand  # may come before the first check
     if demand * seconds < burst:
         assert levels == [1]
     else:

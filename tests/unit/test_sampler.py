@@ -1,4 +1,4 @@
-"""Every example exactly once an epoch, in one order, however the work is shared."""
+"""Every example exactly once per epoch, in one order, however the work is divided."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from crosstrain.data.batching import FixedCount
 from crosstrain.data.sampler import Sampler, permutation, stable_order
 
-# The same examples in every run, and no limit on the time of one: other processes share the machine.
+# Deterministic examples, and no deadline, as other processes share the machine.
 CALM = settings(deadline=None, derandomize=True, database=None)
 
 SIZES = st.integers(1, 300)
@@ -104,7 +104,7 @@ def test_cursor_counts_the_examples_of_earlier_steps(size, batch, workers, mode)
 @given(st.integers(2, 300), st.integers(0, 2**31), EPOCHS)
 def test_order_depends_on_seed_and_epoch_only(size, seed, epoch):
     first, second = (Sampler(size, seed, FixedCount(8, 1, "sync"), 1) for _ in range(2))
-    second.order(epoch + 1)  # what was asked before does not matter
+    second.order(epoch + 1)  # earlier calls have no effect
     assert np.array_equal(first.order(epoch), second.order(epoch))
     if size >= 50:  # 1 in 50! for two equal orders
         assert not np.array_equal(first.order(epoch), first.order(epoch + 1))

@@ -1,4 +1,4 @@
-"""Speed-up and efficiency on figures worked out by hand, and rows by the values of a setting."""
+"""Speed-up and efficiency on figures worked out by hand, and rows by values of a setting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEAK = [run_on(1, 1000.0, "w1", batch_size=60), run_on(2, 1900.0, "w2", batch_si
 
 
 def series(comparison):
-    """Each series as its kind, its batch, and (nodes, speed-up, efficiency) of each point."""
+    """Return each series as kind, batch, and (nodes, speed-up, efficiency) of each point."""
     return [
         (scaling_series.kind, scaling_series.batch, [(point.nodes, point.speedup, point.efficiency) for point in scaling_series.points])
         for scaling_series in comparison.scaling
@@ -46,7 +46,7 @@ def test_resized_run_has_no_efficiency():
 
 
 def test_superlinear_scaling_is_marked():
-    """By more than the usual scatter of single runs, or beyond the interval of repeats."""
+    """By more than the usual noise of single runs, or beyond the interval of repeats."""
     comparison = compare_runs([run_on(1, 1000.0, global_batch_size=60), run_on(2, 2300.0, global_batch_size=60)], by=["nodes"])
     assert [point.too_fast for point in comparison.scaling[0].points] == [False, True]
     assert default_tables(comparison)[-1].rows[-1][-1] == "115%‡"
@@ -60,7 +60,7 @@ def test_superlinear_scaling_is_marked():
     ]
     comparison = compare_runs(repeats, by=["nodes"])
     assert comparison.scaling[0].points[1].efficiency > 1.1
-    assert not comparison.scaling[0].points[1].too_fast  # within the scatter of the repeats
+    assert not comparison.scaling[0].points[1].too_fast  # within the noise of the repeats
 
 
 def test_fixed_batch_per_worker_is_weak_scaling():
@@ -170,11 +170,11 @@ def test_setting_without_effect_has_rows_too():
 
 
 SERIES = [
-    (  # two weak series, of which one run each has the same global batch
+    (  # two weak series that share a global batch
         [("2x24", 2, 24), ("4x24", 4, 24), ("2x48", 2, 48), ("4x48", 4, 48)],
         ["2x24", "4x24", "2x48", "4x48"],
     ),
-    (  # a weak series and a run beside it
+    (  # a weak series and another run
         [("2x48", 2, 48), ("3x48", 3, 48), ("4x24", 4, 24), ("4x48", 4, 48)],
         ["2x48", "3x48", "4x48", "4x24"],
     ),

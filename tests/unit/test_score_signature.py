@@ -1,4 +1,4 @@
-"""A run is not resumed under another signature of its scores: its best checkpoints and its patience compare all of them."""
+"""A run is not resumed under another score signature: best checkpoints compare all scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from crosstrain.records.store.run_directory import RunWriter
 
 
 def recorded(job, size=700, signatures=None, objective=OBJECTIVE):
-    """What ``job.json`` has of a job."""
+    """Return ``job.json`` of a job."""
     return {**job.recorded(), "translation_signatures": signatures or described(job, objective, size)}
 
 
@@ -41,10 +41,10 @@ def test_another_release_of_sacrebleu_is_named():
 @pytest.mark.parametrize(
     ("before", "job", "objective", "size"),
     [
-        (recorded(Job()), Job(beam=1, length_penalty=1.0), OBJECTIVE, 700),  # the end is scored once, after all
-        (recorded(Job(), 40), Job(eval_sentences=50), OBJECTIVE, 40),  # all of a small split in either case
-        (Job().recorded(), Job(eval_sentences=50), OBJECTIVE, 700),  # of a release that recorded no signatures
-        (recorded(Job()), Job(), CLASSIFICATION, 700),  # another model, which --force has let through
+        (recorded(Job()), Job(beam=1, length_penalty=1.0), OBJECTIVE, 700),  # the final score is computed only once
+        (recorded(Job(), 40), Job(eval_sentences=50), OBJECTIVE, 40),  # both use the whole small split
+        (Job().recorded(), Job(eval_sentences=50), OBJECTIVE, 700),  # an earlier release without signatures
+        (recorded(Job()), Job(), CLASSIFICATION, 700),  # another model, accepted by --force
         (recorded(Job(), objective=CLASSIFICATION), Job(), CLASSIFICATION, 700),
     ],
 )

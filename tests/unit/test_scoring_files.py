@@ -1,4 +1,4 @@
-"""A dataset of a translation has a vocabulary and references that fit its columns, or is refused: when it is made, and before a run."""
+"""A translation dataset's vocabulary and references fit its columns, or it is refused."""
 
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,7 @@ FILES = {"vocabulary.model": MODEL, "test.target.txt": REFERENCES}
 
 @dataclass
 class Source:
-    """Every line as its own translation, with whatever attachments."""
+    """Each line is its own translation, with any attachments."""
 
     files: dict = field(default_factory=lambda: FILES)
     pieces: int = PIECES
@@ -53,7 +53,7 @@ def test_valid_scoring_files_are_used(tmp_path):
     data = made(tmp_path, Source())
     assert data.info.text.languages == ("en", "de")
     refuse_unscorable(data, TranslationQuality("source", "target", "char"))
-    made(tmp_path, Source({**FILES, "test.target.txt": REFERENCES[:-1]}))  # the last line may lack its end
+    made(tmp_path, Source({**FILES, "test.target.txt": REFERENCES[:-1]}))  # the last line may have no end
 
 
 BROKEN = [
@@ -76,6 +76,6 @@ def test_invalid_scoring_files_are_refused_in_preparation(tmp_path, change, mess
 
 @pytest.mark.parametrize(("change", "message"), BROKEN)
 def test_invalid_scoring_files_are_refused_before_a_run(tmp_path, change, message):
-    data = made(tmp_path, replace(Source(), languages=(), **change))  # without languages nobody asks when it is made
+    data = made(tmp_path, replace(Source(), languages=(), **change))  # without languages it is not checked in preparation
     with pytest.raises(UsageError, match=rf"translations of 'text' cannot be scored: it.*{message}"):
         refuse_unscorable(data, TranslationQuality("source", "target", "char"))

@@ -1,4 +1,4 @@
-"""A node's folder of temporary files goes with its agent, and where that was killed, with the next one."""
+"""A node's temporary folder is removed with its agent, or by the next one after a kill."""
 
 import os
 import re

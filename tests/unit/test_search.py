@@ -1,4 +1,4 @@
-"""Greedy and beam search against an enumeration of every sentence that a small random language model can say."""
+"""Greedy and beam search against an enumeration of all sentences of a small random model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SMALL_VOCABULARY = 6
 
 
 class RandomModel:
-    """A language model whose next piece depends on the sentence and on every piece so far, in no way that could be guessed."""
+    """A language model whose next piece depends unpredictably on all pieces so far."""
 
     def __init__(self, seed: int, vocabulary: int = SMALL_VOCABULARY, *, steps: int | None = None, ends: float = 0.0) -> None:
-        """`steps`: log-probabilities are rounded to so few values that ties are common. `ends` is added to the logit of END."""
+        """Round log-probabilities to `steps` values, so that ties are common; `ends` favours END."""
         self._seed, self._vocabulary, self._steps, self._ends = seed, vocabulary, steps, ends
         self._prefixes: list[tuple[int, ...]] = []
         self.rows: list[int] = []
@@ -43,7 +43,7 @@ class RandomModel:
 
 
 def every_sentence(model: RandomModel, source: tuple[int, ...], decoding: Decoding) -> list[Hypothesis]:
-    """Return every hypothesis that ends within the longest allowed length, the best first."""
+    """Return all hypotheses that end within the maximum length, the best first."""
     hypotheses = []
     open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for length in range(1, len(source) + decoding.extra_length + 1):
@@ -65,7 +65,7 @@ def source_of(*pieces: int) -> np.ndarray:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**31), st.floats(0, 2), st.integers(0, 2))
 def test_wide_beam_finds_the_best_of_all_sentences(seed: int, penalty: float, extra: int) -> None:
-    decoding = Decoding(beam=64, length_penalty=penalty, extra_length=extra)  # 3 pieces go on: at most 27 hypotheses do
+    decoding = Decoding(beam=64, length_penalty=penalty, extra_length=extra)  # 3 pieces continue: at most 27 hypotheses
     source = source_of(4)
     expected = every_sentence(RandomModel(seed), tuple(source.tolist()), decoding)
     (hypotheses,) = search(RandomModel(seed), [source], decoding, n_best=5)
@@ -77,7 +77,7 @@ def test_wide_beam_finds_the_best_of_all_sentences(seed: int, penalty: float, ex
 
 
 def plain_beam(model: RandomModel, source: tuple[int, ...], decoding: Decoding, n_best: int) -> list[Hypothesis]:
-    """Search without any early end, one hypothesis at a time: the rule of the module's docstring, written down a second time."""
+    """Search without early end, one hypothesis at a time: an independent version of the rule."""
     finished, beam = [], [((), 0.0)]
     limit = len(source) + decoding.extra_length
     for length in range(1, limit + 1):
@@ -87,7 +87,7 @@ def plain_beam(model: RandomModel, source: tuple[int, ...], decoding: Decoding, 
             for piece, value in enumerate(model.next((*source, BEGIN, *pieces)).tolist())
             if piece not in (PADDING, BEGIN)
         ]
-        every = sorted(every, key=lambda candidate: -candidate[0])[: decoding.beam]  # sorted() keeps the order of equals
+        every = sorted(every, key=lambda candidate: -candidate[0])[: decoding.beam]  # sorted() is stable
         finished += [
             Hypothesis(pieces, total / decoding.penalty(length), total, ended=True) for total, pieces, piece in every if piece == END
         ]
@@ -148,7 +148,7 @@ def test_equal_pieces_prefer_the_lower_number() -> None:
             return np.full((len(rows), 9), np.log(1 / 9), np.float32)
 
     hypotheses = search(Even(), [source_of(4)], Decoding(beam=4, length_penalty=0.0, extra_length=1), n_best=4)[0]
-    # END is 2, and pieces of text begin with 3: of step 1 end, 3, 4 and 5 are taken; of step 2 only what continues 3
+    # END is 2, text begins at 3: step 1 takes END, 3, 4 and 5; step 2 only what continues 3
     assert [(hypothesis.pieces, hypothesis.ended) for hypothesis in hypotheses] == [
         ((), True),
         ((3,), True),
@@ -159,7 +159,7 @@ def test_equal_pieces_prefer_the_lower_number() -> None:
 
 
 class Diverging(RandomModel):
-    """Some of whose sentences, those that begin with `wrong`, get a row that is not finite after so many pieces."""
+    """A model with a non-finite row after some pieces of the sentences that begin with `wrong`."""
 
     def __init__(self, seed: int, wrong: int, place: int, values: Sequence[float], whole: bool) -> None:
         super().__init__(seed, ends=-3.0)
@@ -182,14 +182,14 @@ class Diverging(RandomModel):
     st.lists(st.integers(4, 6), min_size=1, max_size=6),
 )
 def test_non_finite_sentence_has_no_hypothesis(seed: int, place: int, how: tuple[list[float], bool], beam: int, begins: list[int]) -> None:
-    """And those beside it in a batch are translated as if it were not there."""
+    """Others in its batch are translated as if it were not there."""
     decoding = Decoding(beam=beam, extra_length=5)
     sources = [source_of(begin, 5) for begin in begins]
     translations = search(Diverging(seed, 4, place, *how), sources, decoding, beam)
     sound = search(RandomModel(seed, ends=-3.0), sources, decoding, beam)
     for begin, ours, theirs in zip(begins, translations, sound, strict=True):
         longest = max(len(hypothesis.pieces) + hypothesis.ended for hypothesis in theirs)
-        if begin != 4 or longest <= place:  # the search may also go on a little longer than its best ones are
+        if begin != 4 or longest <= place:  # the search may also run a little longer than its best hypotheses
             assert ours in (theirs, []) if begin == 4 else ours == theirs
         else:
             assert ours == []
@@ -216,7 +216,7 @@ def test_batches_have_each_sentence_once_by_length() -> None:
     assert sorted(np.concatenate(all_batches).tolist()) == list(range(1000))
     assert all(len(batch) * BEAM.beam * (max(lengths[i] for i in batch) + 50) <= 1 << 14 for batch in all_batches)
     assert next(iter(batches([10**6], BEAM))).tolist() == [0]
-    long = list(batches([200] * 100, GREEDY))  # where few hypotheses have many pieces to begin with
+    long = list(batches([200] * 100, GREEDY))  # few hypotheses with long sources
     assert all(len(batch) * 200 <= 6144 for batch in long)
     assert len(long) == 4
     sources = [source_of(*[4] * (length % 7)) for length in lengths[:50]]

@@ -1,4 +1,4 @@
-"""What several runs of one job say together, on figures worked out by hand."""
+"""Statistics of several runs of one job, on figures worked out by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which segment of a resumed run a resource sample is of, and what follows where it matters: summary, TensorBoard, MLflow."""
+"""Segments of resource samples of resumed runs, as in summary, TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_unmarked_samples_get_segments_by_order():
 
 
 def test_marked_segment_is_used_in_any_order():
-    """The time between samples is longer than the initialisation: time does not fall where the second segment begins."""
+    """Samples are further apart than the initialisation takes: time does not fall there."""
     samples = resumed_samples(marked=True, init=2.0, interval=6.0)
     times = [record.time_seconds for record in samples]
     assert times == sorted(times)
@@ -42,7 +42,7 @@ def test_marked_segment_is_used_in_any_order():
 
 
 def test_restarted_segment_counts_once():
-    """The run was killed before it had saved again: what stays of the first try is its initialisation."""
+    """The run was killed before saving again: the first try is initialisation only."""
     tried = [sample(0, seconds) for seconds in (7.0, 9.0)]
     samples = [sample(0, 9.5), *tried, *tried, sample(0, 11.0), *(sample(0, seconds) for seconds in (10.5, 11.5, 12.5))]
     assert segments_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0]
@@ -85,7 +85,7 @@ def test_node_new_since_a_resume_is_measured_from_there(marked):
 
 
 def test_short_segment_is_measured_from_its_beginning():
-    """No sample of the second segment is earlier than the last one of the first, and its monitor has counted more than that one's."""
+    """Its samples are later than the first segment's last, and its counters higher."""
     first = [sample(0, seconds, cpu_seconds=value, part_began_seconds=0.0) for seconds, value in ((-0.01, 1.0), (6.0, 2.0))]
     second = [sample(0, seconds, cpu_seconds=value, part_began_seconds=RESUMED) for seconds, value in ((9.99, 5.0), (20.0, 7.0))]
     (node,) = per_node([*first, *second], 1, CLOCK_OF_20, [RESUMED])
@@ -112,7 +112,7 @@ def test_replayed_samples_have_their_segment(tmp_path, marked):
 
 
 def mlflow_points(samples):
-    """What MLflow is told of a node's traffic: the time of each point, in seconds, and the megabytes."""
+    """Return MLflow's points of a node's traffic: seconds and megabytes."""
     figures = NodeFigures()
     points = [(record.time_seconds, figures.values(record)) for record in samples]
     return [(seconds, values.get("network_transmit_megabytes")) for seconds, values in points if values is not None]
@@ -125,7 +125,7 @@ def test_mlflow_counts_traffic_of_all_segments():
     assert list(megabytes) == sorted(megabytes)
     assert megabytes[0] == 0
     nothing_lost = [0.2 * (second - seconds[0]) for second in seconds]
-    assert list(megabytes) == pytest.approx(nothing_lost, abs=0.05)  # save what passed between the first segment's last sample and its end
+    assert list(megabytes) == pytest.approx(nothing_lost, abs=0.05)  # except for traffic after the first segment's last sample
 
 
 def test_mlflow_counts_new_nodes_from_training_only():
@@ -144,7 +144,7 @@ def test_mlflow_skips_falls_and_missing_values():
 
 
 def travelled(record):
-    """A sample as the driver has it from a node's agent."""
+    """Return a sample as the driver receives it from an agent."""
     message = MessageParser(Sample).parse(Message.of(Sample(record)))
     return message.as_record(record.node)
 
@@ -163,7 +163,7 @@ def test_delayed_samples_have_their_segment_s_beginning(tmp_path):
 
 
 def test_samples_after_the_clock_are_not_training(tmp_path, monkeypatch):
-    """The calibration follows then, and exchanges as fast as it can."""
+    """The calibration follows, which communicates as fast as possible."""
     monkeypatch.setattr(plain, "NODES_SECONDS", 0.0)
     job, output = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
     recording = Recording(job, PlainProgress(output))

@@ -1,4 +1,4 @@
-"""The curves of a run as arrays: the figures of the records, also where they are damaged or out of order; thinner, smoother, as speed."""
+"""Curves of a run as arrays: equal to the records, also damaged ones; thinned and smoothed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_run_without_records_has_empty_arrays(tmp_path):
 
 @pytest.mark.parametrize("pieces", [1 << 22, 700])
 def test_truncated_last_line_is_skipped_and_damage_named(tmp_path, monkeypatch, pieces):
-    """As the reader of whole records does it, and also where a file is read in several pieces."""
+    """As the reader of whole records does, also where a file is read in pieces."""
     monkeypatch.setattr("crosstrain.report.runs.series_arrays._PIECE_BYTES", pieces)
     path = make_run(tmp_path, "torn", steps=40)
     file = path / "steps.jsonl"
@@ -123,10 +123,10 @@ def test_rates_equal_the_records(tmp_path):
 
 
 def test_delayed_sample_makes_no_peak(tmp_path):
-    """A counter that rises by 10 a second; the third sample arrives when the fourth does."""
+    """The counter rises by 10 a second; the third sample arrives with the fourth."""
     writer = open_run(a_job(tmp_path, name="held-up"))
     for seconds, sent in ((0.0, 0), (0.5, 5), (1.45, 14), (1.5, 20), (2.0, 20), (2.05, 21)):
-        interval = 0.05 if seconds == 2.05 else 0.5  # the last one was taken on purpose so soon
+        interval = 0.05 if seconds == 2.05 else 0.5  # the last one is early on purpose
         writer.system(sample(0, seconds, network_sent_bytes=sent, interval_seconds=interval))
     writer.close()
     (node,) = read_system(writer.path)
@@ -135,7 +135,7 @@ def test_delayed_sample_makes_no_peak(tmp_path):
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_resumed_run_continues_its_curves(tmp_path, marked):
-    """The second part's initialisation, with 1 core and 1 MB/s, is stamped within the time that the first one trained with 0.2 of both."""
+    """The second initialisation, at 1 core and 1 MB/s, overlaps training at 0.2 of both."""
     known, new = read_system(resumed_run(tmp_path, marked))
     for node, began in ((known, 0.0), (new, RESUMED)):
         assert (np.diff(node.time_seconds) > 0).all()
@@ -147,7 +147,7 @@ def test_resumed_run_continues_its_curves(tmp_path, marked):
 
 
 def test_node_with_only_initialisation_is_skipped(tmp_path):
-    """It is new since the run was resumed, and the run ended before it trained on."""
+    """It joined in the resume, and the run ended before it trained."""
     writer = open_run(a_job(tmp_path, name="ended-early"))
     writer.system(sample(0, 9.0, part_began_seconds=0.0))
     for node in range(2):
@@ -232,7 +232,7 @@ def test_speed_excludes_evaluations_and_adds_up(tmp_path):
 
 
 def profiled_in_between(tmp_path):
-    """100 updates a second and 2,000 examples, of which the third group took 3 s for its 10 updates as it was traced."""
+    """100 updates and 2,000 examples a second; the traced third group took 3 s for 10 updates."""
     writer = open_run(a_job(tmp_path, name="profiled"))
     for group in range(20):
         now, profiled = 0.1 * (group + 1) + 2.9 * (group >= 2), 3.0 if group == 2 else None
@@ -260,7 +260,7 @@ def test_speed_curves_exclude_profiled_updates(tmp_path, over):
 
 
 def test_speed_of_async_workers_adds_up(tmp_path):
-    """Two workers with groups of 10 updates a second each, half a second apart, make 20 updates a second."""
+    """Two workers with groups of 10 updates a second, half a second apart: 20 updates a second."""
     writer = open_run(a_job(tmp_path, name="two-workers", mode="async"))
     for group in range(20):
         writer.step(StepRecord(10 * group, 10, 0, 1.0 + 0.5 * group, 1.0, 100, (1.0,) * 10, (0.1,), worker=group % 2, staleness=(1,) * 10))

@@ -1,4 +1,4 @@
-"""Flags over environment over file over defaults; and what a person reads when a value is wrong."""
+"""Settings from flags over environment over file over defaults, and messages about errors."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_invalid_value_in_a_file_names_the_file(config, toml, expected):
 
 
 def test_file_may_begin_with_a_byte_order_mark(tmp_path):
-    """As editors elsewhere write it."""
+    """As editors of other systems write it."""
     (tmp_path / "job.toml").write_bytes(b"\xef\xbb\xbfsteps = 3\r\n")
     assert resolve({"backend": "torch"}, {}, tmp_path / "job.toml").job.steps == 3
 

@@ -1,4 +1,4 @@
-"""``trainer explain SWEEP``: a line a run, and what changes along each axis."""
+"""``trainer explain SWEEP``: a line per run, and what changes along each axis."""
 
 import json
 
@@ -20,7 +20,7 @@ def worker(compute, communicate):
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Two backends at two batches: of the larger one more of a step is computing, of torch as much as of tf."""
+    """Two backends at two batches: the larger batch computes more per step, equally in both."""
     for backend in ("tf", "torch"):
         for batch, compute in ((32, 0.01), (64, 0.09)):
             figures = {"examples_per_second": 1000.0 * batch / 32, "batch_size": batch, "global_batch_size": 2 * batch}
@@ -62,7 +62,7 @@ def test_plan_needs_a_single_run(sweep):
 
 @pytest.mark.parametrize(("size", "examples"), [(13, 13), (1437, 18)])
 def test_time_per_example_is_of_the_largest_update(tmp_path, size, examples):
-    """Of 13 training examples no update has 18, which batch 3 × accumulate 2 × 3 workers are."""
+    """Batch 3 × accumulate 2 × 3 workers are 18 examples, but only 13 exist."""
     runs = []
     for backend, speed in (("tf", 500.0), ("torch", 1000.0)):
         figures = {"examples_per_second": speed, "batch_size": 6, "global_batch_size": 18}

@@ -1,4 +1,4 @@
-"""A task that translates says so for as long as it takes: what a stall time-out waits for is not how fast a model is."""
+"""Heartbeats of a translating task: the stall time-out does not depend on the model's speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS, STEP_SECONDS = 5, 0.06
 
 
 class SlowModel:
-    """Says a piece after a while each, and ends every translation after so many."""
+    """Emits a piece after a pause, and ends each translation after a fixed number."""
 
     def begin(self, sources):
         self.place = 0
@@ -43,7 +43,7 @@ def translating(tmp_path_factory):
 
 
 def ordered():
-    """Orders for all lines, and what the first leading task is asked."""
+    """Return the orders for all lines, the first command, and the outstanding requests."""
     orders = TranslationOrders(OBJECTIVE.translation, "test", Decoded(len(LINES), GREEDY), 1)
     (command,) = orders.messages
     command.sequence = 1
@@ -66,7 +66,7 @@ def test_task_sends_heartbeats_between_steps(translating, monkeypatch):
     CommandLoop(session, stream, SimpleNamespace(next=lambda: next(commands)), states, reports=True).run()
     assert [outstanding.wrong_with(0, as_received(message)) for message in sent] == [None] * len(sent)
     *signs, answer, done = sent
-    assert STEPS - 1 <= len(signs) <= STEPS + 1  # more where the machine paused before the first
+    assert STEPS - 1 <= len(signs) <= STEPS + 1  # more if the machine paused before the first
     assert (answer.complete, done.kind) == (True, "done")
     for message in signs:
         orders.add(0, message)

@@ -1,4 +1,4 @@
-"""The script of a Slurm job: what sbatch reads, and what the shell does, whatever a name holds."""
+"""Slurm job scripts: what sbatch reads and what the shell runs, for any names."""
 
 import os
 import re
@@ -26,7 +26,7 @@ GIVEN = st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))
 
 @pytest.fixture
 def submitted(tmp_path):
-    """Return a function that runs the command in a folder of its own, where a made-up sbatch keeps the script that it is given."""
+    """Return a function that runs the command in a new folder, with a fake sbatch there."""
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(f'#!/bin/sh\ncp "$2" {tmp_path}/taken && echo 17\n')
@@ -119,7 +119,7 @@ def test_invalid_sbatch_option_is_refused_immediately(arguments, message):
     [("5", 300), ("5:31", 331), ("1:02:03", 3723), ("2-3", 183_600), ("1-02:03", 93_780), ("1-02:03:04", 93_784)],
 )
 def test_warning_leaves_time_for_progress(time, seconds):
-    """Else each would save what it has found, and go back into the queue for ever."""
+    """Otherwise each job would save its results and requeue for ever."""
     with pytest.raises(UsageError, match=rf"--warning: got .* which is {seconds} s \(--time {time}\)"):
         SlurmJob("mine", 1, time, warning_seconds=(seconds + 1) // 2)
     assert SlurmJob("mine", 1, time, warning_seconds=(seconds - 1) // 2)
@@ -146,7 +146,7 @@ def test_documentation_shows_the_printed_script(repository, tmp_path, monkeypatc
     ("more", "outlives"), [([], False), (["--max-restarts", "3"], False), (["--max-restarts", "3", "--min-nodes", "1"], True)]
 )
 def test_failed_node_ends_the_job_unless_runs_may_shrink(more, outlives):
-    """Slurm puts a job back into the queue that it has ended so, and the next one has all nodes."""
+    """Slurm requeues such a job, and the next one has all nodes."""
     done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *more)
     assert ("--no-kill" in options(done.output)) == outlives
 
@@ -159,7 +159,7 @@ def test_further_sbatch_options_may_have_dashes():
 
 @given(st.lists(st.binary(max_size=12).map(lambda word: os.fsdecode(word.replace(b"\0", b""))) | st.text(GIVEN, max_size=12), max_size=4))
 def test_any_arguments_stay_one_command(words):
-    """The shell hands on each word as it was given, be it text or not; the script is text that every terminal shows as it is."""
+    """The shell passes each word unchanged, also if it is no text; the script is printable."""
     text = script_text(SlurmJob("mine", 1, "10"), ["printf", "%s\\0", *words], "/runs/log")
     line = text[text.index("printf") :].partition(" --nodes 1 --launcher slurm")[0]
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
@@ -170,14 +170,14 @@ def test_any_arguments_stay_one_command(words):
 
 
 def catches(pid, number):
-    """Whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
 def test_job_is_requeued_on_time_limit_not_on_cancel(tmp_path, number, requeued):
-    """The run ends with 75 either way."""
+    """The run exits with 75 in both cases."""
     requested = tmp_path / "asked"
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" > {requested}\nexit 1\n')
@@ -233,7 +233,7 @@ def test_dry_run_equals_the_submission(submitted, tmp_path):
     names = [b"d\x80", "é".encode(), b"\x1b[31mred", b"two\nlines\x7f", "\u202e".encode(), b"it's"]
     for name in names:
         (tmp_path / os.fsdecode(name)).write_bytes(b"batch_size = 7\n")
-        readable = name.decode(errors="replace").encode() == name  # settings are text in UTF-8, which a run's records have again
+        readable = name.decode(errors="replace").encode() == name  # settings are UTF-8, as records store them
         arguments = ("--out", "runs", "--python", name, *(("--data-dir", name) if readable else ()))
         dry, done = submitted(*arguments, "--dry-run"), submitted(*arguments)
         assert (dry.returncode, done.returncode) == (0, 0), done.stderr

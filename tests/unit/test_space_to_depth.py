@@ -1,4 +1,4 @@
-"""Convolutions that take two columns at once give what the frameworks' own give."""
+"""Convolutions of two columns per step equal those of the frameworks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLERANCE = 1e-12
 
 @pytest.fixture(scope="module", params=["tf", "torch"])
 def results(request, tmp_path_factory):
-    """What a framework computed in a process of its own."""
+    """Return what a framework computed in another process."""
     path = tmp_path_factory.mktemp("pairs") / "results.npz"
     script = Path(__file__).parent / f"space_to_depth_{request.param}.py"
     done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True)

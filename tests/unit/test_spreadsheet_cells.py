@@ -26,7 +26,7 @@ def is_number(text):
 
 
 def cells_of(name, value):
-    """Return the cells of both kinds of CSV files for a run of this name with this figure, header first."""
+    """Return the cells of both kinds of CSV files for a run of this name, header first."""
     file = io.StringIO()
     write_table(Table([Column("run", "text"), Column("loss", "number"), Column(name, "text")], iter([(name, value, None)])), file)
     return file.getvalue(), write_csv([{"run": name, "loss": value, name or "empty": None}])

@@ -1,4 +1,4 @@
-"""Where a task stands is found out in bounded time, whatever it is doing, and told in a line."""
+"""The stacks of a stalled task are collected in bounded time and reported in a line."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def script(tmp_path_factory):
 
 @contextmanager
 def hanging(script, how, *, answers=True):
-    """A process that hangs so, as the agent sees it."""
+    """Start a process that hangs in this way; yield it as the agent sees it."""
     written = os.memfd_create("stacks")
     command = [sys.executable, "-P", str(script), how, str(written if answers else -1)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[written]) as process:
@@ -106,7 +106,7 @@ def test_installed_py_spy_is_used(script):
 
 @pytest.fixture
 def spy(tmp_path):
-    """A program in the place of py-spy, of these lines of sh."""
+    """Return a function that writes a fake py-spy of these lines of sh."""
 
     def write(lines):
         path = tmp_path / "py-spy"

@@ -1,4 +1,4 @@
-"""A stall is the silence of the tasks while this process listens, and not its own absence."""
+"""A stall is the silence of tasks while this process listens, not a pause of its own."""
 
 import time
 
@@ -11,7 +11,7 @@ LIMIT_SECONDS = 1.0
 
 
 class Away(Task):
-    """Each wait for an answer takes far longer than the limit, as it does where this process is stopped meanwhile; then they are there."""
+    """Each wait takes far longer than the limit, as in a stopped process; then answers arrive."""
 
     absences = 0
 
@@ -24,7 +24,7 @@ class Away(Task):
 
 
 class Silent(Task):
-    """Answers nothing."""
+    """Never answers."""
 
     def receive(self, timeout_seconds):
         time.sleep(timeout_seconds)

@@ -1,4 +1,4 @@
-"""Processes that whatever started them starts again: which code a loss ends them with, and how one that comes too early is met."""
+"""Restarted processes of an external launcher: exit codes of losses, and early arrivals."""
 
 import signal
 import socket
@@ -40,7 +40,7 @@ FOR_EVER = Message("refused", {"reason": "its job differs", "for_now": False})
     ],
 )
 def test_recoverable_loss_has_a_retry_exit_code(failure, saved, code):
-    """What is lost without a checkpoint in between, or is only cut off, may be so for ever: whoever starts it has to count."""
+    """Losses without a checkpoint between them may repeat: the launcher has to count them."""
     leave_to_starter(failure, saved=saved)
     outcome = Outcome.of(failure)
     assert (outcome.exit_code, outcome.state) == (code, "succeeded" if failure is None else "failed")
@@ -48,7 +48,7 @@ def test_recoverable_loss_has_a_retry_exit_code(failure, saved, code):
 
 @pytest.mark.usefixtures("signals_as_before")
 def test_stop_request_and_signal_count_once():
-    """A cluster that ends all pods tells the driver in two ways, in either order; the second one must not end the run at once."""
+    """A cluster that ends all pods notifies the driver twice; the second must not force the end."""
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
         signals.ask()
@@ -68,7 +68,7 @@ def test_stop_request_and_signal_count_once():
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize("numbers", [("SIGUSR1", "SIGTERM"), ("SIGTERM", "SIGUSR1"), ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGUSR1")])
 def test_slurm_notice_and_request_do_not_force_the_end(numbers):
-    """Slurm asks all processes of a job that is cancelled, and the shell in between gives notice too, in either order."""
+    """Slurm signals all processes of a cancelled job and the shell forwards it, in any order."""
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")):
         for number in numbers:
@@ -80,7 +80,7 @@ def test_slurm_notice_and_request_do_not_force_the_end(numbers):
 
 @contextmanager
 def driver(*answers, secret=SECRET):
-    """One that gives each process that comes the next of these answers."""
+    """Run a driver that gives each arriving process the next of these answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -129,7 +129,7 @@ def test_driver_with_another_secret_is_retried():
 
 @pytest.mark.parametrize("says", ["nothing", "a byte now and then"])
 def test_silent_driver_is_awaited_until_the_start_timeout(says):
-    """As one is whose host dies, or that is stopped, at that moment."""
+    """As when its host dies, or it is stopped, at that moment."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -1,4 +1,4 @@
-"""Whose memory a checkpoint is read from: a node on another machine than the driver's has no say in what is read here."""
+"""Memory of checkpoints: nodes on other machines cannot name memory to read on this one."""
 
 import sys
 
@@ -22,7 +22,7 @@ from crosstrain.launch.launchers.base import NodeChannel
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process read another's memory")
 @pytest.mark.parametrize(("on_this_machine", "answer"), [(True, "taken"), (False, "send")])
 def test_memory_is_read_on_the_driver_s_machine_only(tmp_path, on_this_machine, answer):
-    """The node names memory of this very process, under its right mark: it can be read, and whether it is, the launcher's word decides."""
+    """The node names memory of this process with its mark; the launcher decides if it is read."""
     job = a_job(tmp_path, name="run")
     training, recording = TrainingJob.of(job), Recording(job, QuietProgress())
     recording.start_clock()

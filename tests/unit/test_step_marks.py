@@ -1,4 +1,4 @@
-"""On TensorFlow too a shard applies each step once, and takes none that was cut in the middle."""
+"""A TensorFlow shard applies each step once, and reports partly applied ones."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Weights in a kernel's order: which element lies where, and the way back."""
+"""Weights in a kernel's layout, and the inverse."""
 
 import numpy as np
 

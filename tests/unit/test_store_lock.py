@@ -1,4 +1,4 @@
-"""The lock for making a store: its file goes with a name that was refused, and one at a time holds it all the same."""
+"""The lock for making a store: exclusive, and its file is removed with refused names."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def test_lock_file_stays_if_something_was_made(tmp_path, left):
 
 
 def test_waiting_process_locks_the_replaced_file(tmp_path):
-    """Every holder removes the file that others wait for, and none of them is ever beside another."""
+    """Every holder removes the file that others wait for; no two ever hold it."""
     inside, most, done = [], [], []
 
     def work():

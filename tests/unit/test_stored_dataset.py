@@ -1,4 +1,4 @@
-"""The prepared store: made once and whole, read-only, and every damage found, named and mended."""
+"""The store of prepared datasets: atomic, read-only, and damage is found and repaired."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARRAYS = sorted(FILES.values())
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
-    """A cache with digits in it, made once: copies of it are cheap."""
+    """A cache with digits, made once and copied by tests."""
     root = tmp_path_factory.mktemp("prepared")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINER_DATA_CACHE", str(root))
@@ -43,7 +43,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def digits(cache, prepared):
-    """A cache of the test's own that has digits; returns the store's folder."""
+    """Return the folder of digits in a cache of this test."""
     shutil.copytree(prepared, cache)
     return cache / "digits-v2.2"
 
@@ -64,7 +64,7 @@ def bytes_read():
 
 
 def settle(folder):
-    """Open once the files are old enough to be vouched for."""
+    """Open the store once its files are old enough for a stamp."""
     time.sleep(0.12)
     stored_dataset.open_dataset("digits")
     assert (folder / STAMP).exists()
@@ -284,7 +284,7 @@ DATASET, WRONG = Source(), Wrong()
 
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):
-    """A distribution of somebody else's with three datasets, of which one works."""
+    """Install a third-party distribution with three datasets, of which one works."""
     site = tmp_path / "site"
     (site / "stripes-1.0.dist-info").mkdir(parents=True)
     (site / "stripes-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: stripes\nVersion: 1.0\n")
@@ -313,7 +313,7 @@ class TestThirdParties:
         pixels = [int(stored_dataset.open_dataset("stripes", folder).images("train").max()) for folder in (None, *folders)]
         assert pixels == [7, 1, 2]
         time.sleep(0.02)
-        (folders[0] / "value.txt").write_text("9")  # as long as before, so only the time tells
+        (folders[0] / "value.txt").write_text("9")  # of equal length, so only the time differs
         assert stored_dataset.open_dataset("stripes", folders[0]).images("train").max() == 9
         rows = [row for row in dataset_list.list_datasets() if row.name == "stripes"]
         assert sorted(row.data_dir or "" for row in rows) == ["", str(folders[0]), str(folders[0]), str(folders[1])]
@@ -390,7 +390,7 @@ class TestCommand:
         assert "5 files as they should be" in self.run("verify", "digits")
 
     def test_verify_reads_every_file_once(self, digits):
-        """As the kernel counts what this process reads; maps are not in it."""
+        """As the kernel counts this process's reads, which exclude maps."""
         before = bytes_read()
         report = stored_dataset.verify_store("digits", digits)
         assert not report.damaged
@@ -403,7 +403,7 @@ class TestCommand:
         assert "No dataset is prepared" in self.run("verify")
 
     def test_remove_deletes_all_stores_of_a_dataset_only(self, digits):
-        """Whoever has a store open keeps reading it, and the next use makes it again."""
+        """Open stores stay readable, and the next use prepares the dataset again."""
         opened = stored_dataset.open_dataset("digits")
         before = opened.images("train")[-1].copy()
         for name in ("digits-v1", "digits-v2.1-0123456789abcdef", "digits-v2.2+a=1", "digits28-v2.2", "digits-v2.2-short", "digits-vx"):
@@ -464,7 +464,7 @@ with locked(pathlib.Path({str(cache)!r}), "digits-v2.2"):
         assert self.run("remove", "digits", "digits").count("removed") == 1
 
     def test_remove_reports_errors_of_the_system(self, digits):
-        """A folder where the lock's file would be is refused to root too."""
+        """A folder in the place of the lock file is refused to root too."""
         (digits.parent / f".{digits.name}.lock").unlink(missing_ok=True)
         (digits.parent / f".{digits.name}.lock").mkdir()
         with pytest.raises(TrainerError, match="cannot be removed"):

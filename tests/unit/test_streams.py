@@ -1,4 +1,4 @@
-"""Where the command's words go when standard output or standard error cannot be written."""
+"""Messages of commands when standard output or standard error cannot be written."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_run_keeps_its_exit_code_without_a_summary(tmp_path, more, code, end):
 
 
 def run_refused(arguments, cwd, refusal):
-    """Run a command whose standard output refuses what is printed; return its exit code and its standard error."""
+    """Run a command whose standard output refuses data; return its exit code and standard error."""
     script = {
         "Bad file descriptor": '"$@" >&-',
         "No space left on device": '"$@" >/dev/full',
@@ -102,12 +102,14 @@ def run_refused(arguments, cwd, refusal):
 
 @pytest.mark.thorough
 def test_run_continues_when_nobody_reads_its_messages(tmp_path):
-    """As behind ``2>&1 | tee``, which Ctrl-C ends too."""
+    """As behind ``2>&1
+    tee``, which Ctrl-C ends too.
+    """
     command = [*TRAINER, "run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--name", "one", "--out", tmp_path]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr.readline()
         process.stderr.close()
-        assert process.wait(120) == 1  # which tells that messages were lost
+        assert process.wait(120) == 1  # the code for lost messages
     assert RunReader(tmp_path / "one").status()["state"] == "succeeded"
 
 
@@ -123,7 +125,7 @@ def test_unwritable_messages_keep_the_exit_code(out):
 
 @pytest.mark.parametrize("command", [["report", "one", "-o"], ["runs", "export", "one", "--what", "steps", "--overwrite", "-o"]])
 def test_pipe_is_refused_as_an_output_file(out, tmp_path, capsys, command):
-    """A device in its place would have been replaced by a file."""
+    """A device would have been replaced by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert invoke([*command, str(pipe), "--out", str(out)]) == 2
@@ -137,7 +139,7 @@ def test_pipe_is_refused_as_an_output_file(out, tmp_path, capsys, command):
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 40_000), max_size=5))
 def test_refused_write_is_raised_once_for_any_sizes(sizes):
-    """The interpreter's last flush finds the rest of what was refused, and has nothing to complain of."""
+    """The interpreter's last flush finds the rest of the refused data, and raises nothing."""
     with open("/dev/full", "wb", buffering=0) as full:
         raw = _Output(full.fileno())
         raised = 0

@@ -1,4 +1,4 @@
-"""What is suggested for a name that does not exist: what was meant, or nothing."""
+"""Suggestions for unknown names: what was meant, or nothing."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_async_run_has_its_figures(tmp_path):
 
 def test_nodes_are_measured_from_the_sample_before_the_clock(tmp_path):
     first, second = summary_of(sync_run(tmp_path))["per_node"]
-    # Samples lie at -1.0, -0.5, 0.0 … 2.0 s, so the clock's 2.0 s are covered exactly, by four intervals of half a second.
+    # Samples at -1.0, -0.5, 0.0 … 2.0 s cover the clock's 2.0 s exactly, in four intervals.
     assert first["samples"] == second["samples"] == 4
     assert (first["cpu_seconds"], second["cpu_seconds"]) == (pytest.approx(2.0), pytest.approx(4.0))
     assert first["cpu_cores_used"] == {"mean": pytest.approx(1.0), "max": 1.0}
@@ -89,7 +89,7 @@ def test_nodes_are_measured_from_the_sample_before_the_clock(tmp_path):
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(evaluating=st.floats(0, 0.9), bytes_per_train_second=st.integers(1, 10**9))
 def test_training_rates_are_independent_of_evaluation(tmp_path, evaluating, bytes_per_train_second):
-    """Bytes flow while the run trains, and not while it evaluates; the mean over the whole run falls with that."""
+    """Bytes flow during training only, so the mean over the whole run is lower."""
     writer = open_run(a_job(tmp_path / str(len(list(tmp_path.iterdir())))))
     trained = 10.0 * (1 - evaluating)
     for seconds in range(11):
@@ -166,12 +166,12 @@ def test_diverged_loss_is_noticed(tmp_path):
 NAN = math.nan
 ENDS = [
     ([(0, (0.5, 0.25)), (2, (0.5,))], None),
-    ([(0, (0.5, NAN)), (2, (0.5,))], None),  # a loss that came back
+    ([(0, (0.5, NAN)), (2, (0.5,))], None),  # a recovered loss
     ([(0, (0.5, NAN)), (2, (math.inf, NAN))], 1),
     ([(0, (NAN, NAN))], 0),
     ([(2, (NAN, NAN)), (0, (0.5, 0.5)), (4, (NAN,))], 2),  # workers of an async run report in any order
     ([(2, (0.5, 0.5)), (0, (NAN, NAN))], None),
-    ([(0, (3e38, 3e38))], None),  # finite, though larger than a float32 together
+    ([(0, (3e38, 3e38))], None),  # finite, though their sum overflows float32
     ([], None),
 ]
 
@@ -206,7 +206,7 @@ def test_waits_are_summed_where_measured(tmp_path):
 
 
 def profiled_run(path, groups, *, train_seconds, **job):
-    """The summary of a run of groups (count, seconds, seconds of profiling or None, worker)."""
+    """Return the summary of groups (count, seconds, seconds of profiling or None, worker)."""
     writer, step = open_run(a_job(path, **job)), 0
     for count, seconds, profiled, worker in groups:
         staleness = None if worker is None else (0,) * count

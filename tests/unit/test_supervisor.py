@@ -1,4 +1,4 @@
-"""Tasks that are started before anybody knows which task of the cluster they will be."""
+"""Processes that start before it is known which task of the cluster they will be."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ TOY = Path(__file__).parent.parent / "toy"
 
 
 class Node:
-    """A supervisor whose reports are kept."""
+    """A supervisor that stores its reports."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -66,7 +66,7 @@ def test_spare_is_no_task_until_it_is_claimed(node, tmp_path):
 
 
 def test_spare_is_claimed_only_with_its_environment(node, tmp_path):
-    """What it has read of it cannot be changed any more, such as the GPU that it sees."""
+    """What it has read from it is fixed, such as its visible GPU."""
     node.prestart()
     log = tmp_path / "logs/worker-0.log"
     assert node.supervisor.claim("worker-0", log, {**node.environment, "CUDA_VISIBLE_DEVICES": "1"}) is None
@@ -126,7 +126,7 @@ os._exit(3)
 
 
 def test_death_is_the_last_message_of_a_task(tmp_path, monkeypatch):
-    """However slowly what it said is taken, and although a process of its own keeps its end of the channel open."""
+    """However slowly messages are read, and although a child keeps the channel open."""
     count, heard = 40, []
     script = tmp_path / "chatterbox.py"
     script.write_text(CHATTERBOX.format(count=count))
@@ -144,7 +144,7 @@ def test_death_is_the_last_message_of_a_task(tmp_path, monkeypatch):
 
 
 def test_other_children_are_left_to_their_parent(node, tmp_path):
-    """Such as those that look where tasks stand; one of them is never awaited."""
+    """Such as processes that collect stacks; one of them is never waited for."""
     forgotten = subprocess.Popen(["true"])
     for number in range(3):
         name = f"worker-{number}"
@@ -157,7 +157,7 @@ def test_other_children_are_left_to_their_parent(node, tmp_path):
 
 
 def test_task_that_cannot_start_is_reported_and_removed(node, tmp_path):
-    """Its log cannot be opened, as a folder has its name; another task is started after it."""
+    """Its log is a folder and cannot be opened; another task is started after it."""
     (tmp_path / "worker-0.log").mkdir()
     node.supervisor.start("worker-0", tmp_path / "worker-0.log", node.environment)
     assert node.reported.wait(10)
@@ -206,7 +206,7 @@ folder.rmdir()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of processes is Linux's")
 def test_process_limit_is_reported_for_each_task():
-    """Neither a process nor a thread can be begun there."""
+    """Neither a process nor a thread can be started there."""
     done = subprocess.run([sys.executable, "-c", AT_THE_LIMIT], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [f"error worker-0 BlockingIOError {errno.EAGAIN}", "death worker-0 None 1", "[] 0"], done.stderr
     assert done.returncode == 0
@@ -214,7 +214,7 @@ def test_process_limit_is_reported_for_each_task():
 
 @pytest.fixture
 def agent(tmp_path):
-    """An agent as a local run starts it, its channel, and the folder of its temporary files."""
+    """Start an agent as a local run does; yield it, its channel and its temporary folder."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     popen = partial(subprocess.Popen, env={**os.environ, "TMPDIR": str(folder)}, stderr=subprocess.PIPE)
@@ -232,7 +232,7 @@ JOB = Job(backend="toy").model_dump_json()
 
 
 def heard(stream, *kinds):
-    """The next messages of these kinds."""
+    """Return the next messages of these kinds."""
     while (message := stream.receive()).kind not in kinds:
         pass
     return message

@@ -1,4 +1,4 @@
-"""The table at the end of a sweep: a row a point, whatever was swept, with repeats folded."""
+"""The table at the end of a sweep: a row per point of any grid, with folded repeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crosstrain.report.runs.run import finished_run
 
 
 def swept(folder, grid, **flags):
-    """Write a run for each point of a sweep, at 1000, 2000, … examples/s; return what the table is made from."""
+    """Write a run for each point, at 1000, 2000, … examples/s; return the paths with settings."""
     base = {} if "backend" in grid.axes else {"backend": "torch"}
     points = plan(grid, {**base, **flags}, {}, None)
     runs = [
@@ -27,7 +27,7 @@ def swept(folder, grid, **flags):
 
 
 def speeds(text):
-    """The lines of the table of speed as lists of cells, the header first; without what is not the point's own and its examples/s."""
+    """Return the rows of the table of speed, header first: settings of the point and examples/s."""
     lines = text.splitlines()
     first = next(index for index, line in enumerate(lines) if "examples/s" in line and "relative" in line)
     rows = [re.split(r"\s{2,}", line.strip()) for line in (lines[first], *lines[first + 2 : lines.index("", first)])]
@@ -144,5 +144,5 @@ def test_sweep_ends_with_conclusion_and_requested_tables(tmp_path, capsys):
     assert every.startswith(answer)
     assert len(speeds(every)) == 1 + 8
     short, long = (points_text(points, repeats=True, width=120, height=height, tables=False) for height in (100, 10))
-    assert long == short + closing_text(words, 120)  # on a terminal that it does not fit on, the answer comes once more
+    assert long == short + closing_text(words, 120)  # a table longer than the terminal is followed by the conclusion again
     assert "examples/s" in points_text(points[:1], repeats=True, width=None, tables=False)  # one run has no conclusion

@@ -1,4 +1,4 @@
-"""Sweeps before anything starts: grids, points, names, commands, and how long the rest takes."""
+"""Sweeps before their start: grids, points, names, commands, and the estimated rest."""
 
 from __future__ import annotations
 

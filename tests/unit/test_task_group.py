@@ -1,4 +1,4 @@
-"""The driver's view of the cluster, over real sockets whose other ends speak as agents do."""
+"""The driver's view of the cluster, over real sockets operated as agents do."""
 
 import socket
 import threading
@@ -26,7 +26,7 @@ from crosstrain.monitor.host import describe_host
 
 
 class Agent:
-    """The other end of a node's channel; what it hears waits until it is received."""
+    """The other end of a node's channel; messages wait until they are received."""
 
     def __init__(self, node: int, end: socket.socket, stream: Stream) -> None:
         self.node = node
@@ -41,7 +41,7 @@ class Agent:
         self.send("hello", protocol=PROTOCOL, scratch="", address=None, **greeting)
 
     def death(self, task: str, order: int = 1, *, error: str | None = None, **how: object) -> None:
-        """Say that a task has ended, and before that which exception it ended of."""
+        """Report the end of a task, and before that the exception that ended it."""
         if error is not None:
             fields = {"type": "RuntimeError", "message": error, "errno": None, "exit_code": None, "peer_lost": "peer" in error}
             self.send("error", **fields, **{"from": task})
@@ -53,13 +53,13 @@ class Agent:
 
         def work() -> None:
             self.stream.receive()
-            with suppress(BrokenPipeError, ValueError):  # whoever asked waits no longer, and the test is over: its streams may be closed
+            with suppress(BrokenPipeError, ValueError):  # the test is over, and its streams may be closed
                 self.send(kind, **fields)
 
         threading.Thread(target=work, daemon=True).start()
 
     def go(self) -> None:
-        """End as a process that is killed: the connection is closed."""
+        """End like a killed process: close the connection."""
         self.end.shutdown(socket.SHUT_RDWR)
 
 
@@ -74,10 +74,10 @@ def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
                 ours, theirs = (Stream(end.makefile("rb"), end.makefile("wb")) for end in pair)
                 ends.callback(theirs.close)
                 ends.callback(ours.close)
-                ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+                ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first, so that the driver's threads end
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(node, pair[1], theirs))
-            placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(nodes)]  # as if each had started one
+            placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(nodes)]  # as if each node had started one
             return TaskGroup(Nodes(channels), placed, survives, rejoins=rejoins), agents
 
         yield make
@@ -130,13 +130,13 @@ def test_lost_node_ends_the_next_start_too(cluster):
 
 
 def on_node_0(control: TaskGroup) -> TaskGroup:
-    """A group whose only task is on the first node."""
+    """Return a group whose only task is on the first node."""
     return TaskGroup(control.nodes, [TaskSpec("worker", 0, 0, leading=True)], places=[0])
 
 
 @pytest.mark.parametrize("before", [False, True])
 def test_loss_of_an_unused_node_is_ignored(cluster, before):
-    """Whether it is lost before the group is there or while it is at work: what the one that is used says is heard."""
+    """Before the group exists or while it runs; messages of the used node still arrive."""
     control, agents = cluster(2)
     group = control if before else on_node_0(control)
     agents[1].go()
@@ -196,7 +196,7 @@ def test_other_or_early_death_is_a_failure(cluster, survives, starts):
 
 
 def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
-    """One node tells it, one says of its task that it is stopped, one is silent from then on."""
+    """One node has the stacks, one reports a stopped task, one is silent from then on."""
     monkeypatch.setattr(task_group, "COLLECT_SECONDS", 2.0)
     control, agents = cluster(3)
     stacks = [
@@ -215,7 +215,7 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
     threads = [threading.Thread(target=agent, args=(one_agent,)) for one_agent in agents]
     for thread in threads:
         thread.start()
-    standing = control.standing(10.0)  # they all answer this
+    standing = control.standing(10.0)  # all of them answer
     for thread in threads:
         thread.join()
     error = with_task_states(StalledRunError("stalled"), standing)
@@ -242,7 +242,7 @@ def test_stacks_can_be_requested_during_training(cluster):
 
 @pytest.mark.parametrize("victim_first", [False, True])
 def test_lost_node_is_named_and_not_waited_for(cluster, victim_first):
-    """Whether its end is met first, or while the cause of a victim's death is looked for."""
+    """Noticed first, or while the cause of a victim's death is determined."""
     control, agents = cluster(3)
     for number, agent in enumerate(agents):
         agent.hello(f"host-{number}")
@@ -271,11 +271,11 @@ def test_unused_nodes_get_no_requests(cluster):
     assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
     assert control.nodes.answering == {0, 1}
     control.nodes.finish(0)
-    assert agents[1].stream.receive().kind == "finish"  # and nothing before it
+    assert agents[1].stream.receive().kind == "finish"  # without an earlier message
 
 
 def test_stall_names_the_silent_node(cluster):
-    """One node answers, one is frozen, the third goes just then."""
+    """One node answers, one is frozen, the third ends at that moment."""
     control, agents = cluster(3)
     agents[0].answer("states", states={"worker-0": "S"})
     agents[2].go()
@@ -289,11 +289,11 @@ def test_stall_names_the_silent_node(cluster):
     assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
     assert agents[1].end.recv(2**16)
     agents[1].end.settimeout(5.0)
-    assert agents[1].end.recv(1) == b""  # it was cut off, and will end when it wakes
+    assert agents[1].end.recv(1) == b""  # disconnected, so it ends when it wakes
 
 
 def test_unread_channel_blocks_nobody(cluster):
-    """A frozen agent leaves its channel full; the driver has to go on, to find out."""
+    """A frozen agent leaves its channel full; the driver has to continue to notice."""
     control, (agent,) = cluster(1)
     plan = Train.of(Plan(0, 2**17, 0, 0, np.arange(2.0**17)))
     assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
@@ -313,7 +313,7 @@ def test_victim_of_another_node_is_not_blamed(cluster):
 
 
 def rejoining(cluster):
-    """Three workers that are ready and may be started anew alone."""
+    """Start three workers that can be restarted individually."""
     control, agents = cluster(3, rejoins=["worker"])
     placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(3)]
     tasks = make_tasks(Cluster(tuple(placed), ("",) * 3, dict.fromkeys((task.name for task in placed), 1), "5e"), [1, 1, 1])
@@ -330,7 +330,7 @@ def report_ready(agent):
 
 
 def restarting_task(control):
-    """The failed task, which is started anew."""
+    """Return the name of the failed task that is being restarted."""
     error = failure(control)
     assert control.can_replace(error.task)
     control.replace(error.task, str(error).splitlines()[0], 0.0, 30.0)
@@ -338,7 +338,7 @@ def restarting_task(control):
 
 
 def ready_again(control):
-    """The tasks that are ready again, as soon as there are some."""
+    """Return the names of restarted tasks that are ready, once there are any."""
     for _ in range(50):
         control.receive(0.1)
         if restarted := list(control.restarted()):
@@ -349,17 +349,17 @@ def ready_again(control):
 def test_rejoining_task_is_restarted_and_others_are_heard(cluster):
     control, agents = rejoining(cluster)
     control.send(Drain(sequence=1))
-    agents[1].death("worker-1", error="connection reset by peer")  # a victim: other ends are awaited for a second
+    agents[1].death("worker-1", error="connection reset by peer")  # a victim: other causes are awaited for a second
     agents[0].send("done", sequence=1, command="drain", seconds=0.1, drain_seconds=0.0, **{"from": "worker-0"})
     assert restarting_task(control) == "worker-1"
     heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
     assert heard == ["done"]
-    assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost a node that the others do not reach
+    assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost an unreachable node
     again = agents[1].stream.receive()
     assert (again.kind, [task["task"] for task in again["tasks"]], again["start_seconds"]) == ("start_again", ["worker-1"], 30.0)
     report_ready(agents[1])
     assert ready_again(control) == ["worker-1"]
-    agents[1].death("worker-1", signal="SIGKILL", code=None)  # once more: its death may be told once of each start
+    agents[1].death("worker-1", signal="SIGKILL", code=None)  # again: each start may report one death
     assert restarting_task(control) == "worker-1"
     assert [death.task for death in control.deaths] == ["worker-1"] * 2
 

@@ -1,4 +1,4 @@
-"""TensorBoard event files: a real TensorBoard shows the values, and writing them loads no framework."""
+"""TensorBoard event files: shown by a real TensorBoard, written without a framework."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_points_of_speed_exclude_profiled_updates():
 
 def test_long_run_has_a_bounded_number_of_points(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    for step in range(20_000):  # 2,000 s of run clock: 20,000 points at the first spacing
+    for step in range(20_000):  # 2,000 s: 20,000 points at the initial spacing
         writer.step(replace(STEP, step=step, count=1, losses=(1.0,), time_seconds=0.1 * (step + 1), seconds=0.1))
     writer.close()
     points = read_back(tmp_path)["train/loss"]
@@ -115,7 +115,7 @@ def test_replayed_run_has_unique_times(tmp_path, marked):
 
 
 def test_resumed_run_has_unique_times(tmp_path):
-    """The samples of its initialisation were held back, and are heard after those that were told again."""
+    """Delayed samples of the initialisation arrive after the replayed ones."""
     writer = TensorBoardWriter(tmp_path)
     for record in resumed_samples(marked=True):
         writer.system(record)
@@ -173,7 +173,7 @@ def wait_for(address, tag, seconds=30.0):
 
 @contextmanager
 def tensorboard(folder):
-    """A real server over `folder`, on a port that it chooses; yields its address."""
+    """Start a real server over `folder` on a port of its choice; yield its address."""
     options = ["--logdir", str(folder), "--port", "0", "--host", "127.0.0.1", "--load_fast=false", "--reload_interval", "1"]
     command = [sys.executable, "-W", "ignore", "-c", SERVE, *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as server:
@@ -184,7 +184,7 @@ def tensorboard(folder):
             server.terminate()
             try:
                 server.communicate(timeout=20)
-            except subprocess.TimeoutExpired:  # seen once: its own end hung
+            except subprocess.TimeoutExpired:  # seen once: its shutdown hung
                 server.kill()
 
 
@@ -203,7 +203,7 @@ def test_real_tensorboard_shows_the_values(tmp_path):
 def write_a_compared_run(out, name, job, state, summary):
     writer = TensorBoardWriter(out / name, job, metrics=(ACCURACY.info, LOSS))
     writer.step(StepRecord(0, 10, 0, 1.0, 1.0, 100, (0.5,) * 10, (0.1,)))
-    metrics = {"accuracy": 0.75} if name == "one" else {"accuracy": 0.875, "bleu": 31.5}  # of which the first run knows nothing
+    metrics = {"accuracy": 0.75} if name == "one" else {"accuracy": 0.875, "bleu": 31.5}  # missing in the first run
     writer.evaluation(replace(EVALUATION, step=10, loss=0.5, metrics=metrics))
     writer.on_end(state, summary)
     writer.close()
@@ -217,7 +217,7 @@ def ask_hparams(address, what, request):
 
 
 def both_runs(address):
-    """The two runs, once the server has read them to their ends."""
+    """Return the two runs, once the server has read them completely."""
     statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
     groups = ask_hparams(address, "session_groups", {"allowedStatuses": statuses, "sliceSize": 10}).get("sessionGroups", [])
     return groups if len(groups) == 2 and all(group["sessions"][0].get("endTimeSecs") for group in groups) else None

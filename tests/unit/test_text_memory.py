@@ -1,4 +1,4 @@
-"""Text whose lines are as long as lines may be is prepared in bounded memory: what is held at once is counted in bytes."""
+"""Text with the longest allowed lines is prepared in bounded memory, counted in bytes."""
 
 import gzip
 import itertools
@@ -63,7 +63,7 @@ def test_parts_hold_all_entries_within_their_limits(sizes, most, most_bytes):
     blocks = list(parts(sizes, most, most_bytes, int))
     assert list(itertools.chain.from_iterable(blocks)) == sizes
     assert all(0 < len(part) <= most and (len(part) == 1 or sum(part) <= most_bytes) for part in blocks)
-    for part, following in itertools.pairwise(blocks):  # none is smaller than it has to be
+    for part, following in itertools.pairwise(blocks):  # none is smaller than necessary
         assert len(part) == most or sum(part) + following[0] > most_bytes
 
 
@@ -75,7 +75,7 @@ def test_text_size_is_that_in_utf8(text):
 
 
 def text_of(count):
-    """Pairs, some of them left out, and the text's size without those."""
+    """Return pairs, some of them skipped, and the size of the text without those."""
     entries = ["" if number % 7 == 3 else (f"number {number}", "Nummer " + "ü" * (number % 50)) for number in range(count)]
     return entries, sum(map(entry_bytes, entries))
 
@@ -98,7 +98,7 @@ def test_sample_of_a_larger_text_is_even_and_reproducible(monkeypatch, share):
     assert len(places) == pytest.approx(3000 * share, abs=1)
     assert (np.diff(places) > 0).all()
     halves = [int((places < 1500).sum()), int((places >= 1500).sum())]
-    assert min(halves) > 0.35 * len(places)  # not the beginning of the text alone
+    assert min(halves) > 0.35 * len(places)  # not only the beginning of the text
     sample = _Sample(lambda: iter(entries), 3000, places)
     sampled = sum(map(text_bytes, sample.lines()))
     assert sampled == pytest.approx(share * size, rel=0.1)

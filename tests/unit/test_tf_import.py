@@ -1,4 +1,4 @@
-"""TensorFlow is imported without Keras, which is there all the same for who uses it."""
+"""TensorFlow is imported without Keras, which is still available on use."""
 
 from __future__ import annotations
 

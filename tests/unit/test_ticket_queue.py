@@ -1,4 +1,4 @@
-"""Who holds which ticket of the parameter server."""
+"""Holders of tickets of the parameter server."""
 
 import numpy as np
 
@@ -16,6 +16,6 @@ def test_workers_hold_tickets_until_used_or_lost():
     queue.finish(0, None)
     queue.release(2, None)
     assert queue.working == {1}
-    assert not queue.quiescent  # the ticket of the one that is gone waits for another
+    assert not queue.quiescent  # the lost worker's ticket waits for another one
     queue.take(0)
     assert queue.working == {0, 1}

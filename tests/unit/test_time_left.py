@@ -1,4 +1,4 @@
-"""How long the rest of a training takes: by hand, and for measured parts drawn at random."""
+"""Estimated rest of a training: by hand, and for measured parts drawn at random."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plan(total, evaluate="end", save=None, *, save_final=False, per_epoch=None):
 
 
 def measured(steps, *paces, evaluations=(), stalls=()):
-    """Blocks of a second each, at these updates a second."""
+    """Blocks of a second each, at these updates per second."""
     return Measured(steps, [Block(pace, 1.0) for pace in paces], evaluations, stalls)
 
 
@@ -27,7 +27,7 @@ def test_estimate_has_training_evaluations_and_checkpoints():
         plan(1000, "100steps", "250steps", save_final=True), measured(250, *[50.0] * 5, evaluations=[3.0, 0.4, 0.6], stalls=[0.25])
     )
     assert (left.steps, left.train_seconds) == (750, 15.0)
-    assert (left.evaluations, left.evaluate_seconds) == (8, 4.0)  # 300, 400 … 1000; half a second each, the first one apart
+    assert (left.evaluations, left.evaluate_seconds) == (8, 4.0)  # 300, 400 … 1000; half a second each, except the first
     assert (left.saves, left.save_seconds) == (3, 0.75)
     assert left.seconds == 19.75
     assert left.low_seconds < 0.9 * left.seconds
@@ -93,7 +93,7 @@ def test_completed_plan_has_nothing_left():
     seed=st.integers(0, 2**32 - 1),
 )
 def test_band_covers_a_steady_run(pace, scatter, groups, times, seed):
-    """Groups whose pace scatters at random; the rest is `times` as long. Within twice the band, which nine in ten are within once."""
+    """Random speeds; the rest is `times` as long. Nine in ten are within the band, all within 2."""
     rng = np.random.default_rng(seed)
     seconds = 10 / pace * (1 + scatter * rng.uniform(-1, 1, groups * (times + 1)))
     blocks = blocks_of(np.cumsum(seconds)[:groups], np.full(groups, 10), [])

@@ -1,4 +1,4 @@
-"""Where the time went, against cases that were worked out by hand."""
+"""Shares of the time of a step, against cases worked out by hand."""
 
 import json
 import tempfile
@@ -43,7 +43,7 @@ def test_fast_worker_waits_for_the_slow_one():
     assert parts(shares, 0) == [1.0, 2.0, 4.0, 3.0]
     assert parts(shares, 1) == [1.0, 6.0, 0.0, 3.0]
     assert [worker["step_seconds"] for worker in shares["workers"]] == [10.0, 10.0]
-    assert shares["overlap_fraction"] == 0.25  # 4 seconds alone, of which 3 show
+    assert shares["overlap_fraction"] == 0.25  # 4 seconds alone, of which 3 are visible
     assert shares["run"] == pytest.approx({**RUN, "train_seconds": 1.6, "eval_seconds": 0.3, "other_seconds": 0.1})
 
 
@@ -61,7 +61,7 @@ def test_data_time_is_at_most_the_measured_wait(waited, first, second, mode):
 
 
 def test_contradicted_compute_time_uses_half_the_batch():
-    """Other programs had the second worker's core while it was calibrated; it is no slow node. A slow one takes as long in steps."""
+    """Others used the second core in its calibration; a slow node is slow in its steps too."""
     sizes = {"batch_size": 16, "half_batch_size": 8}
     workers = calibration((0, 1.0, 2.0, 5.0), (1, 1.0, 50.0, 3.0), **sizes)
     for worker, half in zip(workers["workers"], (1.2, 1.5), strict=True):
@@ -106,7 +106,7 @@ SECONDS = st.floats(0.0, 1e3)
 )
 @example(own_times=[(0.0, 0.0), (3.0, 22.0)], step=6.5, mode="sync")
 def test_parts_are_positive_and_sum_to_the_step(own_times, step, mode):
-    """Also where own work is scaled down to the step, and rounded: no summary that a run wrote may be refused by those that read it."""
+    """Also after scaling and rounding, as readers refuse a summary with negative parts."""
     workers = [(node, data, compute, 0.1) for node, (data, compute) in enumerate(own_times)]
     made = times(*[(None if mode == "sync" else worker, 7, 7 * step) for worker in range(1 if mode == "sync" else len(own_times))])
     shares = time_shares(calibration(*workers), mode, made, CLOCK)
@@ -122,7 +122,7 @@ def test_async_workers_have_separate_steps_and_do_not_wait():
     assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
     assert parts(shares, 1) == [1.0, 3.0, 0.0, 6.0]
     assert shares["overlap_fraction"] is None
-    # A node's figures are means over its workers' updates, of which there were 31 and 11.
+    # A node's figures are means over its workers' updates, 31 and 11.
     assert shares["nodes"][0]["step_seconds"] == pytest.approx((31 * 4.0 + 11 * 10.0) / 42)
     assert parts(shares, 0, "nodes") == pytest.approx([1.0, (62 + 33) / 42, 0.0, (31 + 66) / 42])
 
@@ -163,7 +163,7 @@ EARLIER = {"run_seconds": 0.75, "train_seconds": 0.5, "eval_seconds": 0.25, "che
 
 
 def resume_summary(path, first_step):
-    """The summary of a run whose last part began at this step; it alone was calibrated."""
+    """Return the summary of a run whose last segment began at this step and was calibrated."""
     job = json.loads((path / "job.json").read_text())
     segments = [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 0.75, "step": first_step}]
     (path / "job.json").write_text(json.dumps({**job, "segments": segments}))
@@ -177,7 +177,7 @@ def resume_summary(path, first_step):
 
 @given(groups=st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 10.0)), min_size=2, max_size=8), data=st.data())
 def test_steps_and_clock_are_of_the_calibrated_segment(groups, data):
-    """What the parts before it took decides nothing, however quick or slow they were."""
+    """Earlier segments have no effect, however fast or slow they were."""
     turn = data.draw(st.integers(1, len(groups) - 1))
     before = sum(count for count, _ in groups[:turn])
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +198,7 @@ def test_steps_and_clock_are_of_the_calibrated_segment(groups, data):
 
 
 def test_async_worker_counts_updates_of_the_segment(tmp_path):
-    """Three groups of four were the first worker's, the last is the second's."""
+    """Three of four groups were the first worker's, the last is the second's."""
     summary = resume_summary(async_run(tmp_path), 8)
     assert summary["updates_by_worker"] == [12, 4]
     assert [worker["updates"] for worker in summary["time_shares"]["workers"]] == [4, 4]

@@ -1,4 +1,4 @@
-"""A model of text is only used with the pieces that it was trained with, and --vocabulary counts whatever else was typed."""
+"""A model of text is used only with the pieces that it was trained with."""
 
 import json
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def test_changed_text_is_refused(tmp_path):
     other_job = Job(data=corpus(tmp_path / "other", "omega"), model="transformer:tiny")
     with pytest.raises(UsageError, match="other pieces"):
         fitting_data(meta, other_job)
-    del meta.data["pieces_sha256"]  # of a release that did not record it
+    del meta.data["pieces_sha256"]  # an earlier release did not record it
     assert fitting_data(meta, job).digest != data.digest
 
 
@@ -59,7 +59,7 @@ def test_vocabulary_size_is_refused_without_a_vocabulary(capsys):
 
 
 def test_suggested_options_exist_in_the_command(tmp_path):
-    """A text of one's own lies under a path that the run names: `translate` has no option for it, `evaluate` has."""
+    """The run names the path of a custom text: `translate` has no option for it, `evaluate` has."""
     taken = {"data": f"parallel-text:{tmp_path}:en-de"}
     with pytest.raises(UsageError, match=r"add --trust-run\.$"):
         refuse_foreign(taken, tmp_path, {"model": None, "data_dir": None}, trusted=False)

@@ -1,4 +1,4 @@
-"""The Transformer computes the same on both frameworks, and decoding piece by piece what its forward pass does."""
+"""The Transformer is equal on both frameworks, and its decoding equals its forward pass."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ PINNED = "f62f1ca803c8a892"
 
 @pytest.fixture(scope="module")
 def seed():
-    """The same each time: a gradient jumps where what a ReLU is given is within rounding of zero.
-
-    So it did with one of 130 seeds, on torch, by 1e-3 with more padding alone.
+    """A fixed seed: a ReLU input within rounding of zero makes a gradient jump.
+    | One of 130 seeds did so, on torch, by 1e-3 with more padding.
     """
     return 1
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, seed):
-    """What each framework computed in a process of its own; both at once."""
+    """Return what each framework computed in another process; both run concurrently."""
     folder = tmp_path_factory.mktemp("passes")
     commands = {
         name: [sys.executable, str(FOLDER / f"transformer_passes_{name}.py"), str(seed), str(folder / f"{name}.npz")] for name in FRAMEWORKS
@@ -55,7 +54,7 @@ def part(arrays, case, prefix):
 
 
 def inside(case, seed, values):
-    """What stands at the targets' own positions, of [batch, time, …]."""
+    """Return the values at the targets' positions, of [batch, time, …]."""
     inputs = case.inputs(seed)
     return values[:, : inputs["target"].shape[1]][inputs["target"] != 0]
 
@@ -95,10 +94,9 @@ def test_padding_changes_nothing(results, seed, case, framework):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_padding_changes_no_parameter_s_gradient(results, case):
-    """Each by itself, in float64 on torch: of float32 it can only be said of all gradients together, as the test above does.
-
-    There single parameters differ by up to 2.7e-6 on torch and 1.2e-6 on TensorFlow: the small gradients of queries of the
-    cross-attention and of the normalisation before them, whose terms nearly cancel out, so that the order of float32's sums is seen.
+    """Each parameter alone, in float64 on torch; float32 only allows all gradients together.
+    | There single parameters differ by up to 2.7e-6 on torch and 1.2e-6 on TensorFlow: the small gradients of queries of the
+    cross-attention and of the normalisation before them, whose terms nearly cancel, so that the order of sums is visible.
     All gradients together differed by 9.1e-7 at most, with 40 seeds on torch. In float64 it is 3e-15 of any parameter.
     """
     arrays = results["torch"]
@@ -129,7 +127,7 @@ def test_empty_slice_gives_nothing(results, framework):
 
 
 def test_low_precision_is_used_equally(results, seed):
-    """bf16 keeps eight bits: results are off by about 2⁻⁸, which also shows that it was used."""
+    """bf16 has eight bits: a deviation of about 2⁻⁸ also shows that it was used."""
     full = inside(PLAIN, seed, results["torch"][f"{PLAIN}/evaluated"])
     for framework in FRAMEWORKS:
         low = inside(PLAIN, seed, results[framework][f"{PLAIN}/low"])
@@ -139,7 +137,7 @@ def test_low_precision_is_used_equally(results, seed):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_loss_is_that_of_smoothed_labels(results, seed, case):
-    """In float64 from the logits: (1 − ε) of the label and ε / V of each piece, over the target's own positions alone."""
+    """In float64 from the logits: (1 − ε) of the label and ε / V of each piece, without padding."""
     inputs, smoothing = case.inputs(seed), case.spec.settings.smoothing
     logits = results["torch"][f"{case}/trained"].astype(np.float64)
     log_shares = logits - np.log(np.exp(logits).sum(2, keepdims=True))
@@ -151,7 +149,7 @@ def test_loss_is_that_of_smoothed_labels(results, seed, case):
 
 
 def test_layer_results_are_float32_unless_requested(results, seed):
-    """With bf16, whatever format a layer is given, on both frameworks; and their values are alike."""
+    """With bf16, for any input format, on both frameworks; and their values agree."""
     texts = {name: {key: str(value) for key, value in part(results[name], "format", "").items()} for name in FRAMEWORKS}
     assert texts["tf"] == texts["torch"]
     assert texts["tf"] == {key: "bfloat16" if key.endswith(", low") else "float32" for key in texts["tf"]}
@@ -165,7 +163,7 @@ def test_layer_results_are_float32_unless_requested(results, seed):
 @pytest.mark.parametrize("dimensions", DROPPED)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_dropout_rates_drop_their_share(results, seed, framework, dimensions):
-    """What is kept is scaled so that the mean stays; of rates that hardly keep anything, to six deviations."""
+    """The rest is scaled to keep the mean; to six deviations for rates near 1."""
     drawn = np.array([min(rate, MAX_RATE) for rate in rates(seed)])
     deviations = np.sqrt(drawn / (1 - drawn) / np.prod(DROPPED[dimensions]))
     for shared in (False, True):
@@ -200,7 +198,7 @@ def test_base_and_big_have_the_paper_s_size():
 
 
 def test_parameters_are_pinned():
-    """Names, order, shapes and spreads: another of them would make other initial weights of the same seed."""
+    """Names, order, shapes and deviations: a change would alter initial weights of a seed."""
     spec = build_model("transformer:tiny", info(source=777, target=777))
     listed = [
         (parameter.name, parameter.shape, f"{parameter.bound:.9g}", f"{parameter.deviation:.9g}", parameter.constant)

@@ -1,4 +1,4 @@
-"""What `trainer translate` writes: every character of a translation, and JSON that is JSON."""
+"""Output of `trainer translate`: unchanged translations, and valid JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def vocabulary():
 
 
 def write(vocabulary, text, **form):
-    """Have a line written whose translation is itself."""
+    """Write a line whose translation is the line itself."""
     (pieces,) = vocabulary.encode([text])
     with shown_streams():
         writer = _Writer(vocabulary, **{"n_best": None, "as_json": False, **form})

@@ -1,4 +1,4 @@
-"""A model whose quality translates other columns than the model reads, or has other logits than pieces, is refused when it is built."""
+"""A model whose quality does not fit its columns or logits is refused when it is built."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The engine's part of an evaluation that translates: orders, their answers from several leading tasks, and the messages of both."""
+"""The engine's part of evaluations with translation: orders, answers and messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FOUND = [line.replace("cat", "dog") if number % 3 else line for number, line in 
 
 
 def answer(message, leader, leaders):
-    """What a leading task answers, whose share is that of `Translating`."""
+    """Return the answer of a leading task, whose share is that of `Translating`."""
     start, stop = message.start, message.stop
     first, last = split_evenly(stop - start, leaders)[leader]
     sums = sentence_sums(FOUND[start + first : start + last], LINES[start + first : start + last], "13a")

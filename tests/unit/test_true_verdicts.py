@@ -1,4 +1,4 @@
-"""Verdicts that hold: no winner by contention, divergence or want of an opponent, and quality before throughput."""
+"""Verdicts do not come from contention, divergence or missing opponents; quality is first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHANCE = 0.1
 
 
 def run(name, speed=1000.0, accuracy=0.95, *, first=None, contention=0.0, **more):
-    """A finished run; `contention` is the fraction of its CPU time that others took, None where that was not measured."""
+    """Make a finished run; `contention` is the fraction of CPU time lost to others, or None."""
     node = {**used(), "starved_fraction": contention, "cpu_cores_lost": None if contention is None else 2.0 * contention}
     summary = {
         "examples_per_second": speed,
@@ -69,7 +69,7 @@ def best_of(runs):
 
 
 def test_contention_voids_speed_and_not_accuracy():
-    """Two of three repeats had other programs on their cores: the accuracy is of three runs, the speed of one, and both say so."""
+    """Two of three repeats were contended: accuracy has n = 3, speed n = 1, and both say so."""
     runs = [
         *repeated("base", SLOW, (0.9350, 0.9472, 0.9678), contention=(0.5, 0.0, 0.6)),
         *repeated("low", FAST, (0.93, 0.94, 0.95), precision="bf16"),
@@ -132,7 +132,7 @@ SPEEDS = st.lists(st.floats(900.0, 1100.0), min_size=2, max_size=5)
 @settings(max_examples=300, deadline=None)
 @given(SPEEDS, SPEEDS, st.floats(0.8, 1.25), st.floats(0.0, 0.99), st.floats(0.0, 1.0), st.integers(0, 4))
 def test_one_contended_run_never_reverses_a_verdict(ours, theirs, factor, fraction, slowed, place):
-    """Others took a fraction of one run's CPU time, and it was slower by at most that: a significant ratio keeps its side."""
+    """A run is slower by at most the fraction lost: a significant ratio keeps its side."""
     ours = [value * factor for value in ours]
     place %= len(ours)
     true = better_by([(Sample(tuple(ours)), Sample(tuple(theirs)))])
@@ -150,12 +150,12 @@ def test_one_contended_run_never_reverses_a_verdict(ours, theirs, factor, fracti
     seen = times_as_good(by_backend["torch"], by_backend["tf"], SPEED_FIGURE)
     if true.sure and seen.sure:
         assert (true.ratio > 1) == (seen.ratio > 1)
-    if fraction < STARVED and seen.sure:  # contention counts: it can only have made the disturbed side look worse than it was
+    if fraction < STARVED and seen.sure:  # contention can only make its side look worse
         assert seen.ratio > 1 or true.ratio < 1
 
 
 def test_contention_drops_no_repeat_from_accuracy():
-    """The fastest and the slowest of five are left out; a contended run is neither, however slow."""
+    """The fastest and slowest of five are dropped, a contended run is not."""
     runs = [run(f"r-{seed}", 1000.0 + seed, 0.9 + 0.01 * seed, seed=seed, summary={"run_seconds": 10.0 - seed}) for seed in range(5)]
     slow = run("slow", 100.0, 0.5, seed=5, contention=0.9, summary={"run_seconds": 99.0})
     (row,) = compare_runs([*runs, slow]).entries
@@ -179,7 +179,7 @@ def test_diverged_configuration_is_never_the_fastest():
     )
     assert not any("0.1'" in line for line in words.learnt)
     assert all(limit.configuration.label == "learning rate 0.02" for limit in conclusion.limits)
-    assert words.axes == ()  # nothing that this does not say
+    assert words.axes == ()  # nothing beyond this
 
 
 def test_non_finite_repeat_excludes_its_configuration():
@@ -196,11 +196,11 @@ def test_run_without_improvement_has_diverged():
     assert list(conclusion.configurations.quality.diverged.values()) == [
         "3 of 3 runs: test accuracy 0.4000 at the end, no better than 0.4200 at the first evaluation"
     ]
-    assert not conclude(worse).configurations.quality.diverged  # nothing shows that there was more to learn
+    assert not conclude(worse).configurations.quality.diverged  # no run shows that more can be learnt
 
 
 def test_converged_run_without_progress_has_not_diverged():
-    """It may be significantly worse all the same."""
+    """It may nevertheless be significantly worse."""
     still = [run(f"w-{seed}", 2000.0, 0.8487 + seed / 1e4, first=0.8523, seed=seed, lr=0.5) for seed in range(3)]
     conclusion = conclude([*still, *repeated("low", SLOW, GOOD, lr=0.02)])
     assert not conclusion.configurations.quality.diverged
@@ -254,13 +254,13 @@ def test_single_run_at_chance_has_diverged():
 
 
 def test_sync_runs_of_one_seed_are_one_quality_value():
-    """They train alike, so that their repeats say nothing of the scatter."""
+    """They train equally, so their repeats show no variance."""
     runs = [run(f"{lr}-{copy}", 1000.0 + copy, accuracy, lr=lr) for lr, accuracy in ((0.1, 0.95), (0.2, 0.94)) for copy in range(3)]
     assert conclude(runs).configurations.quality.unknown
 
 
 def rmse(name, values, *, first=2.3, **job):
-    """Runs with another metric, of which less is better."""
+    """Make runs with another metric, of which less is better."""
     metrics = [{"name": "rmse", "label": "rmse", "better": "lower"}]
     runs = []
     for seed, value in enumerate(values):
@@ -307,7 +307,7 @@ def test_other_budgets_are_named_if_quality_differs():
     unranked = next(line for line in words.best if line.startswith("Not ranked"))
     assert unranked.startswith("Not ranked, as the quality is not comparable (budget ")
     assert unranked.endswith("): torch, async.")
-    assert [line.axis for line in words.axes if line.axis == "mode"] == []  # not said twice
+    assert [line.axis for line in words.axes if line.axis == "mode"] == []  # not repeated
     assert any(line.startswith("  budget (sync: ") and "; async: " in line for line in above(compare_runs(runs)))
 
 
@@ -355,7 +355,7 @@ def test_values_without_variance_prove_nothing():
 
 
 def test_few_of_many_equal_configurations_are_called_worse():
-    """Twenty draws of ten configurations of one accuracy: by 5 % a set, one such set is expected to have one."""
+    """Twenty sets of ten equal configurations: at 5 % each, one set is expected to have one."""
     drawn, wrong = random.Random(7), 0
     for _ in range(20):
         runs = [run(f"{lr}-{s}", 1000.0, 0.95 + drawn.gauss(0, 0.002), seed=s, lr=0.01 + lr / 1000) for lr in range(10) for s in range(3)]
@@ -365,7 +365,7 @@ def test_few_of_many_equal_configurations_are_called_worse():
 
 @pytest.mark.parametrize(("nodes", "fraction", "lost"), [(4, 0.14, 0.0986), (1, 0.2, 0.5)])
 def test_waiting_tasks_may_have_lost_all_waits_together(nodes, fraction, lost):
-    """Each was held up in turn: the run was as much slower as all waits together, which no fraction of a node shows."""
+    """Each waited in turn: the run lost the sum of waits, which no fraction of a node shows."""
     node = {**used(), "starved_fraction": fraction, "cpu_cores_lost": lost}
     shape = {"nodes": nodes, "procs_per_node": (4,) if nodes == 1 else (1,)}
     clean = [run(f"f-{seed}", 1000.0 + seed, backend="tf", seed=seed, **shape, summary={"per_node": [used()] * nodes}) for seed in range(3)]
@@ -375,7 +375,7 @@ def test_waiting_tasks_may_have_lost_all_waits_together(nodes, fraction, lost):
 
 
 def test_measurement_setting_does_not_change_training():
-    """What is measured otherwise does not compare; runs that differ in that alone train alike, and their speeds decide."""
+    """Other measurements are not comparable; runs that differ only in them train equally."""
 
     def split(name, speeds, accuracies, examples):
         split_runs = repeated(name, speeds, accuracies)
@@ -477,7 +477,7 @@ def test_conclusions_are_consistent_for_any_runs(jobs, until, copied):
 
 
 def _copied_under_contention(conclusion, runs, jobs, place, until):
-    """A copy of a run that was slowed by others is added: no significant ratio turns round."""
+    """Add a copy of a run slowed by others: no significant ratio is reversed."""
     slow = {**jobs[place], "speed": jobs[place]["speed"] * 0.93, "kind": "slightly", "seed": 9}
     more = conclude([*runs, drawn(len(runs), **slow, until=until)])
     for figure in FIGURES:

@@ -1,4 +1,4 @@
-"""Taking a run's records back to a checkpoint, and figures over the parts of a run."""
+"""Truncation of a run's records to a checkpoint, and figures over segments of a run."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_truncated_last_line_is_removed_and_damage_named(tmp_path):
 
 
 def test_reset_counters_are_added_up():
-    """Two parts of a second each: 4 CPU seconds in the first, 3 in the second, whose monitor had counted 7 before its clock went on."""
+    """Two segments of a second: 4 CPU seconds, then 3 after a counter that began at 7."""
     first = [sample(0, seconds, cpu_seconds=2.0 + 4.0 * seconds) for seconds in (-0.5, 0.0, 0.5, 1.0)]
     second = [sample(0, 1.0 + seconds, cpu_seconds=7.0 + 3.0 * seconds) for seconds in (-0.5, 0.0, 0.5, 1.0)]
     (node,) = per_node([*first, *second], 1, CLOCK, [1.0])

@@ -1,4 +1,4 @@
-"""A run directory from elsewhere: its files alone decide neither whose code runs, nor where records go, nor what is read or written."""
+"""A foreign run directory decides neither what code runs nor which files or hosts are used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from crosstrain.models.logreg import build
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A real run of a few steps; it is copied before it is changed."""
+    """A real run of a few steps; tests change copies of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TOY))
         return run_job(tmp_path_factory.mktemp("made"), backend="toy", steps=6, name="run", eval_every="end", monitor=False).path
@@ -45,7 +45,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def place(tmp_path, made, monkeypatch):
-    """The folder in which somebody unpacked the run `evilrun` and works, with the folder on PYTHONPATH as for a model of one's own."""
+    """The folder in which a user unpacked the foreign run `evilrun`, with it on PYTHONPATH."""
     shutil.copytree(made, tmp_path / "evilrun")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), str(tmp_path)]))
@@ -55,7 +55,9 @@ def place(tmp_path, made, monkeypatch):
 
 
 def alter(run, **settings):
-    """Change settings in every file of a run that has them, and sign the manifests anew; `data_dir` also in the data's description."""
+    """Change settings in all files of a run, and sign its manifests again.
+    | `data_dir` is also changed in the description of the data.
+    """
     job = json.loads((run / "job.json").read_text())
     (run / "job.json").write_text(json.dumps({**job, **settings}))
     for folder in list_checkpoints(run):
@@ -67,7 +69,7 @@ def alter(run, **settings):
 
 
 def plant(place):
-    """Put the payload beside the run's files and have them name it; it is a model that works."""
+    """Put the payload, a working model, next to the run's files and have them name it."""
     package = place / "evilrun/payload"
     package.mkdir()
     (package / "__init__.py").write_text(PAYLOAD)
@@ -174,8 +176,8 @@ def test_untrusted_settings_are_refused_unless_typed(place, field):
     by_variable, by_file = {f"TRAINER_{field.upper()}": instead}, _file(place, field, instead)
     for typed in ({"flags": {field: instead}}, {"environ": by_variable}, {"config": by_file}):
         if field == "mlflow" and "environ" in typed:
-            continue  # an empty variable is none
-        with pytest.raises(UsageError) as second:  # with what is typed the run is another one, or has nothing left to do
+            continue  # an empty variable counts as unset
+        with pytest.raises(UsageError) as second:  # with the typed setting the run differs, or is complete
             resumed(**{"flags": {}, **typed})
         assert "--trust-run" not in str(second.value)
 
@@ -195,7 +197,7 @@ def test_several_untrusted_settings_are_named_and_escaped(place):
 
 def test_data_folder_of_an_evaluation_may_be_typed(place, capsys):
     alter(place / "evilrun", data_dir="/somewhere/else")
-    for same in ([], ["--data", "digits"]):  # the same data, so that the folder would be the run's
+    for same in ([], ["--data", "digits"]):  # the same data would use the folder of the run
         assert invoke(["evaluate", "evilrun", *same]) == 2
         message = capsys.readouterr().err
         assert "read the folder '/somewhere/else'" in message
@@ -274,13 +276,13 @@ def test_foreign_sweep_does_not_write_through_links(place, capsys, link):
 
 @pytest.mark.thorough
 def test_sweep_passes_typed_settings_to_its_points(place):
-    """A point whose model is the user's own goes on from its checkpoint when the sweep is typed again."""
+    """A point with a custom model resumes when the sweep is typed again."""
     plant(place)
     typed = ["sweep", "--backend", "toy", "--model", "evilrun.payload", "--grid", "seed=3", "--steps", "6", "--checkpoint-every", "2steps"]
     typed += ["--name", "s", "--eval-every", "end", "--no-monitor"]
     assert trainer(*typed).returncode == 0
     run = place / "runs/s/seed=3"
-    for folder in list_checkpoints(run)[:2]:  # as if it had been killed on the way
+    for folder in list_checkpoints(run)[:2]:  # as if it had been killed earlier
         shutil.rmtree(folder)
     (run / "summary.json").unlink()
     (run / "status.json").write_text(json.dumps({**RunReader(run).status(), "state": "failed"}))
@@ -341,7 +343,7 @@ def test_foreign_settings_are_recognised(field, value, is_foreign):
 
 
 def test_settings_that_name_external_things_are_listed():
-    """A new setting that holds text or a path: does it say whose code runs, where records go, or what is read? Then `trust` has it."""
+    """A new setting of text or path: if it names code, hosts or files, `trust` has to list it."""
     texts = {field for field in Job.model_fields if schema(field).get("type") == "string" and not choices(field)}
     harmless = {
         "backend",

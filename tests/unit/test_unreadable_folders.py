@@ -1,4 +1,4 @@
-"""A folder of runs that this user may not read is said to be so, and is not taken for an empty one."""
+"""An unreadable folder of runs is reported, and not taken for an empty one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODES = [0o000, 0o444, 0o111]
 
 @contextmanager
 def without_privileges():
-    """Root may read everything, so a test that runs as root is somebody else meanwhile."""
+    """Root may read everything, so a test that runs as root changes its user temporarily."""
     privileged = os.geteuid() == 0
     if privileged:
         os.seteuid(NOBODY)
@@ -33,14 +33,14 @@ def without_privileges():
 
 @pytest.fixture
 def out():
-    """A folder that others may read, unlike pytest's, with a run in it and one in a folder of it."""
+    """A folder that other users may read, unlike pytest's, with a run and a nested run."""
     place = Path(tempfile.mkdtemp(prefix="crosstrain-unreadable-"))
     place.chmod(0o755)
     for folder, name in ((place / "runs", "one"), (place / "runs" / "locked", "two")):
         make_run(folder, name, steps=8)
     for path in (place / "runs", *(place / "runs").rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    for command in LISTING + NAMING:  # so that everything is imported, and the index is made
+    for command in LISTING + NAMING:  # so that all modules are imported
         invoke([*command.split(), "--out", str(place / "runs")])
     yield place / "runs"
     for path in (place / "runs", place / "runs" / "locked"):

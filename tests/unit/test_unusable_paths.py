@@ -1,4 +1,4 @@
-"""A path that the system refuses ends every command with one line that names it, wherever in the command that is noticed."""
+"""A path that the system refuses ends each command with one line that names it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def leaves(command, path):
 
 
 def taking_paths():
-    """Every parameter of every command that takes a path, or a name of a run, which may be one."""
+    """Return all parameters of commands that take a path, or a run's name, which may be one."""
     for first, lazy in COMMANDS.items():
         for name, command in leaves(lazy.load(), (first,)):
             for parameter in command.params:
@@ -65,7 +65,7 @@ TAKING = [taken for taken in taking_paths() if taken[:2] != UNTESTED]
 
 @pytest.fixture(scope="module")
 def place():
-    """A folder that others may read, unlike pytest's, with what cannot be looked into."""
+    """A folder that other users may read, unlike pytest's, with unreadable content."""
     folder = Path(tempfile.mkdtemp(prefix="crosstrain-unusable-"))
     folder.chmod(0o755)
     make_run(folder / "runs", "one", steps=8)
@@ -128,5 +128,5 @@ def test_failed_write_leaves_nothing_and_raises_its_cause(tmp_path):
     with pytest.raises(OSError, match="the cause"):
         replaced(tmp_path / "file", Path.touch)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(OSError, match="the cause"):  # a folder cannot be unlinked, as nothing can on a read-only file system
+    with pytest.raises(OSError, match="the cause"):  # a folder cannot be unlinked, like any file on a read-only file system
         replaced(tmp_path / "file", Path.mkdir)

@@ -1,4 +1,4 @@
-"""The update rules over arrays are those of the float64 reference, whatever the job, and however the vector is cut."""
+"""Update rules over arrays equal the float64 reference, for any job and any blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every update rule has its slots' names in one place."""
+"""The slot names of update rules are in one place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_descent_has_a_slot_with_momentum_only():
 
 
 def test_no_other_file_spells_the_slot_names(repository):
-    """A second list of them could fall behind the first."""
+    """A second list of them could become outdated."""
     spelled = [
         path.relative_to(repository).as_posix()
         for folder in ("backends", "checkpoint", "engine", "launch")

@@ -1,4 +1,4 @@
-"""Which GPUs a node's processes may use: what CUDA_VISIBLE_DEVICES leaves, read as CUDA reads it."""
+"""GPUs that a node's processes may use: CUDA_VISIBLE_DEVICES, read as CUDA reads it."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_visible_gpus_exist_and_are_unique(variable, count, in_pci_order):
     devices = [gpu.uuid or gpu.visible_as for gpu in visible]
     assert len(set(devices)) == len(devices)
     for gpu in visible:
-        assert visible_gpus(gpus, gpu.visible_as, in_pci_order=in_pci_order) == [gpu]  # so a task that is shown it alone sees it
+        assert visible_gpus(gpus, gpu.visible_as, in_pci_order=in_pci_order) == [gpu]  # so a task restricted to it sees it
         assert gpu.gpu is None or gpu.uuid in (gpus[gpu.gpu].uuid, *gpus[gpu.gpu].partitions)
     if variable is not None and visible:
         assert len(visible) <= variable.count(",") + 1
@@ -119,7 +119,7 @@ print(json.dumps(counts))
 
 @pytest.mark.thorough
 def test_torch_counts_the_same_gpus(tmp_path):
-    """torch reads the variable without CUDA too, in the way that it has found out CUDA to do it."""
+    """torch reads the variable without CUDA too, in the way observed in CUDA."""
     library = build_library(tmp_path)
     chance = random.Random(20261125)
     entries = [

@@ -1,4 +1,4 @@
-"""--vocabulary: a setting like others that becomes part of the dataset's name, and --batch-tokens beside --batch-size."""
+"""--vocabulary, which becomes part of the dataset's name, and --batch-tokens."""
 
 import sys
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def test_data_commands_accept_a_vocabulary(command, tmp_path, monkeypatch):
 
 @dataclass
 class Letters:
-    """Text of somebody's, whose name says the size of its vocabulary: ``letters:90``."""
+    """Third-party text whose name has the size of its vocabulary: ``letters:90``."""
 
     size: int = 50
     description = "made for a test"
@@ -159,7 +159,7 @@ def test_source_without_size_in_its_name_is_refused(letters, source, message):
 )
 @pytest.mark.parametrize("default", [500, 8000])
 def test_two_different_sizes_are_refused(data, default):
-    """Also where the name asks for the size that it would have anyway, which its full form leaves out."""
+    """Also where the name has the default size, which its full form omits."""
     with pytest.raises(UsageError, match=rf"vocabulary: got 900, but .* asks for {default} pieces; give one of the two"):
         written_out(Job(data=data.format(default), vocabulary=900))
     written_out(Job(data=data.format(900), vocabulary=900))

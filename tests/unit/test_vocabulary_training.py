@@ -1,4 +1,4 @@
-"""Vocabularies are made in a process of their own: it ends with whoever wants one, and what becomes of it is said."""
+"""Vocabularies are trained in a separate process, which ends with its parent."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from crosstrain.data.sources.translation.vocabulary_training import trained_mode
 
 
 def long_words(lines):
-    """Text that sentencepiece works at for long, and that needs some fifty times its size: a second for each megabyte."""
+    """Return text that takes sentencepiece a second, and fifty times its size, per megabyte."""
     draw = random.Random(1)
     return ["".join(draw.choices("abcdefghijklmnop", k=32_000)) for _ in range(lines)]
 
@@ -31,7 +31,7 @@ def test_interrupt_ends_vocabulary_training_immediately(tmp_path, number):
     command = ["data", "prepare", f"parallel-text:{tmp_path / 'text'}:en-de"]
     with MarkedRun(command, tmp_path, {"TRAINER_DATA_CACHE": str(tmp_path / "cache")}) as run:
         wait_until(lambda: run.alive("vocabulary_training"), 30, "the process that makes the vocabulary")
-        time.sleep(1.5)  # so that it has begun
+        time.sleep(1.5)  # so that it has started
         assert run.process.poll() is None, run.stderr()
         os.kill(run.process.pid, number)
         assert run.wait(4) == (130 if number == signal.SIGINT else -signal.SIGKILL)
@@ -60,7 +60,7 @@ def test_vocabulary_training_reports_out_of_memory(tmp_path):
 
 
 def children():
-    """The children of this process; what other tests have left may be reaped at any time."""
+    """Return this process's children; those of other tests may be reaped at any time."""
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 

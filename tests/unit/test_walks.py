@@ -30,7 +30,7 @@ class Words(NamedTuple):
 
 
 class Module:
-    """A file's functions, and what they name, with private helpers and attributes of the same class or file."""
+    """A file's functions and what they name, with private helpers of the same class or file."""
 
     def __init__(self, text):
         self.tree = ast.parse(text)

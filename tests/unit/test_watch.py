@@ -1,4 +1,4 @@
-"""`trainer watch` over run directories that this test writes: running, resumed, ended, dead."""
+"""`trainer watch` over run directories: running, resumed, ended, dead."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def describe(writer, job, total_steps=40):
 
 
 def group(number, seconds=0.5):
-    """Updates 5·number to 5·number + 4, half a second each group: 10 updates and 100 examples a second."""
+    """Updates 5·number to 5·number + 4, 0.5 s per group: 10 updates and 100 examples a second."""
     loss = 1 / (number + 1)
     return StepRecord(5 * number, 5, number // 2, seconds * (number + 1), seconds, 50, (loss,) * 5, (0.05,))
 
@@ -57,7 +57,7 @@ def watching(*arguments, **options):
 
 
 class Lines:
-    """What a process writes to one stream, as it comes."""
+    """Lines of a process's stream, as they arrive."""
 
     def __init__(self, stream):
         self.lines = []
@@ -72,7 +72,7 @@ class Lines:
 
 @pytest.fixture
 def started():
-    """Starts a watch, and ends it where the test has not."""
+    """Return a function that starts a watch, which ends with the test."""
     processes = []
 
     def start(*arguments, **options):
@@ -234,7 +234,7 @@ def test_terminal_is_drawn_on(tmp_path, started):
         while True:
             try:
                 chunk = os.read(master, 65536)
-            except OSError:  # the other side was closed
+            except OSError:  # the other end was closed
                 break
             seen += chunk
         assert done.wait(30) == 0
@@ -247,7 +247,7 @@ def test_terminal_is_drawn_on(tmp_path, started):
     assert "━" in text
     assert "0     1.50 of 2 cores" in text
     left_standing = text[text.rindex("succeeded") :]
-    assert "cores" not in left_standing  # the summary says it, of the training alone
+    assert "cores" not in left_standing  # the summary has it, for training only
 
 
 def test_no_color_gets_plain_lines(tmp_path):

@@ -1,4 +1,4 @@
-"""Nodes with different numbers of workers: the setting, where each worker is, and what follows from it."""
+"""Nodes with different numbers of workers: the setting, and the place of each worker."""
 
 import json
 

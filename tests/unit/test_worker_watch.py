@@ -1,4 +1,4 @@
-"""A worker that delivers nothing while others do is told of, once; nothing else is taken for that."""
+"""A worker that delivers nothing while others do is reported once, and nothing else is."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +9,12 @@ LIMIT = 10.0
 
 
 class Watched:
-    """A watch with a clock of its own, and what it has told."""
+    """A watch with a fake clock, and its reports."""
 
     def __init__(self, workers):
-        self.now, self.told, self.said = 0.0, [], []
+        self.now, self.events, self.messages = 0.0, [], []
         self.watch = WorkerWatch(
-            workers, LIMIT, lambda event, **detail: self.told.append((event, detail["worker"])), self.said.append, self.clock
+            workers, LIMIT, lambda event, **detail: self.events.append((event, detail["worker"])), self.messages.append, self.clock
         )
 
     def clock(self):
@@ -43,7 +43,7 @@ def test_common_pause_and_stopped_driver_are_no_silence():
         run.turn(0, 1)
         run.turn(seconds=1000 * LIMIT)  # the driver was stopped
     for _ in range(20):
-        run.turn()  # an evaluation: nobody delivers
+        run.turn()  # an evaluation: no worker delivers
     run.watch.on_quiescent()
     run.turn(0)
     run.turn(0, 1)

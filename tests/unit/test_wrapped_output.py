@@ -1,4 +1,4 @@
-"""Prose and values are wrapped at the width of a terminal; rows of tables stay, and no word is lost."""
+"""Prose and values are wrapped at the width of a terminal; table rows are not."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""``python transformer_passes_tf.py SEED FILE``: carries out the cases with TensorFlow and writes what they gave to FILE (npz)."""
+"""``python transformer_passes_tf.py SEED FILE``: the cases with TensorFlow, to FILE (npz)."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ def inputs_of(case, seed, padding=0):
 
 @cache
 def functions(model):
-    """A training pass and an evaluation of a model, traced once for all lengths and batches."""
+    """Return a training pass and an evaluation, traced once for all lengths and batches."""
     case = Case(model)
     contexts = ForwardContexts(case.job(), case.spec, 0)
     weights = {parameter.name: tf.TensorSpec(parameter.shape) for parameter in case.spec.parameters}
@@ -66,7 +66,7 @@ def passes(case, seed, train, evaluate, padding=0):
 
 
 def decoded(case, seed):
-    """Logits of each position of the targets, piece by piece, by one function for all positions."""
+    """Return logits of the targets' positions, decoded stepwise by one function."""
     parameters, inputs = inputs_of(case, seed)
     settings = case.spec.settings
     layers = SequenceLayers(parameters, ForwardContext(False, settings=settings))
@@ -95,7 +95,7 @@ def formats(case, seed):
 
 
 def dropped(seed):
-    """By kind of mask and number of dimensions, the means of ones of which so much is dropped, one for each rate."""
+    """Return means of ones after dropout, by mask and number of dimensions, one per rate."""
     for shared in (False, True):
         for dimensions, shape in DROPPED.items():
             indices = tf.range(shape[0])

@@ -1,4 +1,4 @@
-"""``python transformer_passes_torch.py SEED FILE``: carries out the cases with torch and writes what they gave to FILE (npz)."""
+"""``python transformer_passes_torch.py SEED FILE``: the cases with torch, to FILE (npz)."""
 
 import sys
 
@@ -43,7 +43,7 @@ def passes(case, seed, padding=0):
 
 @torch.inference_mode()
 def decoded(case, seed):
-    """Logits of each position of the targets, piece by piece."""
+    """Return logits of the targets' positions, decoded stepwise."""
     parameters, inputs = inputs_of(case, seed)
     settings = case.spec.settings
     layers = SequenceLayers(parameters, ForwardContext(False, settings=settings))
@@ -74,7 +74,7 @@ def formats(case, seed):
 
 
 def dropped(seed):
-    """By kind of mask and number of dimensions, the means of ones of which so much is dropped, one for each rate."""
+    """Return means of ones after dropout, by mask and number of dimensions, one per rate."""
     for shared in (False, True):
         for dimensions, shape in DROPPED.items():
             dropout = Dropout(CASES[1].job(deterministic=shared), 0)
@@ -83,7 +83,7 @@ def dropped(seed):
 
 
 def gradients_in_float64(case, seed, padding):
-    """Gradients of the same pass where every value that is float32 otherwise is float64; so it stays in this process from now on."""
+    """Return gradients of the pass in float64; this process keeps float64 from then on."""
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # where a layer asks for float32
     parameters, inputs = inputs_of(case, seed, padding)
