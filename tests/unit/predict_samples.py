@@ -21,7 +21,8 @@ BATCH = 32
 
 def calibrated_run(out: Path, **changes: Any) -> Path:
     """Make a finished run of two nodes that the model describes exactly.
-    | `changes` are fields of the job, or of the calibration. `direct`: the costs of the direct exchange,
+
+    `changes` are fields of the job, or of the calibration. `direct`: the costs of the direct exchange,
     which was tried after it, or why it was not.
     """
     direct = changes.pop("direct", None)

@@ -29,7 +29,8 @@ def write_run(path: Path, run_documents: dict[str, Any]) -> Path:
 
 def variant(template: dict[str, Any], number: int, *, name: str, **figures: Any) -> dict[str, Any]:
     """Return documents like another run's, made `number` hours after `STARTED`.
-    | `figures` replace those of the summary.
+
+    `figures` replace those of the summary.
     """
     summary = {**template["summary.json"], "run": name, **figures}
     status = {**template["status.json"], "created_at": (STARTED + timedelta(hours=number)).isoformat(timespec="milliseconds")}

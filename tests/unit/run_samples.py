@@ -53,12 +53,13 @@ def sample(node: int, time_seconds: float, **figures: Any) -> SystemRecord:
 
 
 RESUMED = 10.0
-"""When the run of `resumed_samples` went on, on the run clock in seconds."""
+"""When the run of `resumed_samples` resumed, on the run clock in seconds."""
 
 
 def _segment(nodes: int, began: float, until: float, init: float, interval: float, **fields: Any) -> Iterator[SystemRecord]:
     """Yield samples of a segment of a run, as the driver writes them.
-    | Initialisation uses 1 core and 1 MB/s, training 0.2 of both. One sample is taken just before the clock starts,
+
+    Initialisation uses 1 core and 1 MB/s, training 0.2 of both. One sample is taken just before the clock starts,
     and one at its end. Those of the nodes are a millisecond apart.
     """
     moments = [began - init + interval * (number + 0.5) for number in range(int((until - began + init) / interval))]
@@ -77,7 +78,8 @@ def _segment(nodes: int, began: float, until: float, init: float, interval: floa
 
 def resumed_samples(marked: bool, init: float = 15.0, interval: float = 0.5) -> list[SystemRecord]:
     """Return samples of a run of 20 s, resumed after 10 s on two nodes.
-    | Samples with `said` name their segments, others do not, as in older releases. Each initialisation took `init` seconds.
+
+    With `marked`, samples name their segments, others do not, as in older releases. Each initialisation took `init` seconds.
     """
     first, second = ({"part_began_seconds": began} if marked else {} for began in (0.0, RESUMED))
     before = (record for record in _segment(1, 0.0, RESUMED, init, interval, **first) if record.time_seconds < RESUMED)

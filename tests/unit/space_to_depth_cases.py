@@ -9,7 +9,8 @@ import numpy as np
 
 class PairCase(NamedTuple):
     """Shapes of a convolution whose result or image gradient is computed two columns at once.
-    | Images [batch, inputs, height, width], a kernel [outputs, inputs, rows, columns], zero padding, and whether there is a bias.
+
+    Images [batch, inputs, height, width], a kernel [outputs, inputs, rows, columns], zero padding, and whether there is a bias.
     """
 
     batch: int
@@ -48,7 +49,8 @@ PAIR_CASES = {
 
 def save_all(path, layers, computed, ours, plain):
     """Save the results of `ours` and `plain` for every case by `computed`, to a file (npz).
-    | Also how many convolutions `ours` computed in pairs.
+
+    Also how many convolutions `ours` computed in pairs.
     """
     taken = []
     in_pairs = layers._conv_space_to_depth

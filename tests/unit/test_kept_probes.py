@@ -46,14 +46,14 @@ def count_probes(tmp_path, monkeypatch):
     return lambda: len((place / "asked").read_text())
 
 
-FOUND = [Availability("counting", "1.0", ("cpu",))]
+AVAILABLE = [Availability("counting", "1.0", ("cpu",))]
 
 
 @pytest.mark.thorough
 def test_framework_is_probed_once(count_probes):
-    assert [probe_kept(["counting"]) for _ in range(3)] == [FOUND] * 3
+    assert [probe_kept(["counting"]) for _ in range(3)] == [AVAILABLE] * 3
     assert count_probes() == 1
-    assert probe_kept(["counting"], fresh=True) == FOUND
+    assert probe_kept(["counting"], fresh=True) == AVAILABLE
     assert count_probes() == 2
 
 
@@ -71,7 +71,7 @@ def changes(tmp_path, monkeypatch):
 def test_changed_dependency_probes_again(count_probes, tmp_path, monkeypatch, change):
     probe_kept(["counting"])
     changes(tmp_path, monkeypatch)[change]()
-    assert probe_kept(["counting"]) == FOUND
+    assert probe_kept(["counting"]) == AVAILABLE
     assert count_probes() == 2
 
 
@@ -80,7 +80,7 @@ def test_problem_is_not_cached(count_probes, monkeypatch):
     assert [probe_kept(["counting"])[0].problem for _ in range(2)] == ["it is broken"] * 2
     assert count_probes() == 2
     monkeypatch.delenv("COUNTING_PROBLEM")
-    assert probe_kept(["counting"]) == FOUND
+    assert probe_kept(["counting"]) == AVAILABLE
 
 
 @pytest.mark.quick_cases("found5")
@@ -90,7 +90,7 @@ def test_problem_is_not_cached(count_probes, monkeypatch):
 def test_invalid_cache_file_is_replaced(count_probes, found):
     kept_file().parent.mkdir(parents=True)
     kept_file().write_text(found)
-    assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
+    assert [probe_kept(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
     assert count_probes() == 1
     assert set(json.loads(kept_file().read_text())) == {"counting"}
 
@@ -105,5 +105,5 @@ def test_cache_file_writable_by_others_is_ignored(count_probes):
 
 def test_unwritable_cache_folder_caches_nothing(count_probes, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
+    assert [probe_kept(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
     assert count_probes() == 2

@@ -20,7 +20,7 @@ from crosstrain.launch.kubernetes_manifest import KubernetesRun, documents, mani
 kubeflow = ImportedLater("kubeflow_trainer_api.models")
 VERSION = "1.37"
 MODELS = {"JobSet": "JobsetV1alpha2JobSet", "TrainJob": "TrainerV1alpha1TrainJob", "TrainingRuntime": "TrainerV1alpha1TrainingRuntime"}
-ASKED = ["quickstart", "--nodes", "3", "--image", "registry.example/trainer:1"]
+ARGUMENTS = ["quickstart", "--nodes", "3", "--image", "registry.example/trainer:1"]
 KINDS = {
     "job": ["NetworkPolicy", "Service", "Job"],
     "jobset": ["NetworkPolicy", "JobSet"],
@@ -34,7 +34,7 @@ def shown(*arguments):
 
 
 def printed(*arguments):
-    done = shown(*ASKED, *arguments)
+    done = shown(*ARGUMENTS, *arguments)
     assert done.exception is None, done.output
     return list(yaml.safe_load_all(done.stdout))
 
@@ -167,7 +167,7 @@ def test_run_without_volume_is_not_restarted():
     assert spec["backoffLimit"] == 0
     assert [action(spec["podFailurePolicy"], code) for code in (1, 2, 75)] == ["Count", "FailJob", "Count"]
     assert "--resume" not in container_of(manifest)["command"]
-    assert "cannot go on" in shown(*ASKED).stderr
+    assert "cannot go on" in shown(*ARGUMENTS).stderr
 
 
 def test_settings_of_the_job_are_kept():
@@ -201,7 +201,7 @@ def test_pods_have_shared_memory_and_requested_gpus():
 
 def test_secret_is_referenced_and_never_written(monkeypatch):
     monkeypatch.setenv("TRAINER_SECRET", "0123456789abcdef0123456789abcdef")
-    done = shown(*ASKED, "--secret", "shared", "--namespace", "ml")
+    done = shown(*ARGUMENTS, "--secret", "shared", "--namespace", "ml")
     assert "0123456789abcdef" not in done.output
     assert "kubectl create secret generic shared --namespace ml --from-file=TRAINER_SECRET=/dev/stdin" in done.stdout
     assert "kind: Secret" not in done.stdout
@@ -210,7 +210,7 @@ def test_secret_is_referenced_and_never_written(monkeypatch):
 def test_notification_address_may_be_in_the_secret(monkeypatch):
     monkeypatch.setenv("TRAINER_NOTIFY", "https://me:pass@hooks.example/SECRET")
     monkeypatch.setenv("TRAINER_ON_FAILURE", "mail me@example.org")
-    done = shown(*ASKED, "--secret", "shared")
+    done = shown(*ARGUMENTS, "--secret", "shared")
     variables = {entry["name"]: entry for entry in container_of(list(yaml.safe_load_all(done.stdout)))["env"]}
     reference = {"name": "shared", "key": "TRAINER_NOTIFY", "optional": True}
     assert variables["TRAINER_NOTIFY"]["valueFrom"] == {"secretKeyRef": reference}
@@ -221,7 +221,7 @@ def test_notification_address_may_be_in_the_secret(monkeypatch):
 
 
 def test_required_objects_are_listed_in_piped_manifest():
-    done = shown(*ASKED, "--namespace", "ml")
+    done = shown(*ARGUMENTS, "--namespace", "ml")
     made = "openssl rand -hex 16 | kubectl create secret generic quickstart --namespace ml --from-file=TRAINER_SECRET=/dev/stdin"
     assert f"#   {made}\n" in done.stdout
     assert f"once, before the manifest is applied: {made}\n" in done.stderr
@@ -230,9 +230,9 @@ def test_required_objects_are_listed_in_piped_manifest():
 def test_gpus_are_required_and_unused_ones_reported():
     assert container_of(printed("--gpus", "1"))["command"][-2:] == ["--device", "gpu"]
     assert "--device" not in container_of(printed())["command"]
-    done = shown(*ASKED, "--gpus", "4", "--procs-per-node", "2")
+    done = shown(*ARGUMENTS, "--gpus", "4", "--procs-per-node", "2")
     assert "--gpus 4: a pod has 2 processes, one GPU each; --procs-per-node 4 uses them all" in done.stderr
-    done = shown(*ASKED, "--gpus", "1", "--device", "cpu")
+    done = shown(*ARGUMENTS, "--gpus", "1", "--device", "cpu")
     assert "computes on CPUs (--device cpu), so each pod has GPUs that nothing uses" in done.stderr
     (command,) = [container_of(list(yaml.safe_load_all(done.stdout)))["command"]]
     assert command.count("--device") == 1
@@ -240,7 +240,7 @@ def test_gpus_are_required_and_unused_ones_reported():
 
 def test_variables_missing_in_the_pods_are_reported(monkeypatch):
     monkeypatch.setenv("TRAINER_LR", "0.5")
-    done = shown(*ASKED)
+    done = shown(*ARGUMENTS)
     assert done.exception is None
     assert "TRAINER_LR is set here, and is not in the pods; give --lr" in done.stderr
 
@@ -268,7 +268,7 @@ def test_variables_missing_in_the_pods_are_reported(monkeypatch):
     ],
 )
 def test_invalid_request_is_refused_immediately(arguments, message):
-    done = shown(*ASKED, *arguments)
+    done = shown(*ARGUMENTS, *arguments)
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
     assert done.stdout == ""
@@ -354,6 +354,6 @@ def test_image_installs_existing_extras(repository):
 def test_settings_from_standard_input_are_refused(tmp_path):
     pipe = tmp_path / "a.toml"
     os.mkfifo(pipe)
-    done = shown(str(pipe), *ASKED[1:])
+    done = shown(str(pipe), *ARGUMENTS[1:])
     assert isinstance(done.exception, UsageError)
     assert "a.toml' is no regular file" in str(done.exception)

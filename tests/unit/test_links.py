@@ -113,9 +113,9 @@ def test_foreign_datagram_is_ignored():
     for node_probe in probes:
         node_probe.addresses = addresses
     ports = {node: node_probe.listen(free_port) for node, node_probe in enumerate(probes)} | {2: 9}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        stranger.sendto(b"x" * 16 + (1).to_bytes(4, "big"), (addresses[0], ports[0]))
-        stranger.sendto(b"a" * 16 + (2).to_bytes(4, "big"), (addresses[0], ports[0]))  # it has the token and is accepted
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outsider:
+        outsider.sendto(b"x" * 16 + (1).to_bytes(4, "big"), (addresses[0], ports[0]))
+        outsider.sendto(b"a" * 16 + (2).to_bytes(4, "big"), (addresses[0], ports[0]))  # it has the token and is accepted
         result = probes[0].run(ports, b"a" * 16)
     assert (set(result["reached"]) - {2}, result["heard"]) == ({1}, [2])
     probes[1].close()

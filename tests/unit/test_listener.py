@@ -108,11 +108,11 @@ def test_oldest_client_is_dropped_and_nothing_leaks(monkeypatch):
     monkeypatch.setattr(module, "MAX_UNPROVEN", 20)
     before = open_descriptors()
     with opened(as_driver) as (address, admitted, reports), ExitStack() as stack:
-        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(70)]
-        for stranger in strangers[:50]:
-            stranger.settimeout(5)
-            assert len(stranger.recv(100)) <= 32
-            assert is_over(stranger)
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(70)]
+        for client in clients[:50]:
+            client.settimeout(5)
+            assert len(client.recv(100)) <= 32
+            assert is_over(client)
         assert len(handshake_threads()) <= 21
         assert len(open_descriptors() - before) <= 70 + 20 + 2
         assert seconds_to_join(join_driver, address, admitted) < 1.0
@@ -232,14 +232,14 @@ def test_random_bytes_are_never_accepted(doors, prove, join, pieces, right_start
     """Nobody is accepted, no thread dies, and a peer with the secret is accepted afterwards."""
     address, admitted, _ = doors[prove]
     head = HELLO.packed() if right_start else b""
-    with socket.create_connection(address) as stranger:
+    with socket.create_connection(address) as client:
         try:
             for piece in [head, *pieces]:
-                stranger.sendall(piece)
+                client.sendall(piece)
             if hangs_up:
-                stranger.shutdown(socket.SHUT_WR)
-                stranger.settimeout(10)
-                while stranger.recv(4096):
+                client.shutdown(socket.SHUT_WR)
+                client.settimeout(10)
+                while client.recv(4096):
                     pass
         except OSError:
             pass  # it has been disconnected by now

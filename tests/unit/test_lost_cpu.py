@@ -76,10 +76,10 @@ def test_two_processes_on_one_core_wait_half_the_time():
 @on_linux
 def test_machine_cpu_time_includes_all_processes():
     before, pressure = read_machine_cpu_seconds(), read_pressure_seconds()
-    with program("say()\nburn(0.5)\nsay()") as stranger:
-        stranger.line()
-        stranger.go()
-        stranger.line()
+    with program("say()\nburn(0.5)\nsay()") as process:
+        process.line()
+        process.go()
+        process.line()
         used = read_machine_cpu_seconds() - before
     assert used >= 0.45  # it is counted in ticks
     if pressure is not None:
@@ -87,7 +87,7 @@ def test_machine_cpu_time_includes_all_processes():
 
 
 # Prints the cores used by others while a task computed for a second on the only core.
-BESIDE = """
+MEASURE_OTHERS = """
 import json, os, sys, time
 from crosstrain.monitor.collector import NodeSampler
 os.sched_setaffinity(0, {int(sys.argv[2])})
@@ -107,11 +107,13 @@ def test_competing_process_takes_half_of_a_core():
     core = str(max(os.sched_getaffinity(0)))
     code = "os.sched_setaffinity(0, {int(sys.argv[1])})\nsay()\nburn(60)"
     with ExitStack() as stack:
-        task, stranger = (stack.enter_context(program(code, core)) for _ in range(2))
-        for process in (task, stranger):
+        task, competitor = (stack.enter_context(program(code, core)) for _ in range(2))
+        for process in (task, competitor):
             process.line()
             process.go()
-        done = subprocess.run([sys.executable, "-c", BESIDE, str(task.pid), core], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE_OTHERS, str(task.pid), core], capture_output=True, text=True, check=True, timeout=60
+        )
     first, last = json.loads(done.stdout.splitlines()[-1])
     seconds = last[4] - first[4]
     used, waited, machine, trainer = ((after - before) / seconds for before, after in zip(first[:4], last[:4], strict=True))

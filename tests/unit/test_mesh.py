@@ -73,12 +73,12 @@ def shared_meshes():
     with contextlib.ExitStack() as stack:
         made = {}
 
-        def of(ranks):
+        def open_meshes(ranks):
             if ranks not in made:
                 made[ranks] = stack.enter_context(meshes(tasks_of(ranks)))[1]
             return made[ranks]
 
-        yield of
+        yield open_meshes
 
 
 def test_whole_and_sharded_sums_are_equal(monkeypatch):
@@ -206,11 +206,11 @@ def test_frozen_or_killed_process_is_named(number, most_seconds, words):
 
 def test_wrong_secret_or_job_cannot_join(caplog):
     tasks = tasks_of(2)
-    stranger = tasks_of(2, tasks[0].port)[1]
+    outsider = tasks_of(2, tasks[0].port)[1]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(Mesh, tasks[0], 2.0, 5.0)
         with pytest.raises(RunFailedError, match="does not know this run's secret"):
-            Mesh(stranger, 2.0, 5.0)
+            Mesh(outsider, 2.0, 5.0)
         with pytest.raises(RunFailedError, match="still waits for worker-1"):
             first.result()
     assert "turned away a connection" in caplog.text
@@ -336,9 +336,9 @@ def test_rank_that_cannot_listen_disables_the_mesh():
 
 def test_refused_rank_disables_the_mesh_in_time():
     tasks = tasks_of(3)
-    stranger = replace(tasks[2], cluster=replace(tasks[2].cluster, secret=secrets.token_hex(32)))
+    outsider = replace(tasks[2], cluster=replace(tasks[2].cluster, secret=secrets.token_hex(32)))
     began = time.monotonic()
-    opened = open_trial_meshes([*tasks[:2], stranger], open_seconds=1.0)
+    opened = open_trial_meshes([*tasks[:2], outsider], open_seconds=1.0)
     assert time.monotonic() - began < 10
     assert [mesh for mesh, _ in opened] == [None] * 3
     assert "worker-2 could not join it" in opened[2][1]

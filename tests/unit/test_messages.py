@@ -191,12 +191,12 @@ def test_handshake_refuses_another_secret():
 
 def test_reflected_proof_is_refused():
     """A client cannot reuse our challenge and proof, as the roles are part of the proof."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as stranger:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         ours, _ = server.accept()
 
         def reflect():
-            stranger.sendall(_read(stranger, 32))
-            stranger.sendall(_read(stranger, 32))
+            client.sendall(_read(client, 32))
+            client.sendall(_read(client, 32))
 
         thread = threading.Thread(target=reflect)
         thread.start()
@@ -218,11 +218,11 @@ class SlowFile:
     """A socket's file that delays the first caller of `fileno` before its next step."""
 
     def __init__(self, file):
-        self.file, self.asked = file, threading.Event()
+        self.file, self.numbered = file, threading.Event()
 
     def fileno(self):
-        number, first = self.file.fileno(), not self.asked.is_set()
-        self.asked.set()
+        number, first = self.file.fileno(), not self.numbered.is_set()
+        self.numbered.set()
         if first:
             time.sleep(0.3)
         return number
@@ -241,7 +241,7 @@ def test_concurrent_cut_spares_a_new_connection():
         ours.close()  # the stream's files keep the descriptor
         cutting = threading.Thread(target=stream.cut)
         cutting.start()
-        assert reader.asked.wait(10.0)
+        assert reader.numbered.wait(10.0)
         stream.close()
         opened = [*map(files.enter_context, socket.socketpair())]
         cutting.join()

@@ -76,13 +76,13 @@ def test_repeats_average_existing_metrics():
     assert list(figures)[:4] == ["time_to_target_seconds", "top3", "mean_rank", "loss"]
 
 
-OWN_NAMES = {"accuracy": "hits", "error": "mean error"}
+CUSTOM_NAMES = {"accuracy": "hits", "error": "mean error"}
 
 
 def custom_run(name, *metrics):
     """Make a run of a custom model, two of whose metrics have names of built-in ones."""
     evaluation = {"split": "test", "examples": 360, "loss": 0.5, **dict.fromkeys(metrics, 0.25)}
-    described = [{"name": metric, "label": OWN_NAMES[metric], "better": "higher"} for metric in metrics]
+    described = [{"name": metric, "label": CUSTOM_NAMES[metric], "better": "higher"} for metric in metrics]
     figures = {"eval": evaluation, "best_eval": dict.fromkeys(metrics, 0.5)}
     return made(name, summary=figures, described={"metrics": described})
 
@@ -95,9 +95,9 @@ def test_metric_named_like_a_builtin_keeps_its_label(metrics):
     ):
         columns = {column.key: column.label for column in run_columns(comparison.runs)}
         shown = {key: label for key, label in columns.items() if key in ("eval_accuracy", "eval_error")}
-        assert shown == {f"eval_{metric}": f"test {OWN_NAMES[metric]}" for metric in metrics}
+        assert shown == {f"eval_{metric}": f"test {CUSTOM_NAMES[metric]}" for metric in metrics}
         text = as_markdown(comparison)
-        assert all(OWN_NAMES[metric] in text for metric in metrics)
+        assert all(CUSTOM_NAMES[metric] in text for metric in metrics)
 
 
 def test_error_follows_accuracy():

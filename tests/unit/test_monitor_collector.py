@@ -126,7 +126,7 @@ def test_process_that_never_existed_gives_none():
 
 
 # Watches another user's process without privileges: times and memory are readable, disk bytes and sockets are not.
-STRANGER = """
+OTHER_USER = """
 import json, os, socket, sys
 from dataclasses import asdict
 from crosstrain.monitor.collector import NodeSampler
@@ -153,7 +153,7 @@ def test_unreadable_counters_are_none_and_reported_once():
             pid = 1
             if os.stat("/proc/1").st_uid == os.geteuid():
                 pytest.skip("every process here belongs to this user")
-        output = subprocess.run([sys.executable, "-c", STRANGER, str(pid)], capture_output=True, text=True, check=False, timeout=60)
+        output = subprocess.run([sys.executable, "-c", OTHER_USER, str(pid)], capture_output=True, text=True, check=False, timeout=60)
     assert output.returncode == 0, output.stderr
     first, second = json.loads(output.stdout)
     for record in (first, second):
@@ -253,7 +253,8 @@ def test_no_descriptors_are_left_open():
 @pytest.mark.parametrize("isolated", [True, False])
 def test_watching_four_tasks_costs_under_1_percent(isolated):
     """At 0.5 s a sample may take 5 ms of CPU time; tasks have threads and connections.
-    | The kernel's walk through its connection table takes 2 to 6 ms by itself, depending on the machine.
+
+    The kernel's walk through its connection table takes 2 to 6 ms by itself, depending on the machine.
     So it is measured separately, and half of the 5 ms is allowed for the rest.
     """
     code = """

@@ -79,7 +79,8 @@ def test_correlation_equals_numpy():
 
 def exchanging(out, bytes_of, mode="async"):
     """Make a run of two nodes for 40 s, the second half at half speed.
-    | `bytes_of` gives the bytes that a node sends in a second at a pace.
+
+    `bytes_of` gives the bytes that a node sends in a second at a pace.
     """
     samples, total = [], 0.0
     for tick in range(81):

@@ -37,7 +37,7 @@ from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
 
 NODE_OF = {"worker-0": 0, "worker-1": 1}
-OWN = {"from": "worker-1"}
+FROM_WORKER = {"from": "worker-1"}
 GPU = {
     "name": "A", "utilization": 0.5, "memory_bytes": 2**20, "memory_total_bytes": 2**30, "power_watts": 70.5, "tasks": ["worker-1"]
 }  # fmt: skip
@@ -87,35 +87,35 @@ SOUND = {
                 "tail": ["a line"],
             },
         ),
-        Message("ready", {**OWN, "precision_used": None, "device_used": "gpu"}),
-        Message("compile_timed", {**OWN, "plain_seconds": 0.1, "compiled_seconds": None, "reason": "no compiler", "tasks": 2}),
-        Message("phase", {**OWN, "name": "importing"}),
-        Message("error", {**OWN, "type": "E", "message": "m", "errno": None, "exit_code": None, "peer_lost": False}),
-        Message("done", {**OWN, "sequence": 1, "command": "train", "seconds": 0.1, "drain_seconds": 0.0}),
+        Message("ready", {**FROM_WORKER, "precision_used": None, "device_used": "gpu"}),
+        Message("compile_timed", {**FROM_WORKER, "plain_seconds": 0.1, "compiled_seconds": None, "reason": "no compiler", "tasks": 2}),
+        Message("phase", {**FROM_WORKER, "name": "importing"}),
+        Message("error", {**FROM_WORKER, "type": "E", "message": "m", "errno": None, "exit_code": None, "peer_lost": False}),
+        Message("done", {**FROM_WORKER, "sequence": 1, "command": "train", "seconds": 0.1, "drain_seconds": 0.0}),
         Message(
             "steps",
             {
-                **OWN, "first_step": 0, "examples": 8, "seconds": 0.1, "data_wait_seconds": None, "network_wait_seconds": 0.0,
+                **FROM_WORKER, "first_step": 0, "examples": 8, "seconds": 0.1, "data_wait_seconds": None, "network_wait_seconds": 0.0,
                 "worker": None, "profiled_seconds": None,
             },
             {"losses": np.array([float("nan"), 1.0], "<f4")},
         ),
         Message(
             "evaluated",
-            {**OWN, "sequence": 2, "split": "test", "sums": SUMS, "seconds": 0.1, "updates_applied": 2},
+            {**FROM_WORKER, "sequence": 2, "split": "test", "sums": SUMS, "seconds": 0.1, "updates_applied": 2},
         ),
-        Message("predicted", {**OWN, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
-        Message("decoded", {**OWN, "start": 0, "sums": {"exact": 1.0}, "without_numbers": 0, "seconds": 0.1, "complete": True}),
-        Message("calibrated", {**OWN, "result": {"worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}, "refused": None}}),
+        Message("predicted", {**FROM_WORKER, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
+        Message("decoded", {**FROM_WORKER, "start": 0, "sums": {"exact": 1.0}, "without_numbers": 0, "seconds": 0.1, "complete": True}),
+        Message("calibrated", {**FROM_WORKER, "result": {"worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}, "refused": None}}),
         Message(
             "state_begin",
             {
-                **OWN, "sequence": 1, "entries": [["parameters/w", "<f4", [2]]], "updates": 1, "scalars": {"s": 1.0},
+                **FROM_WORKER, "sequence": 1, "entries": [["parameters/w", "<f4", [2]]], "updates": 1, "scalars": {"s": 1.0},
                 "memory": {"pid": 1, "mark_address": 2, "mark": "00"}, "addresses": [64],
             },
         ),
-        Message("state_part", {**OWN, "sequence": 1}, {"data": RawArray("|u1", [2], b"ab")}),
-        Message("state_end", {**OWN, "sequence": 1}),
+        Message("state_part", {**FROM_WORKER, "sequence": 1}, {"data": RawArray("|u1", [2], b"ab")}),
+        Message("state_end", {**FROM_WORKER, "sequence": 1}),
     ]
 }  # fmt: skip
 

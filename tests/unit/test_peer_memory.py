@@ -69,8 +69,8 @@ def test_partly_mapped_range_is_read_to_its_end(holder):
 def test_reused_process_id_is_refused(holder):
     """As on another machine: what lies at the mark's address is not the mark."""
     _, memory, address, _ = holder
-    stranger = PeerMemory(os.getpid(), memory.mark_address, memory.mark)
-    assert not stranger.readable([])
+    wrong_process = PeerMemory(os.getpid(), memory.mark_address, memory.mark)
+    assert not wrong_process.readable([])
     assert not PeerMemory(memory.pid, memory.mark_address, "00" * 16).readable([address])
 
 

@@ -192,14 +192,19 @@ def test_hosts_probe_each_other_despite_a_slow_one():
 
 
 def test_untested_host_is_not_reported_as_reachable():
-    def told(*reports):
+    def network_findings(*reports):
         return [
             finding.found.partition("; ")[2] for finding in findings(reports, HERE, "torch", started_by="ssh") if finding.what == "network"
         ]
 
-    assert told(report()) == [""]
-    assert told(report(tried=1), report("node1", unreachable=None)) == ["reaches the others", "did not try the others within the time"]
-    assert told(report(tried=0), report("node1", problem="is out of reach")) == ["reaches nobody yet, as no more could be tried"]
+    assert network_findings(report()) == [""]
+    assert network_findings(report(tried=1), report("node1", unreachable=None)) == [
+        "reaches the others",
+        "did not try the others within the time",
+    ]
+    assert network_findings(report(tried=0), report("node1", problem="is out of reach")) == [
+        "reaches nobody yet, as no more could be tried"
+    ]
 
 
 def test_probe_answers_or_gives_a_reason():

@@ -30,7 +30,7 @@ SOUND = {
     "data": {"digest": "0" * 64},
     "connect": {"problems": [None]},
 }
-ASKED = {"connect": {"peers": [["127.0.0.1", 4000]]}}
+REQUESTED = {"connect": {"peers": [["127.0.0.1", 4000]]}}
 
 
 @contextmanager
@@ -75,14 +75,14 @@ def lying(kind, fields):
 
 @pytest.mark.parametrize("question", SOUND)
 def test_valid_probe_answer_is_accepted(question):
-    assert wrong_with_answer(question, ASKED.get(question, {}), Message("found", SOUND[question])) is None
-    assert wrong_with_answer(question, ASKED.get(question, {}), Message("problem", {"text": "no such folder"})) is None
+    assert wrong_with_answer(question, REQUESTED.get(question, {}), Message("found", SOUND[question])) is None
+    assert wrong_with_answer(question, REQUESTED.get(question, {}), Message("problem", {"text": "no such folder"})) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(SOUND)), st.data())
 def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
-    sound, request = SOUND[question], ASKED.get(question, {})
+    sound, request = SOUND[question], REQUESTED.get(question, {})
     name = data.draw(st.sampled_from(sorted(sound)))
     assert wrong_with_answer(question, request, Message("found", {key: value for key, value in sound.items() if key != name}))
     strange = data.draw(STRANGE)

@@ -16,7 +16,8 @@ def states(count, places):
 
 def solved_rates(customers, thinks, demands):
     """Return rounds per second of both classes from the balance equations.
-    | Times are exponential, each station is shared by all present. Place 0 is thinking, the others
+
+    Times are exponential, each station is shared by all present. Place 0 is thinking, the others
     are the stations, visited in turn.
     """
     places = len(demands) + 1

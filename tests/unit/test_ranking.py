@@ -38,7 +38,7 @@ EQUAL_JOBS = [
     made("b", summary={"examples_per_second": 1210.0}),
     made("c", backend="tf", summary={"examples_per_second": 1150.0}),
 ]
-"""Two runs of one job and one seed, of which one is the fastest and the other the slowest; their mean is below the other job."""
+"""Two runs of one job and seed, the fastest and the slowest; their mean is below the run of the other job."""
 
 
 def configuration_sizes(runs):
@@ -138,7 +138,7 @@ def speeds_of(**jobs):
 
 
 SCATTERED = speeds_of(tf=[1000.0, 1210.0], torch=[1030.0, 990.0])
-"""The fastest single run is 1.17 times as fast as the fastest of the other job; the means are 1.09x, and the scatter is larger."""
+"""The fastest run is 1.17 times as fast as the fastest of the other job, the means 1.09 times; the variance is larger."""
 
 
 def test_repeats_are_judged_together():

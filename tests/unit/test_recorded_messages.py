@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
-from test_node_messages import NODE_OF, OWN, SOUND, host, read, sample, wrong_with
+from test_node_messages import FROM_WORKER, NODE_OF, SOUND, host, read, sample, wrong_with
 
 from crosstrain.backends.base import Plan, StepResult
 from crosstrain.engine.loop_interfaces import OutstandingPlans
@@ -171,7 +171,7 @@ def test_recorded_host_descriptions_can_be_read(tmp_path_factory, changes):
 
 def test_longest_task_error_is_recorded_and_readable(tmp_path):
     error = {**SOUND["error"].fields, "type": "é" * 4096, "message": "é" * MAX_ERROR_CHARACTERS}
-    messages = [Message("phase", {**OWN, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
+    messages = [Message("phase", {**FROM_WORKER, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
     assert [wrong_with(1, message, NODE_OF) for message in messages] == [None] * 3
     longer = Message("error", {**error, "message": "é" * (MAX_ERROR_CHARACTERS + 1)})
     assert "a message 'error' that is none" in wrong_with(1, longer, NODE_OF)

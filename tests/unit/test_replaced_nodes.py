@@ -13,8 +13,8 @@ from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.monitor.host import describe_host
 
-GONE = -1
-"""In place of a protocol: an agent that ends at once, as where its host refuses connections."""
+FAILED_START = -1
+"""In place of a protocol: an agent that ends immediately, as if its host refused connections."""
 
 
 class Cluster:
@@ -46,7 +46,7 @@ class Cluster:
         if protocol is None:
             return None
         channel = self.channel(node)
-        if protocol == GONE:
+        if protocol == FAILED_START:
             self.ends[node][1].shutdown(socket.SHUT_RDWR)
         elif protocol:
             self.greet(node, protocol)
@@ -118,7 +118,7 @@ def test_refusing_host_is_retried_until_it_is_back(monkeypatch):
     """As a host that restarts."""
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
-        cluster = Cluster(files, 2, [GONE, GONE, PROTOCOL])
+        cluster = Cluster(files, 2, [FAILED_START, FAILED_START, PROTOCOL])
         cluster.lose(1)
         cluster.nodes.restore(30.0)
         assert (cluster.nodes.answering, list(cluster.nodes.lost), cluster.coming) == ({0, 1}, [], [])
@@ -127,21 +127,21 @@ def test_refusing_host_is_retried_until_it_is_back(monkeypatch):
 def test_retries_of_a_refusing_host_are_bounded(monkeypatch):
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
-        cluster = Cluster(files, 2, [GONE] * 1000)
+        cluster = Cluster(files, 2, [FAILED_START] * 1000)
         cluster.lose(1)
         began = time.monotonic()
         cluster.nodes.restore(1.0)
         assert time.monotonic() - began >= 1.0
         assert len(cluster.coming) < 999
         assert list(cluster.nodes.lost) == [1]
-        cluster.coming = [GONE]
+        cluster.coming = [FAILED_START]
         began = time.monotonic()
         cluster.nodes.restore(60.0)
         assert time.monotonic() - began < 30
         assert (list(cluster.nodes.lost), cluster.coming) == ([1], [])
 
 
-@pytest.mark.parametrize(("coming", "used"), [([PROTOCOL, 0], {0, 1}), ([0, GONE, PROTOCOL], {0, 2})])
+@pytest.mark.parametrize(("coming", "used"), [([PROTOCOL, 0], {0, 1}), ([0, FAILED_START, PROTOCOL], {0, 2})])
 def test_replaced_node_is_used_though_another_hangs(monkeypatch, coming, used):
     """A refusing host does not wait for a hanging one either."""
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.2)

@@ -1,4 +1,4 @@
-"""The report's page as a file: content, escaping and replacement; browser tests check its looks."""
+"""The report as a file: content, escaping and replacement; browser tests check its looks."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def start():
         process.stdout.close()
 
 
-# What it says --------------------------------------------------------------------------------------------------------
+# Its content --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -191,7 +191,7 @@ def test_non_finite_figure_is_listed(out):
     assert by_name(out)["diverged"]["final_train_loss"] == "NaN"
 
 
-# What may lie beside the runs ----------------------------------------------------------------------------------------
+# Foreign files with the runs ----------------------------------------------------------------------------------------
 
 
 def _an_endless_view(path):
@@ -246,7 +246,7 @@ def test_listing_opens_two_small_files_of_a_run(out, monkeypatch):
     assert sorted(Path(path).name for path in opened) == ["status.json"] * 20 + ["summary.json"] * 20
 
 
-# Others at the same time ---------------------------------------------------------------------------------------------
+# Concurrent processes ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough

@@ -102,22 +102,22 @@ def test_auto_selects_third_party_backend_as_last_resort(monkeypatch, repository
 def test_deterministic_job_compiles_only_on_equal_request(tmp_path):
     file = tmp_path / "job.toml"
 
-    def found(flags, environ=None, text=""):
+    def compile_setting(flags, environ=None, text=""):
         file.write_text(text)
         resolved = resolve(flags, environ or {}, file)
         return resolved.job.compile, [note for note in resolved.notes if "compile" in note.lower()]
 
     repeatable = {"deterministic": True, "backend": "torch"}
-    assert found({**repeatable, "compile": "on"}) == ("on", [])
-    assert found({"backend": "torch"}, text='deterministic = true\ncompile = "auto"') == ("auto", [])
-    assert found({"backend": "torch"}, text='compile = "on"') == ("on", [])
-    compiled, (note,) = found(repeatable, text='compile = "on"')
+    assert compile_setting({**repeatable, "compile": "on"}) == ("on", [])
+    assert compile_setting({"backend": "torch"}, text='deterministic = true\ncompile = "auto"') == ("auto", [])
+    assert compile_setting({"backend": "torch"}, text='compile = "on"') == ("on", [])
+    compiled, (note,) = compile_setting(repeatable, text='compile = "on"')
     assert compiled == "off"
     assert note == f"compile: on (from file {file}) is ignored with --deterministic; --compile on typed enables both"
-    compiled, (note,) = found(repeatable, {"TRAINER_COMPILE": "auto"})
+    compiled, (note,) = compile_setting(repeatable, {"TRAINER_COMPILE": "auto"})
     assert compiled == "off"
     assert "TRAINER_COMPILE" in note
-    assert found({**repeatable, "compile": "auto"}, {"TRAINER_COMPILE": "on"}, 'compile = "on"') == ("auto", [])
+    assert compile_setting({**repeatable, "compile": "auto"}, {"TRAINER_COMPILE": "on"}, 'compile = "on"') == ("auto", [])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from crosstrain.cli.commands.submit import submit
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.slurm_script import SlurmJob, script_text
 
-ASKED = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
+ARGUMENTS = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
 
 GIVEN = st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))
 """What a word of a command line may have."""
@@ -34,7 +34,7 @@ def submitted(tmp_path):
     environment = {**os.environ, "PATH": f"{sbatch.parent}:{os.environ['PATH']}"}
 
     def submitting(*arguments):
-        command = [sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *ASKED, *arguments]
+        command = [sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *ARGUMENTS, *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False)
 
     return submitting

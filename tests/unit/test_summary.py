@@ -246,12 +246,12 @@ def test_profiled_run_has_the_speed_of_other_updates(groups):
     assert profiled_summary["train_seconds"] == pytest.approx(training)
 
 
-@pytest.mark.parametrize("groups_beside", [0, 19, 20])
-def test_async_speed_needs_mostly_unprofiled_groups(tmp_path, groups_beside):
-    groups = [(2, 0.5, 0.5, 0), (2, 0.5, 3.5, 1), *[(2, 0.2, None, 1)] * groups_beside]
-    summary = profiled_run(tmp_path, groups, train_seconds=4.0 + 0.1 * groups_beside, mode="async", nodes=2)
+@pytest.mark.parametrize("other_groups", [0, 19, 20])
+def test_async_speed_needs_mostly_unprofiled_groups(tmp_path, other_groups):
+    groups = [(2, 0.5, 0.5, 0), (2, 0.5, 3.5, 1), *[(2, 0.2, None, 1)] * other_groups]
+    summary = profiled_run(tmp_path, groups, train_seconds=4.0 + 0.1 * other_groups, mode="async", nodes=2)
     known = [summary["steps_per_second"], summary["examples_per_second"]]
-    assert known == ([pytest.approx(20.0), pytest.approx(200.0)] if groups_beside == 20 else [None, None])
+    assert known == ([pytest.approx(20.0), pytest.approx(200.0)] if other_groups == 20 else [None, None])
     assert summary["profiled_updates"] == 4
 
 

@@ -147,7 +147,7 @@ MISPLACED = {
     ),
     "repeats": ("repeats = 2", lambda _: "[sweep]\nrepeats = 2"),
 }
-"""What stands outside of its table, and the same where the message says that it belongs."""
+"""Misplaced lines, and the same lines where the message places them."""
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])

@@ -124,9 +124,9 @@ def test_lost_node_ends_the_next_start_too(cluster):
     agents[0].answer("stopped")
     agents[1].go()
     control.end_tasks(0.0, politely=False)
-    anew = TaskGroup(control.nodes, [])
+    second_group = TaskGroup(control.nodes, [])
     with pytest.raises(RunFailedError, match="node 1"):
-        anew.reserve_ports({0: 1, 1: 1}, 30.0)
+        second_group.reserve_ports({0: 1, 1: 1}, 30.0)
 
 
 def on_node_0(control: TaskGroup) -> TaskGroup:

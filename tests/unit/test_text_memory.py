@@ -34,8 +34,8 @@ print(prepare(sys.argv[1], None, False))
 """
 
 HEADROOM_MIB = 500
-"""Address space: what is held of this text at once is 16 MiB, of which Python makes four times as much, and what its threads reserve. With
-all 400 pairs and their pieces at once it would be a gigabyte."""
+"""Address space for 16 MiB of text held together, four times as much in Python, and the threads' reservations.
+All 400 pairs and their pieces together would take a gigabyte."""
 
 
 @pytest.mark.thorough

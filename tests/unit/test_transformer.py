@@ -29,7 +29,8 @@ PINNED = "f62f1ca803c8a892"
 @pytest.fixture(scope="module")
 def seed():
     """A fixed seed: a ReLU input within rounding of zero makes a gradient jump.
-    | One of 130 seeds did so, on torch, by 1e-3 with more padding.
+
+    One of 130 seeds did so, on torch, by 1e-3 with more padding.
     """
     return 1
 
@@ -95,7 +96,8 @@ def test_padding_changes_nothing(results, seed, case, framework):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_padding_changes_no_parameter_s_gradient(results, case):
     """Each parameter alone, in float64 on torch; float32 only allows all gradients together.
-    | There single parameters differ by up to 2.7e-6 on torch and 1.2e-6 on TensorFlow: the small gradients of queries of the
+
+    There single parameters differ by up to 2.7e-6 on torch and 1.2e-6 on TensorFlow: the small gradients of queries of the
     cross-attention and of the normalisation before them, whose terms nearly cancel, so that the order of sums is visible.
     All gradients together differed by 9.1e-7 at most, with 40 seeds on torch. In float64 it is 3e-15 of any parameter.
     """

@@ -34,14 +34,14 @@ OBJECTIVE = Objective(
     "translation", "loss", ("loss_sum", "correct", "target_tokens", "examples"), (TOKENS,), weight="target_tokens", translation=QUALITY
 )
 LINES = [f"the cat number {number} sat on the mat ." for number in range(700)]
-FOUND = [line.replace("cat", "dog") if number % 3 else line for number, line in enumerate(LINES)]
+TRANSLATIONS = [line.replace("cat", "dog") if number % 3 else line for number, line in enumerate(LINES)]
 
 
 def answer(message, leader, leaders):
     """Return the answer of a leading task, whose share is that of `Translating`."""
     start, stop = message.start, message.stop
     first, last = split_evenly(stop - start, leaders)[leader]
-    sums = sentence_sums(FOUND[start + first : start + last], LINES[start + first : start + last], "13a")
+    sums = sentence_sums(TRANSLATIONS[start + first : start + last], LINES[start + first : start + last], "13a")
     without_numbers = last - first if leader == 0 else 0
     return messages.Decoded(start, dict(zip(SUMS, sums.tolist(), strict=True)), without_numbers, 0.5, complete=True)
 
@@ -55,7 +55,7 @@ def test_sentences_count_once_on_any_number_of_tasks(leaders, decoded):
             assert not orders.complete
             orders.add(leader, answer(message, leader, leaders))
     assert orders.complete
-    expected = sentence_sums(FOUND[: decoded.sentences], LINES[: decoded.sentences], "13a")
+    expected = sentence_sums(TRANSLATIONS[: decoded.sentences], LINES[: decoded.sentences], "13a")
     assert orders.sums == dict(zip(SUMS, expected.tolist(), strict=True))
     assert orders.seconds == 0.5 * len(orders.messages)
     shares = [split_evenly(message.stop - message.start, leaders)[0] for message in orders.messages]

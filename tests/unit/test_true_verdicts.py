@@ -335,9 +335,9 @@ def test_exploded_metric_has_diverged():
 
 
 def test_run_without_evaluation_is_not_ranked():
-    lacking = repeated("x", (2000.0, 2010.0, 2020.0), GUESSED, lr=0.5)
-    lacking[0].summary["eval"], lacking[0].evals = None, []
-    conclusion = conclude(lacking + repeated("lo", SLOW, GOOD, lr=0.02))
+    unevaluated = repeated("x", (2000.0, 2010.0, 2020.0), GUESSED, lr=0.5)
+    unevaluated[0].summary["eval"], unevaluated[0].evals = None, []
+    conclusion = conclude(unevaluated + repeated("lo", SLOW, GOOD, lr=0.02))
     assert conclusion.advice == ()
     assert all(best.configuration.values["lr"] == 0.02 for best in conclusion.best)
 

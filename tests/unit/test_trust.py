@@ -56,7 +56,8 @@ def place(tmp_path, made, monkeypatch):
 
 def alter(run, **settings):
     """Change settings in all files of a run, and sign its manifests again.
-    | `data_dir` is also changed in the description of the data.
+
+    `data_dir` is also changed in the description of the data.
     """
     job = json.loads((run / "job.json").read_text())
     (run / "job.json").write_text(json.dumps({**job, **settings}))

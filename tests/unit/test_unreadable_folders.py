@@ -13,7 +13,7 @@ from report_runs import make_run
 
 from crosstrain.cli.group import invoke
 
-NOBODY = 65534
+UNPRIVILEGED_USER = 65534
 MODES = [0o000, 0o444, 0o111]
 """Neither, listing alone, looking at entries alone."""
 
@@ -23,7 +23,7 @@ def without_privileges():
     """Root may read everything, so a test that runs as root changes its user temporarily."""
     privileged = os.geteuid() == 0
     if privileged:
-        os.seteuid(NOBODY)
+        os.seteuid(UNPRIVILEGED_USER)
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from crosstrain.cli.kept_commands import _values
 from crosstrain.core.drafts import replacing
 
 RUN = "RUN"
-"""Becomes the path of a run, where a command needs one beside the path that is tested."""
+"""Replaced by the path of a run, for commands that need one in addition to the tested path."""
 
 NEEDS = {
     "run": ["--data", "npz:nothing", "--steps", "1"],

@@ -188,11 +188,14 @@ def test_sentences_longer_than_a_batch_are_reported(tmp_path, monkeypatch):
     data = open_dataset(f"parallel-text:{tmp_path}/text:en-de?vocabulary=340")
     longest = np.maximum(*(data.weights("train", f"{side}_tokens") for side in ("source", "target")))
 
-    def told(tokens):
+    def too_long_note(tokens):
         job = Job(data=data.info.name, batch_tokens=tokens)
         return TrainingJob(job, job, None, data, [], [], frozenset(), (0,)).too_long
 
     for tokens in range(1, longest.max()):
-        assert f"{(longest > tokens).sum()} of 60 training examples are longer than {tokens} tokens (up to {longest.max()})" in told(tokens)
-    assert told(1).endswith("an epoch takes 60 updates")
-    assert told(longest.max()) is None
+        assert (
+            f"{(longest > tokens).sum()} of 60 training examples are longer than {tokens} tokens (up to {longest.max()})"
+            in too_long_note(tokens)
+        )
+    assert too_long_note(1).endswith("an epoch takes 60 updates")
+    assert too_long_note(longest.max()) is None

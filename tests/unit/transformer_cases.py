@@ -76,7 +76,8 @@ DROPPED = {2: (64, 512), 3: (64, 16, 32), 4: (64, 2, 8, 32)}
 
 def result_formats(layers, x_btd, tokens_bt, lengths_b):
     """Yield results of every sequence layer of the plain case, by name.
-    | Inputs are float32, and the format of products.
+
+    Inputs are float32, and the format of products.
     """
     layer = "encoder.0"
     low_btd = layers.linear(x_btd, f"{layer}.self_attention.output", low=True)
