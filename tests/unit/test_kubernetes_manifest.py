@@ -351,7 +351,7 @@ def test_image_installs_existing_extras(repository):
     assert 'ENTRYPOINT ["trainer"]' in dockerfile
 
 
-def test_settings_from_standard_input_are_refused(tmp_path):
+def test_settings_from_a_pipe_are_refused(tmp_path):
     pipe = tmp_path / "a.toml"
     os.mkfifo(pipe)
     done = shown(str(pipe), *ARGUMENTS[1:])

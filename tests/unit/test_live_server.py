@@ -131,7 +131,7 @@ def test_endless_request_is_refused_and_not_stored(server):
     assert status(sent(server, request(server))) == 200
 
 
-def test_slow_client_times_out_and_silent_one_is_dropped(server):
+def test_slow_client_gets_408_and_silent_one_is_closed(server):
     with ExitStack() as opened:
         silent, slow, dripping = (opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)) for _ in range(3))
         slow.sendall(b"GET / HTTP/1.1\r\n")

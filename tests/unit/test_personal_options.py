@@ -182,7 +182,7 @@ def test_settings_file_accepts_no_personal_option(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", PERSONAL_OPTIONS)
-def test_run_files_hold_no_personal_option(tmp_path, name):
+def test_personal_option_in_run_files_is_refused(tmp_path, name):
     with pytest.raises(UsageError) as raised:
         refuse_personal({"lr": 0.1, name: VALUES[name]}, tmp_path / "job.json")
     assert f"has {name}, which the files of a run never decide" in str(raised.value)

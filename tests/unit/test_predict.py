@@ -218,7 +218,7 @@ class TestRows:
         assert row.factor is None
         assert any("different numbers of cores (0.25, 0.5)" in text for text in remarks(fitted, question, [row]))
 
-    def test_short_steps_under_cpu_quota_are_reported(self, tmp_path):
+    def test_steps_short_for_scheduler_periods_are_reported(self, tmp_path):
         assert not [text for text in self.rows(tmp_path)[1] if "every 20 ms" in text]
         fitted = fit([observe(Run(calibrated_run(tmp_path, name="short", compute=Compute(0.0, 0.001))))])
         question = Question((2,), Link(None), "ring", 1, ("weak",))

@@ -61,7 +61,7 @@ def test_folder_of_a_killed_process_is_removed_by_the_next():
     assert scratch.is_dir()
 
 
-def test_folder_of_another_user_is_kept(temporary):
+def test_foreign_folder_is_kept(temporary):
     process, folder = holder()
     end(process)
     namespace, pid, start, rest = re.fullmatch(r"crosstrain-(\d+)-(\d+)-(\d+)-(\w+)", folder.name).groups()

@@ -113,7 +113,7 @@ def test_unmeasured_contention_makes_verdicts_unsure():
     assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in lines_of(labelled(runs)).note
 
 
-def test_single_configuration_is_not_the_best():
+def test_winner_needs_an_opponent_and_repeats_are_suggested():
     runs = [run(f"nodes-{nodes}", contention=lost, nodes=1, batch_size=nodes * 10) for nodes, lost in ((1, 0.9), (2, 0.0), (4, 0.9))]
     conclusion = conclude(runs)
     assert conclusion.best == ()
@@ -299,7 +299,7 @@ def test_incomparable_quality_is_not_recommended():
     assert conclusion.advice == ()
 
 
-def test_other_budgets_are_named_if_quality_differs():
+def test_other_budgets_are_named_if_not_comparable():
     job = {"steps": 300, "epochs": None}
     sync = repeated("s", FAST, GOOD, **job) + repeated("t", SLOW, GOOD, backend="tf", **job)
     runs = sync + repeated("a", SLOW, FAIR, mode="async", **{**job, "steps": 150})

@@ -98,7 +98,7 @@ def test_tf_config_may_have_uneven_workers():
     assert all(place.shape == {"nodes": 2, "procs_per_node": (1, 2)} for place in places)
 
 
-def test_contradictory_recorded_job_is_corrected(tmp_path):
+def test_contradictory_recorded_job_is_refused(tmp_path):
     document = tmp_path / "job.json"
     fields = {"schema": SCHEMA, **Job(nodes=2, procs_per_node=(1, 2)).model_dump(mode="json")}
     assert checked_document(document, fields)["procs_per_node"] == [1, 2]
