@@ -13,7 +13,7 @@ from crosstrain.report.compare.ratios import MAX_REPEATS_TOLD, interval_of_mean,
 stats = ImportedLater("scipy.stats")
 
 FIGURES = st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=8).filter(lambda values: max(values) > (1 + 1e-6) * min(values))
-"""Repeats that scatter: of those whose logarithms are equal scipy computes NaN; see `test_equal_repeats_are_significant`."""
+"""Repeats with variance: for equal logarithms scipy computes NaN; see `test_equal_repeats_are_significant`."""
 
 
 @given(FIGURES, FIGURES)

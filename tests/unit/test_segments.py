@@ -28,7 +28,7 @@ def segments_of(samples, resumed):
 
 
 def test_unmarked_samples_get_segments_by_order():
-    marked, unmarked = resumed_samples(marked=True), resumed_samples(said=False)
+    marked, unmarked = resumed_samples(marked=True), resumed_samples(marked=False)
     assert {record.part_began_seconds for record in unmarked} == {None}
     assert list(with_segments(unmarked, [RESUMED])) == marked
 

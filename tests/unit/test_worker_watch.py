@@ -31,10 +31,10 @@ def test_silent_worker_and_its_return_are_reported_once():
     run = Watched(3)
     for _ in range(30):
         run.turn(0, 2)
-    assert run.told == [("worker_silent", 1)]
-    assert "worker-1 has finished no step for 11 s" in run.said[0]
+    assert run.events == [("worker_silent", 1)]
+    assert "worker-1 has finished no step for 11 s" in run.messages[0]
     run.turn(0, 1, 2)
-    assert run.told == [("worker_silent", 1), ("worker_answers", 1)]
+    assert run.events == [("worker_silent", 1), ("worker_answers", 1)]
 
 
 def test_common_pause_and_stopped_driver_are_no_silence():
@@ -47,7 +47,7 @@ def test_common_pause_and_stopped_driver_are_no_silence():
     run.watch.on_quiescent()
     run.turn(0)
     run.turn(0, 1)
-    assert run.told == []
+    assert run.events == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 3)), max_size=200))
@@ -58,10 +58,10 @@ def test_worker_within_the_limit_is_never_reported(turns):
     for worker, seconds in turns:
         passed += min(seconds, MAX_TICK_SECONDS)
         late = {late_worker for late_worker in last if passed - last[late_worker] > LIMIT}
-        before = len(run.told)
+        before = len(run.events)
         run.turn(worker, seconds=seconds)
         last[worker] = passed
-        assert {name for event, name in run.told[before:] if event == "worker_silent"} <= late - {worker}
+        assert {name for event, name in run.events[before:] if event == "worker_silent"} <= late - {worker}
 
 
 def test_restarting_worker_is_not_expected():
@@ -73,7 +73,7 @@ def test_restarting_worker_is_not_expected():
     run.watch.on_back(1)
     for _ in range(int(LIMIT)):
         run.turn(0, 2)
-    assert run.told == []
+    assert run.events == []
     for _ in range(10):
         run.turn(0, 2)
-    assert run.told == [("worker_silent", 1)]
+    assert run.events == [("worker_silent", 1)]
