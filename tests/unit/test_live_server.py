@@ -198,7 +198,7 @@ def test_hundreds_of_connections_block_nobody():
             connection.sendall([b"", b"GET", b"\x00" * 100][number % 3])
         assert status(sent(server, request(server))) == 200
         assert len(connection_threads()) < 400
-        wait_until(lambda: not connection_threads(), 60, "the strangers' threads to end")
+        wait_until(lambda: not connection_threads(), 60, "the threads of connections to end")
 
 
 def test_concurrent_answers_are_limited():
@@ -213,7 +213,7 @@ def test_concurrent_answers_are_limited():
             taking.append(connection)
         assert status(sent(server, request(server))) == HTTPStatus.SERVICE_UNAVAILABLE
         assert len(received(taking.pop())) > len(body)
-        wait_until(lambda: status(sent(server, request(server))) == 200, 60, "room for another")
+        wait_until(lambda: status(sent(server, request(server))) == 200, 60, "room for another request")
 
 
 def test_closing_leaves_neither_port_nor_thread():

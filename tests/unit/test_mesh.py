@@ -254,7 +254,7 @@ def test_unauthenticated_clients_do_not_block_ranks(monkeypatch):
 
     def join(task):
         if task.rank > 0:
-            wait_until(lambda: len(met) > 8, 10, "strangers at the first rank's door, more than may stand there")
+            wait_until(lambda: len(met) > 8, 10, "more clients at the first rank than its limit of pending connections")
         return Mesh(task, 20.0, 5.0)
 
     stop = threading.Event()

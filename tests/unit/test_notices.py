@@ -291,7 +291,7 @@ def test_notification_does_not_delay_training(make_run, monkeypatch):
             notified.run.restarted("cause", None)
         assert time.monotonic() - began < 0.4
         assert "too many notices" in notified.warnings[0]
-        wait_until(lambda: any("no answer" in warning for warning in notified.warnings), 5, "the first notice to be given up")
+        wait_until(lambda: any("no answer" in warning for warning in notified.warnings), 5, "the first notice to time out")
         over.set()
     assert not any("SECRET" in warning for warning in notified.warnings)
     assert {(event, detail["how"], detail["told"]) for event, detail in notified.events} == {("notice_failed", "notify", "restarted")}
