@@ -71,7 +71,7 @@ def test_lines_and_sentences_are_short(document):
 
 @pytest.mark.parametrize("document", PROSE)
 def test_no_line_of_a_paragraph_renders_as_a_list(document):
-    r"""Such as a wrapped sentence with a line that begins with a number: "… from\\n0. Then …"."""
+    """Such as a sentence wrapped before a number with a full stop: "… from 0. Then …"."""
     lines = [line for _, line in lines_of_prose(ROOT / document)]
     item = r"\s*(\d+\.|[-*+]) "
     pairs = [(before, line) for before, line in pairwise(lines) if re.match(item, line)]

@@ -109,7 +109,7 @@ def test_equal_repeats_are_significant():
 
 
 def test_extreme_figures_have_a_finite_interval():
-    """The largest and smallest doubles: no overflow, and nothing infinite, which JSON cannot hold."""
+    """The largest and smallest doubles: no overflow, and no infinity, which JSON cannot hold."""
     result = ratio([((1e308, 5e-324), (1.0, 2.0))])
     assert 0 < result.low < result.high < math.inf
     low, high = interval_of_mean((1e308, 5e-324))
