@@ -7,6 +7,7 @@ nested tuples of tensors [batch, …], whose rows may be taken, repeated and dro
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -151,6 +152,51 @@ def _written(shape: Sequence[int | None]) -> str:
 
 def _differ(size: int | None, rows: int | None) -> bool:
     return size is not None and rows is not None and size != rows
+
+
+class CachedStepper(ABC):
+    """A `models.decoding.search.Stepper` with memory and cache of a model's functions. Raises UsageError (`DecodingChecks`)."""
+
+    def __init__(self, pieces: int, shape_of: ShapeOf) -> None:
+        self._checks = DecodingChecks(shape_of, pieces)
+        self._memory: Any = None
+        self._cache: Any = None
+        self._position = 0
+        self._sentence_n = np.zeros(0, np.int64)
+
+    @abstractmethod
+    def _begun(self, padded_bs: NDArray[np.int64], lengths_b: NDArray[np.int64]) -> tuple[Any, Any]:
+        """Return memory and cache of padded sources, checked."""
+
+    @abstractmethod
+    def _taken(self, structures: Sequence[Any], rows_n: NDArray[np.int64]) -> list[Any]:
+        """Return these rows of memory or cache."""
+
+    @abstractmethod
+    def _stepped(self, tokens_n: NDArray[np.int64]) -> tuple[NDArray[np.float32], Any]:
+        """Return log-probabilities and the next cache, checked."""
+
+    def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
+        """See `Stepper.begin`."""
+        lengths_b = np.array([len(source) for source in sources])
+        padded_bs = np.zeros((len(sources), lengths_b.max()), np.int64)
+        for row, source in zip(padded_bs, sources, strict=True):
+            row[: len(source)] = source
+        self._memory, self._cache = self._begun(padded_bs, lengths_b)
+        self._position, self._sentence_n = 0, np.arange(len(sources))
+
+    def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Stepper.advance`."""
+        if not np.array_equal(rows_n, np.arange(len(self._sentence_n))):
+            sentence_n = self._sentence_n[rows_n]
+            if np.array_equal(sentence_n, self._sentence_n):  # hypotheses of one sentence have one memory
+                (self._cache,) = self._taken([self._cache], rows_n)
+            else:
+                self._cache, self._memory = self._taken([self._cache, self._memory], rows_n)
+            self._sentence_n = sentence_n
+        log_probabilities_nv, self._cache = self._stepped(tokens_n)
+        self._position += 1
+        return log_probabilities_nv
 
 
 FIRST_TEXT_PIECE = 4

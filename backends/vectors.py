@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 from ..data.base import IMAGE, LABEL, Dataset, Split
-from ..data.columns import LENGTHS, Column
+from ..data.columns import LENGTHS
 from ..data.preprocessing import Changes, apply_changes, normal_table
 from ..exchange.parameter_server.shards import Vector
 from ..models.base import Array, ModelSpec, ParameterSpec
@@ -115,35 +115,41 @@ class GatheredSplit:
 
     def take(self, indices: Indices, changes: Changes | None = None) -> tuple[ColumnArrays, ColumnArrays]:
         """Return copies of inputs and target of the examples at `indices`, with `changes` [n, 3] made on images."""
-        inputs: dict[str, NDArray[Any]] = {}
-        for name in self._inputs:
-            inputs |= {name: self._take_images(indices, changes)} if name == IMAGE else _given(name, self._columns[name], indices)
-        return _alone(self._inputs, inputs), _alone((self._target,), _given(self._target, self._columns[self._target], indices))
+        inputs = {name: self._take_images(indices, changes) if name == IMAGE else self._take(name, indices) for name in self._inputs}
+        return only_or_named(inputs), self._take(self._target, indices)
 
     def _take_images(self, indices: Indices, changes: Changes | None) -> NDArray[np.float32]:
         if self._images is not None and changes is None:
             return self._images[indices]
         stored: NDArray[Any] = self._columns[IMAGE].values[indices]
         images = stored if changes is None else apply_changes(stored, changes)
-        found = np.empty(images.shape, np.float32)
+        normalised = np.empty(images.shape, np.float32)
         for channel, table in enumerate(self._table):
-            np.take(table, images[:, channel], out=found[:, channel], mode="clip")
-        return found
+            np.take(table, images[:, channel], out=normalised[:, channel], mode="clip")
+        return normalised
 
-
-def _given(name: str, column: Column, indices: Indices) -> dict[str, NDArray[Any]]:
-    examples = column.take(indices)
-    if column.offsets is None:
-        return {name: _numbers(examples.values)}
-    return {name: _numbers(examples.padded()), f"{name}{LENGTHS}": examples.lengths}
+    def _take(self, name: str, indices: Indices) -> ColumnArrays:
+        examples = self._columns[name].take(indices)
+        if examples.offsets is None:
+            return _numbers(examples.values)
+        return {name: _numbers(examples.padded()), f"{name}{LENGTHS}": examples.lengths}
 
 
 def _numbers(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int64, copy=False)
 
 
-def _alone(names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> ColumnArrays:
-    return arrays[names[0]] if len(arrays) == 1 else arrays
+Values = TypeVar("Values")
+
+
+def only_or_named(columns: Mapping[str, Values | dict[str, Values]]) -> Values | dict[str, Values]:
+    """Return a model's only column, or all of them by name."""
+    if len(columns) == 1:
+        return next(iter(columns.values()))
+    named: dict[str, Values] = {}
+    for name, column in columns.items():
+        named |= column if isinstance(column, dict) else {name: column}
+    return named
 
 
 # Torch's formulas for any module of arrays. sgd: g ← g + λ·w, b ← μ·b + g, w ← w − lr·b, or lr·(g + μ·b) by Nesterov. Adam: m ← m +
@@ -248,6 +254,15 @@ def evaluation_batch(spec: ModelSpec) -> int:
 def examples_at_once(spec: ModelSpec, longest: int, most: int) -> int:
     """Return how many of `most` examples, with lengths up to `longest`, an evaluation's pass takes: at least one."""
     return max(1, min(most, EVALUATION_LOGITS_BYTES // max(1, 4 * spec.logits_per_position * longest)))
+
+
+def evaluation_passes(spec: ModelSpec, longest: Callable[[int, int], int], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of an evaluation's passes over the examples start … stop − 1, the longest of a range being `longest`."""
+    while start < stop:
+        most = min(evaluation_batch(spec), stop - start)
+        end = start + examples_at_once(spec, longest(start, start + most), most)
+        yield start, end
+        start = end
 
 
 class FlatValues:

@@ -23,15 +23,12 @@ class TaskGroup(Protocol):
 
     def send(self, message: Command) -> None:
         """Send a command to every leading task."""
-        ...
 
     def receive(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Return the next answer and its leading task, or None. Raises RunFailedError for a failed task, InterruptedRunError."""
-        ...
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
         """Drop the node of an impossible answer. Raises RunFailedError."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -81,7 +78,6 @@ class CheckpointSink(Protocol):
 
     def ending(self, step: int) -> bool:
         """Release the disk space reserved for the rest of the run; return whether to retry this state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

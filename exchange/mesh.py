@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import IntEnum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +152,7 @@ class Mesh:
         self.rank, self.ranks = task.rank, task.cluster.workers
         refuse_too_many(self.ranks)
         connections = join(task, start_seconds, listening)
-        self._sums: dict[tuple[int, np.dtype[Any]], RankSum] = {}
+        self._sum_of = lru_cache(MAX_SUMS)(lambda elements, kind: RankSum(self._links, elements, kind))
         self._background: BucketSums | None = None
         try:
             self._life = LifeSigns(connections[Channel.LIFE], silence_seconds)
@@ -162,19 +162,10 @@ class Mesh:
                 connection.close()
             raise
 
-    def sum_of(self, elements: int, kind: Any = np.float32) -> RankSum:
-        """Return the sum of vectors of a length, whose memory is kept until many others have been used since."""
-        key = elements, np.dtype(kind)
-        found = self._sums.pop(key, None) or RankSum(self._links, *key)
-        self._sums[key] = found  # which makes it the one used last
-        if len(self._sums) > MAX_SUMS:
-            del self._sums[next(iter(self._sums))]
-        return found
-
     def add_up(self, vector: NDArray[Any]) -> None:
         """Replace a contiguous vector by its sum over all ranks, bit-identical on each."""
         if vector.size:
-            self.sum_of(vector.size, vector.dtype).add_up(vector)
+            self._sum_of(vector.size, vector.dtype).add_up(vector)
 
     def submit(self, vector: NDArray[Any]) -> None:
         """Sum a vector in the background; neither it nor the mesh may be used before `wait` has returned."""

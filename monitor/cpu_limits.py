@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from .processes import TICK_SECONDS, read_file
+from .processes import TICK_SECONDS, list_process_folder, read_file, read_lines, read_process_file
 
 # version 1 writes "no limit" as the largest number of whole pages
 _UNLIMITED_BYTES = 1 << 60
@@ -88,10 +88,7 @@ def _read_memory_limit(folder: Path) -> float | None:
 
 
 def _words(path: Path) -> list[str] | None:
-    try:
-        return path.read_text().split() or None
-    except OSError:
-        return None
+    return " ".join(read_lines(path)).split() or None
 
 
 def control_groups(controller: str, pid: int | None = None) -> Iterator[tuple[Literal[1, 2], list[Path]]]:
@@ -120,22 +117,14 @@ def _upwards(mount: _Mount, group: str) -> Iterator[Path]:
 
 def _memberships(pid: int | None) -> list[tuple[frozenset[str], str]]:
     """Return (controllers, path) per hierarchy from lines ``4:cpu,cpuacct:/jobs/7``; version 2 has no controllers."""
-    try:
-        lines = Path(f"/proc/{pid or os.getpid()}/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    fields = [line.split(":", 2) for line in lines]
+    fields = [line.split(":", 2) for line in read_lines(Path(f"/proc/{pid or os.getpid()}/cgroup"))]
     return [(frozenset(names.split(",")) - {""}, path) for _, names, path in fields]
 
 
 def _mounts() -> list[_Mount]:
     """Return this mount namespace's cgroup hierarchies. Format: proc_pid_mountinfo(5)."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return []
     mounts = []
-    for line in lines:
+    for line in read_lines(Path("/proc/self/mountinfo")):
         head, _, tail = line.partition(" - ")
         kind, _, options = tail.split(" ", 2)
         if kind not in ("cgroup", "cgroup2"):
@@ -163,31 +152,15 @@ class WaitCounter:
         """Update and return the count for these processes."""
         now: dict[tuple[int, int], float] = {}
         for pid in pids:
-            for thread in _threads(pid):
-                waited = _waited_seconds(pid, thread)
-                if waited is not None:
-                    now[pid, thread] = waited
+            for thread in map(int, list_process_folder(pid, "task")):
+                content = read_process_file(pid, f"task/{thread}/schedstat")
+                if content is not None:
+                    now[pid, thread] = int(content.split()[1]) / 1e9
         for key, waited in now.items():
             before = self._before.get(key, 0.0)
             self.seconds += waited - before if waited >= before else waited  # a new thread with a reused number counts from 0
         self._before = now
         return self.seconds
-
-
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _waited_seconds(pid: int, thread: int) -> float | None:
-    """Return the second field of a thread's ``schedstat``; None if ended."""
-    try:
-        fields = read_file(f"/proc/{pid}/task/{thread}/schedstat").split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(fields[1]) / 1e9
 
 
 def read_machine_cpu_seconds() -> float:

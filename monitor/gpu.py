@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .processes import read_lines
+
 if TYPE_CHECKING:
     from ..records.store.schema import GpuSample
 
@@ -156,10 +158,7 @@ def _is_gpu(folder: Path) -> bool:
 
 
 def _first_word(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return "".join(read_lines(path)[:1]).strip()
 
 
 # The driver's control device (Linux, WSL 2) or library: without any of them no GPU is observable.

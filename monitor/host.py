@@ -21,6 +21,7 @@ import psutil
 
 from .cpu_limits import cpu_quota_cores, memory_limit_bytes
 from .gpu import describe_gpus
+from .processes import read_lines
 
 _SIOCETHTOOL = 0x8946
 _ETHTOOL_GDRVINFO = 3
@@ -75,11 +76,8 @@ MAX_CPU_FLAGS = 1000
 
 def _cpu_field(*names: str) -> str | None:
     """Return a field of ``/proc/cpuinfo`` by its x86 or ARM name, or None."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    lines = (line.partition(":") for line in read_lines(Path("/proc/cpuinfo")))
+    fields = {key.strip(): value.strip() for key, _, value in lines}
     return next((fields[name] for name in names if fields.get(name)), None)
 
 

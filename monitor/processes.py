@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,11 +51,37 @@ def read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return a text file's lines, none if it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+_GONE = (FileNotFoundError, ProcessLookupError)
+
+
+def read_process_file(pid: int, name: str) -> bytes | None:
+    """Return a file below ``/proc/PID``, None if the process has ended. Raises PermissionError."""
+    try:
+        return read_file(f"/proc/{pid}/{name}")
+    except _GONE:
+        return None
+
+
+def list_process_folder(pid: int, name: str) -> list[str]:
+    """Return the names in a folder below ``/proc/PID``, none if the process has ended. Raises PermissionError."""
+    try:
+        return os.listdir(f"/proc/{pid}/{name}")
+    except _GONE:
+        return []
+
+
 def read_stat(pid: int) -> ProcessStat | None:
     """Return a process's state, None if missing. Raises OSError."""
-    try:
-        content = read_file(f"/proc/{pid}/stat")
-    except (FileNotFoundError, ProcessLookupError):
+    content = read_process_file(pid, "stat")
+    if content is None:
         return None
     # the program's name in brackets may contain anything; numbers follow its last bracket
     fields = content[content.rindex(b")") + 2 :].split()
@@ -77,9 +106,8 @@ def _own_cpu_seconds(pid: int, ticks: int) -> float:
 
 def read_disk_bytes(pid: int) -> tuple[int, int] | None:
     """Return (read, written) storage bytes with reaped children, None if gone. Raises PermissionError."""
-    try:
-        content = read_file(f"/proc/{pid}/io")
-    except (FileNotFoundError, ProcessLookupError):
+    content = read_process_file(pid, "io")
+    if content is None:
         return None
     values = dict(line.split(b": ") for line in content.splitlines())
     return int(values[b"read_bytes"]), int(values[b"write_bytes"])
@@ -87,31 +115,18 @@ def read_disk_bytes(pid: int) -> tuple[int, int] | None:
 
 def read_pss_bytes(pid: int) -> int | None:
     """Return proportional memory, None if gone, at a cost of milliseconds. Raises PermissionError."""
-    try:
-        content = read_file(f"/proc/{pid}/smaps_rollup")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    for line in content.splitlines():
-        if line.startswith(b"Pss:"):
-            return int(line.split()[1]) * 1024
-    return None
+    match = re.search(rb"^Pss:\s*(\d+)", read_process_file(pid, "smaps_rollup") or b"", re.MULTILINE)
+    return None if match is None else int(match[1]) * 1024
 
 
 def read_socket_inodes(pid: int) -> set[int]:
     """Return the inodes of open sockets, empty if gone. Raises PermissionError."""
     inodes: set[int] = set()
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, ProcessLookupError):
-        return inodes
-    for name in names:
-        try:
-            target = os.readlink(f"{folder}/{name}")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if target.startswith("socket:["):
-            inodes.add(int(target[8:-1]))
+    for name in list_process_folder(pid, "fd"):
+        with suppress(*_GONE):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target.startswith("socket:["):
+                inodes.add(int(target[8:-1]))
     return inodes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,31 +17,26 @@ from ...core.job import Job
 from ...core.liveness import startup_phase
 from ...core.update_rules import slot_names, weights_to_evaluate
 from ...data.base import Dataset, Split
-from ...data.sampler import Batches
+from ...data.sampler import Batches, Sampler
 from ...exchange.mesh import Mesh
-from ...exchange.parameter_server.server import ShardServer
 from ...exchange.parameter_server.shards import MakeRule, UpdateRule, Vector
 from ...models.base import Array, ModelSpec
 from ...models.decoding import Stepper
 from ..base import (
     Availability,
-    CalibrationOrder,
-    CalibrationResult,
     Plan,
     Server,
     Session,
     State,
     StepResult,
     calibration_batches,
-    make_sampler,
     parameter_server_placement,
     ranks_placement,
 )
 from ..capabilities import Capabilities
-from ..parameter_server.session import AsyncSession
-from ..parameter_server.worker import Worker
+from ..parameter_server.worker import open_task
 from ..rank_session import RankSession
-from ..timing import Calibrator, DirectTrial
+from ..timing import Calibrator, CarryOut, DirectTrial
 from ..vectors import FlatValues, StateMemory, VectorRule, clip, reset_slots
 from .model import ArrayComputation, ArrayModel, Batch, Passes
 
@@ -108,7 +104,7 @@ class ArraySession(RankSession[StateMemory]):
         room = np.zeros(spec.size + max(1, spec.buffers_size), np.float32)
         self._gradient = FlatValues(spec, room[: spec.size + spec.buffers_size])
         self._message = room[: spec.size + 1]  # the gradient, then the loss in place of the first buffer value
-        self._calibrator: Calibrator | None = None
+
         self.precision_used, self.device_used = job.precision, model.device_used
         startup_phase("warming up")
         self._warm_up()
@@ -153,8 +149,7 @@ class ArraySession(RankSession[StateMemory]):
         sums = np.array(self._passes.sums(self._to_evaluate(), split, *self._share(split)))
         with self._meeting():
             self._ranks.add_up(sums)
-        found: list[float] = sums.tolist()
-        return found
+        return list(sums.tolist())
 
     def _to_evaluate(self) -> FlatValues:
         weights = weights_to_evaluate(self._values.trained, self._rule.slots)
@@ -173,7 +168,6 @@ class ArraySession(RankSession[StateMemory]):
         return self._passes.logits(self._to_evaluate(), split, start, stop)
 
     def _stepper(self) -> Stepper:
-        """Raise RuntimeError: `ArrayBackend` opens no model that translates."""
         raise RuntimeError(f"this backend does not translate with {self._spec.name!r}")
 
     def _make_memory(self) -> StateMemory:
@@ -210,14 +204,12 @@ class ArraySession(RankSession[StateMemory]):
     def _open_trial(self) -> DirectTrial:
         return DirectTrial(self._rank, "the backend is not made to try it")
 
-    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
-        if self._calibrator is None:
-            batches = calibration_batches(self._sampler, self._rank)
-            self._calibrator = Calibrator(batches, self._passes.gather, self._alone, self if self._job.wrapped else None)
-        return CalibrationResult(self._rank, *self._calibrator.run(order))
+    def _make_repetition(self) -> CarryOut:
+        batches = calibration_batches(self._sampler, self._rank)
+        return Calibrator(batches, self._passes.gather, self._compute_alone, self if self._job.wrapped else None).run
 
-    def _alone(self, found: list[Batch], batch: Batches) -> None:
-        self._passes.gradient(found, float(batch.weights[0]), self._values, self._gradient)
+    def _compute_alone(self, micro_batches: list[Batch], batch: Batches) -> None:
+        self._passes.gradient(micro_batches, float(batch.weights[0]), self._values, self._gradient)
         self._rule.step(self._gradient.trained, 0.0)
 
     def whole(self) -> None:
@@ -269,14 +261,12 @@ class ArrayBackend(ABC):
             raise UsageError(f"model: {job.model!r} translates, which backend {self.name} does not do.")
         if job.precision == "fp16":
             raise UsageError(f"precision: got 'fp16', for which backend {self.name} would have to scale the loss; use bf16 or fp32.")
-        role = task.placed.role
-        if role == "chief":
-            return AsyncSession(task, job, model, data, self.rule)
-        if role == "ps":
-            return ShardServer(task, job, model, self.rule)
-        computed = self.model(task, job, model)
         if job.mode == "async":
-            sampler = make_sampler(job, data, model.objective.weight)
-            return Worker(task, job, model, sampler, ArrayComputation(job, model, data, sampler, computed))
+            compute = partial(self._compute, task, job, model, data)
+            return open_task(task, job, model, data, self.rule, compute)
+        computed = self.model(task, job, model)
         startup_phase("joining the cluster", for_others=True)
         return ArraySession(task, job, model, data, computed, self.rule, self.ranks(task, job))
+
+    def _compute(self, task: Task, job: Job, model: ModelSpec, data: Dataset, sampler: Sampler) -> ArrayComputation:
+        return ArrayComputation(job, model, data, sampler, self.model(task, job, model))

@@ -21,7 +21,7 @@ from ..capabilities import Device
 from ..parameter_server.tickets import cut_evaluation
 from ..parameter_server.worker import Computed
 from ..timing import Calibrator, Exchange
-from ..vectors import ColumnArrays, FlatValues, GatheredSplit, clip, evaluation_batch, examples_at_once
+from ..vectors import ColumnArrays, FlatValues, GatheredSplit, clip, evaluation_batch, evaluation_passes
 
 Values = Mapping[str, Array]
 
@@ -162,14 +162,11 @@ class Passes:
         return np.concatenate([np.zeros((0, self._spec.classes), np.float32), *pieces])
 
     def _evaluated(self, values: FlatValues, split: Split, start: int, stop: int) -> Iterator[tuple[Outputs, Batch]]:
-        data, step = self._splits[split], evaluation_batch(self._spec)
-        while start < stop:
-            most = min(step, stop - start)
-            end = start + examples_at_once(self._spec, data.longest(start, start + most), most)
-            indices = np.arange(start, end, dtype=np.int32)
+        data = self._splits[split]
+        for first, last in evaluation_passes(self._spec, data.longest, start, stop):
+            indices = np.arange(first, last, dtype=np.int32)
             batch = Batch(*data.take(indices), indices)
             yield self._model.outputs(values.parameters, values.buffers, batch), batch
-            start = end
 
     def warm_up(self, batches: Batches, values: FlatValues, out: FlatValues, pieces: list[tuple[int, int]]) -> None:
         """Train once with each batch size, and evaluate these pieces of the test split; buffers change."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,10 +15,10 @@ from ...core.cluster import Task, TaskSpec
 from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...core.liveness import mark_working_thread, startup_phase
-from ...data.base import Split
+from ...data.base import Dataset, Split
 from ...data.sampler import Batches, Sampler
-from ...exchange.parameter_server.server import shard_bounds
-from ...exchange.parameter_server.shards import Vector, bytes_of
+from ...exchange.parameter_server.server import ShardServer, shard_bounds
+from ...exchange.parameter_server.shards import MakeRule, Vector, bytes_of
 from ...exchange.parameter_server.wire_protocol import (
     AVERAGED,
     NO_FIGURES,
@@ -33,9 +33,10 @@ from ...exchange.parameter_server.wire_protocol import (
     connect,
 )
 from ...models.base import ModelSpec
-from ..base import CalibrationOrder, calibration_batches
+from ..base import CalibrationOrder, calibration_batches, make_sampler
 from ..capabilities import Device
 from ..timing import Calibrator, Exchange
+from .session import AsyncSession, Translate
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
 
 Computed = tuple[float, bool]  # mean loss, whether the gradient overflowed
@@ -221,3 +222,21 @@ class Worker:
             remote.link.send(Kind.ECHO)
         for remote in (*self._others, self._chief):
             remote.link.receive()
+
+
+def open_task(
+    task: Task,
+    job: Job,
+    model: ModelSpec,
+    data: Dataset,
+    make_rule: MakeRule,
+    compute: Callable[[Sampler], Computation],
+    translate: Translate | None = None,
+) -> AsyncSession | ShardServer | Worker:
+    """Open a task of an async run: its chief, a parameter server, or a worker with what `compute` returns."""
+    if task.placed.role == "chief":
+        return AsyncSession(task, job, model, data, make_rule, translate)
+    if task.placed.role == "ps":
+        return ShardServer(task, job, model, make_rule)
+    sampler = make_sampler(job, data, model.objective.weight)
+    return Worker(task, job, model, sampler, compute(sampler))

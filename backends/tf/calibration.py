@@ -65,12 +65,6 @@ def after(tensors: State) -> State:
         return [tf.identity(tf.constant([0.0]))]
 
 
-def first_of(batch: Batch, size: tf.Tensor | int) -> Batch:
-    """In ops: return the first `size` examples of a batch."""
-    found: Batch = tf.nest.map_structure(lambda tensor: tensor[:size], batch)
-    return found
-
-
 def a_number(batch: Batch) -> tf.Tensor:
     """In ops: return a number, float32 [1], that is ready when all of a batch is."""
     return tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32), keepdims=True) for tensor in tf.nest.flatten(batch)])

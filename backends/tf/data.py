@@ -17,6 +17,7 @@ from ...data.base import IMAGE, DataInfo, Dataset, Split
 from ...data.columns import LENGTHS, ColumnSpec
 from ...data.preprocessing import normal_line, normal_table
 from ...models.base import ModelSpec
+from ..vectors import only_or_named
 
 # Normalisation equals `Dataset.inputs` to the bit; images_bhwc are uint8 [batch, height, width, channels].
 
@@ -196,6 +197,11 @@ class Layout:
         return list(specs.values())
 
 
+def part_of(tensors: Any, begin: tf.Tensor | int, end: tf.Tensor | int) -> Any:
+    """In ops: return the examples begin … end − 1 of tensors in any structure."""
+    return tf.nest.map_structure(lambda tensor: tensor[begin:end], tensors)
+
+
 def _number_type(column: ColumnSpec) -> tf.DType:
     return tf.float32 if column.dtype.startswith("float") else tf.int32
 
@@ -230,13 +236,8 @@ class Resident:
     def laid_batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Batch:
         """Return the same with images as they lie in memory."""
         names = self.layout.inputs
-        given = {name: self._laid_images(indices, changes) if name == IMAGE else self._gathered(name, indices) for name in names}
-        if len(given) == 1:
-            return given[names[0]], self._gathered(self.layout.target, indices)
-        named: dict[str, tf.Tensor] = {}
-        for name, column in given.items():
-            named |= column if isinstance(column, dict) else {name: column}
-        return named, self._gathered(self.layout.target, indices)
+        inputs = {name: self._laid_images(indices, changes) if name == IMAGE else self._gathered(name, indices) for name in names}
+        return only_or_named(inputs), self._gathered(self.layout.target, indices)
 
     def longest(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         """In ops: return the longest length, int64, of the examples start … stop − 1 in any varying column."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -21,8 +21,9 @@ from ..timing import Calibrator, Exchange, time_of_step
 from .calibration import StepProfiler, make_calibrator
 from .compiler import choose
 from .data import ColumnTensors, resident_splits
+from .gradients import Computed as LossAndGradients
 from .gradients import OneRank
-from .model import Context, MicroBatch, Model, micro_batches_of, updates_in_micro_batches
+from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Wrapping, clipped, make_rule, precision_used, unscaled
 from .runtime import cut, each_value, keep_steps_memory, kind_of
 
@@ -46,6 +47,7 @@ class TorchComputation:
         self._tracer = StepProfiler(task, job, device)
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
         self._moves = self._gradient[model.size :]
+        self._before: torch.Tensor | None = None
         keep_steps_memory()
         startup_phase("warming up")
         first, timing = sampler.whole(0, 0, 1), to_be_chosen(job, model, data)
@@ -58,7 +60,8 @@ class TorchComputation:
     def _warm_up(self, count: int) -> None:
         data = self._splits["train"]
         for _ in range(2):
-            self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0), 1 / count)
+            self._receive()
+            self._hand_over(self._source.of_gathered(*data.span(0, count), Batches.single(count), 1, 1 / count))
         self._model.sums(self._splits["test"], 0, 1)
 
     @property
@@ -71,25 +74,18 @@ class TorchComputation:
         if self._loss_scale is not None and scale is not None:
             self._loss_scale.scale = scale
 
-    def _compute(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> Computed:
-        before = self._receive()
-        return self._hand_over(before, *self._source.of_batch(x, y, share, context))
-
-    def _accumulate(self, micro_batches: Iterable[MicroBatch], count: int, share: float) -> Computed:
-        before = self._receive()
-        return self._hand_over(before, *self._source.of_micro_batches(micro_batches, count, share))
-
-    def _receive(self) -> torch.Tensor | None:
-        """Take the worker's values; return a copy of the buffers, if there are any."""
+    def _receive(self) -> None:
+        """Take the worker's values, and keep a copy of the buffers, if there are any."""
         if self._on_device is not self._values:
             self._on_device.copy_(self._values, non_blocking=True)
-        return self._tail.clone() if len(self._tail) else None
+        self._before = self._tail.clone() if len(self._tail) else None
 
-    def _hand_over(self, before: torch.Tensor | None, loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> Computed:
+    def _hand_over(self, computed: LossAndGradients) -> Computed:
+        loss, gradients = computed
         overflowed = self._loss_scale is not None and not unscaled(gradients, self._loss_scale.scale)
         torch._foreach_copy_(self._gradient_views, clipped(gradients, self._job.clip_norm) if self._job.clip_norm else gradients)
-        if before is not None:
-            self._moves.copy_(before - self._tail)
+        if self._before is not None:
+            self._moves.copy_(self._before - self._tail)
         return float(loss), overflowed
 
     def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
@@ -97,22 +93,25 @@ class TorchComputation:
         if not self._tracer.left:
             yield from self._each_gradient(batches, first_step)
             return
-        found = self._each_gradient(batches, first_step)
+        updates = self._each_gradient(batches, first_step)
         for _ in range(len(batches)):
             self._tracer.begin()
-            yield next(found)
+            yield next(updates)
             self._tracer.done()
 
     def _each_gradient(self, batches: Batches, first_step: int) -> Iterator[Computed]:
         shares = (1 / batches.weights).tolist()
         if self._job.accumulate > 1:
             updates = updates_in_micro_batches(self._model, self._splits["train"], batches, self._job.accumulate, first_step)
-            yield from (self._accumulate(*update, share) for update, share in zip(updates, shares, strict=True))
+            for update, share in zip(updates, shares, strict=True):
+                self._receive()
+                yield self._hand_over(self._source.of_micro_batches(*update, share))
             return
-        compute, context, position = self._compute, self._model.passes.training, 0
+        compute, context, position = self._source.of_batch, self._model.passes.training, 0
         for block in self._splits["train"].blocks(batches):
             for x, y in block:
-                yield compute(x, y, context(first_step + position, batches, position), shares[position])
+                self._receive()
+                yield self._hand_over(compute(x, y, shares[position], context(first_step + position, batches, position)))
                 position += 1
 
     def sums(self, split: Split, start: int, stop: int) -> list[float]:
@@ -125,11 +124,8 @@ class TorchComputation:
         """Return the calibrator; see `Computation.calibrator`."""
 
         def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
-            share = 1 / float(batch.weights[0])
-            if self._job.accumulate == 1:
-                self._compute(x, y, self._model.passes.training(0, batch, 0), share)
-            else:
-                self._accumulate(micro_batches_of(self._model, x, y, batch, self._job.accumulate), 0, share)
+            self._receive()
+            self._hand_over(self._source.of_gathered(x, y, batch, self._job.accumulate, 1 / float(batch.weights[0])))
 
         return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 

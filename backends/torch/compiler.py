@@ -113,8 +113,7 @@ class CompiledLoss:
         loss, updated = self._function(dict(named), dict(context.buffers), x, y, masks, context.compute, context.settings)
         if not apart:
             context.updated.update(updated)
-        found: torch.Tensor = loss
-        return found
+        return loss
 
     def _on_tensors(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
@@ -19,6 +19,7 @@ from ...data.columns import LENGTHS, Column
 from ...data.preprocessing import Changes, apply_changes, normal_line
 from ...data.sampler import Batches
 from ...models.base import ModelSpec
+from ..vectors import only_or_named
 
 # Normalisation equals `Dataset.inputs` to the bit; images_bchw are uint8 [batch, channels, height, width], in any order in memory.
 
@@ -225,7 +226,7 @@ class ResidentSplit:
     def span(self, start: int, stop: int) -> Batch:
         """Return the examples start … stop − 1 as stored, valid until the next call."""
         inputs = {name: held.span(start, stop) for name, held in self._inputs.items()}
-        return _together(inputs), self._target.span(start, stop)
+        return only_or_named(inputs), self._target.span(start, stop)
 
     def blocks(self, batches: Batches) -> Iterator[list[Batch]]:
         """Yield the batches, several together, in a list valid until the next one; `wait_seconds` grows by the host's time."""
@@ -247,19 +248,10 @@ class ResidentSplit:
             yield list(zip(x, y, strict=True))
 
     def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        found = [held.batches(chosen, sizes, changes) for held in self._inputs.values()]
-        if len(found) == 1:
-            return found[0]
-        return [_together(dict(zip(self._inputs, of_batch, strict=True))) for of_batch in zip(*found, strict=True)]
-
-
-def _together(inputs: Mapping[str, ColumnTensors]) -> ColumnTensors:
-    if len(inputs) == 1:
-        return next(iter(inputs.values()))
-    named: dict[str, torch.Tensor] = {}
-    for name, given in inputs.items():
-        named |= given if isinstance(given, dict) else {name: given}
-    return named
+        columns = [held.batches(chosen, sizes, changes) for held in self._inputs.values()]
+        if len(columns) == 1:
+            return columns[0]
+        return [only_or_named(dict(zip(self._inputs, batch, strict=True))) for batch in zip(*columns, strict=True)]
 
 
 def _numbers(values: NDArray[Any]) -> torch.Tensor:

@@ -12,49 +12,36 @@ from torch._higher_order_ops.while_loop import while_loop
 
 from ...data.columns import LENGTHS
 from ...data.text import BEGIN, END, PADDING
-from ..decoding_functions import DecodingChecks, DecodingFunctions
+from ..decoding_functions import CachedStepper, DecodingFunctions
 
 
-class TorchStepper:
-    """A `models.decoding.search.Stepper` of a model's functions. Wrong results raise UsageError (`DecodingChecks`)."""
+class TorchStepper(CachedStepper):
+    """A stepper of a model's functions on a device."""
 
     def __init__(self, functions: DecodingFunctions, source: str, pieces: int, device: torch.device) -> None:
+        super().__init__(pieces, shape_of)
         self._functions, self._source, self._device = functions, source, device
-        self._checks = DecodingChecks(shape_of, pieces)
-        self._memory: Any = None
-        self._cache: Any = None
-        self._position = 0
-        self._sentence_n = np.zeros(0, np.int64)
 
-    def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
-        """See `Stepper.begin`."""
-        lengths = [len(source) for source in sources]
-        padded_bs = torch.zeros(len(sources), max(lengths), dtype=torch.int64)
-        for row, source in zip(padded_bs, sources, strict=True):
-            row[: len(source)] = torch.from_numpy(np.array(source, np.int64))
-        inputs = {self._source: padded_bs.to(self._device), f"{self._source}{LENGTHS}": torch.tensor(lengths, device=self._device)}
-        with torch.inference_mode():
-            memory = self._checks.memory(self._functions.encode(inputs), len(sources))
-            self._memory = _mapped(lambda tensor: tensor.contiguous(), memory)
-            self._cache = self._checks.cache(self._functions.empty_cache(self._memory), len(sources))
-        self._position, self._sentence_n = 0, np.arange(len(sources))
+    def _tensor(self, numbers: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self._device)
 
-    def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `Stepper.advance`."""
+    def _begun(self, padded_bs: NDArray[np.int64], lengths_b: NDArray[np.int64]) -> tuple[Any, Any]:
+        inputs = {self._source: self._tensor(padded_bs), f"{self._source}{LENGTHS}": self._tensor(lengths_b)}
         with torch.inference_mode():
-            if not np.array_equal(rows_n, np.arange(len(self._sentence_n))):
-                taken = torch.from_numpy(rows_n).to(self._device)
-                self._cache = _mapped(lambda tensor: tensor.index_select(0, taken), self._cache)
-                sentence_n = self._sentence_n[rows_n]
-                if not np.array_equal(sentence_n, self._sentence_n):  # hypotheses of one sentence have one memory
-                    self._memory = _mapped(lambda tensor: tensor.index_select(0, taken), self._memory)
-                self._sentence_n = sentence_n
-            tokens = torch.from_numpy(tokens_n).to(self._device)
-            found = self._functions.decode_step(tokens, self._position, self._memory, self._cache)
-            logits_nv, self._cache = self._checks.step(found, len(tokens_n), self._cache)
-            self._position += 1
-            log_probabilities: NDArray[np.float32] = torch.log_softmax(logits_nv.float(), 1).cpu().numpy()
-        return log_probabilities
+            memory = self._checks.memory(self._functions.encode(inputs), len(padded_bs))
+            memory = _mapped(lambda tensor: tensor.contiguous(), memory)
+            return memory, self._checks.cache(self._functions.empty_cache(memory), len(padded_bs))
+
+    def _taken(self, structures: Sequence[Any], rows_n: NDArray[np.int64]) -> list[Any]:
+        rows = self._tensor(rows_n)
+        with torch.inference_mode():
+            return [_mapped(lambda tensor: tensor.index_select(0, rows), structure) for structure in structures]
+
+    def _stepped(self, tokens_n: NDArray[np.int64]) -> tuple[NDArray[np.float32], Any]:
+        with torch.inference_mode():
+            result = self._functions.decode_step(self._tensor(tokens_n), self._position, self._memory, self._cache)
+            logits_nv, cache = self._checks.step(result, len(tokens_n), self._cache)
+            return torch.log_softmax(logits_nv.float(), 1).cpu().numpy(), cache
 
 
 def shape_of(found: Any) -> Sequence[int] | None:
@@ -92,5 +79,4 @@ def greedy(logits: Logits, source_bs: torch.Tensor, lengths_b: torch.Tensor, ext
 
     pieces_bt = torch.zeros(batch, total, dtype=torch.int64, device=source_bs.device)
     done_b = torch.zeros(batch, dtype=torch.bool, device=source_bs.device)
-    found: torch.Tensor = while_loop(unfinished, step, (torch.tensor(0), pieces_bt, done_b))[1]
-    return found
+    return while_loop(unfinished, step, (torch.tensor(0), pieces_bt, done_b))[1]

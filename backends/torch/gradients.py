@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ...data.sampler import Batches
 from .data import ColumnTensors
-from .model import Context, MicroBatch, Model, apart
+from .model import Context, MicroBatch, Model, apart, micro_batches_of
 from .optimizers import LossScale
 
 Computed = tuple[torch.Tensor, Sequence[torch.Tensor]]  # loss, gradients in the order of the model's leaves
@@ -48,6 +49,13 @@ class OneRank:
             self._model.keep_updated(context)
             losses.append(loss.detach())
         return torch.stack(losses).sum(), total
+
+    def of_gathered(self, x: ColumnTensors, y: ColumnTensors, batch: Batches, accumulate: int, scale: float) -> Computed:
+        """Compute a gathered batch by itself, in at most `accumulate` micro-batches."""
+        if accumulate == 1:
+            return self.of_batch(x, y, scale, self._model.passes.training(0, batch, 0))
+        micro_batches = micro_batches_of(self._model, x, y, batch, accumulate)
+        return self.of_micro_batches(micro_batches, 0, scale)  # how many there are is of no importance without DDP
 
 
 class DataParallel(OneRank):
@@ -85,8 +93,7 @@ class DataParallel(OneRank):
         loss = self._distributed(x, y, scale, context)
         _scaled(loss, self._loss_scale).backward()
         self._model.keep_updated(context)
-        found: torch.Tensor = loss.detach()
-        return found
+        return loss.detach()
 
 
 def _scaled(loss: torch.Tensor, loss_scale: LossScale | None) -> torch.Tensor:

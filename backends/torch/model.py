@@ -19,7 +19,7 @@ from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_drop
 from ..base import TensorFunctions
 from ..capabilities import check_precision
 from ..decoding_functions import ModelFunctions
-from ..vectors import evaluation_batch, examples_at_once
+from ..vectors import evaluation_passes
 from .data import ColumnTensors, ResidentSplit, part_of
 from .decoding import TorchStepper, shape_of
 from .optimizers import LOW_FORMATS, overwrites_gradients, watched
@@ -231,15 +231,11 @@ class Model:
         return np.concatenate([np.zeros((0, self.spec.classes), dtype=np.float32), *pieces])
 
     def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ColumnTensors, ColumnTensors]]:
-        step = evaluation_batch(self.spec)
-        first = start
-        while first < stop:
-            end = first + examples_at_once(self.spec, data.longest(first, min(first + step, stop)), min(step, stop - first))
+        for first, last in evaluation_passes(self.spec, data.longest, start, stop):
             with torch.inference_mode():
-                x, y = data.span(first, end)
+                x, y = data.span(first, last)
                 outputs = self.forward(x, self.passes.evaluation)
             yield outputs, x, y
-            first = end
 
 
 def apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:

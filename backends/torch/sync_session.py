@@ -7,7 +7,7 @@ Buffers are averaged over ranks before they are evaluated or saved.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,45 +20,36 @@ from ...core.update_rules import slot_names, weights_to_evaluate
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import Array, ModelSpec
-from ..base import CalibrationOrder, CalibrationResult, Plan, State, StepResult, calibration_batches
+from ..base import Plan, State, StepResult, calibration_batches
 from ..compiling import to_be_chosen
 from ..rank_session import RankSession
-from ..timing import Calibrator, DirectTrial, Exchange, time_of_step
+from ..timing import Calibrator, CarryOut, DirectTrial, Exchange, time_of_step
 from .calibration import StepProfiler, make_calibrator, reducer_figures
 from .compiler import choose
 from .data import ColumnTensors, resident_splits
 from .decoding import TorchStepper
 from .direct import DirectGradients, DirectRanks, join, open_trial
-from .gradients import OneRank
-from .model import Context, MicroBatch, Model, micro_batches_of, updates_in_micro_batches
+from .gradients import Computed, OneRank
+from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
 from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
 
 
 class Updater:
-    """Applies the gradients of a source by a rule."""
+    """Applies gradients by a rule."""
 
-    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None, source: OneRank) -> None:
-        self._rule, self._loss_scale, self._source = rule, loss_scale, source
+    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None) -> None:
+        self._rule, self._loss_scale = rule, loss_scale
         self._clip_norm = job.clip_norm
 
-    def update(self, x: ColumnTensors, y: ColumnTensors, scale: float, lr: float, context: Context) -> torch.Tensor:
-        """Apply one update; return the source's loss."""
-        loss, gradients = self._source.of_batch(x, y, scale, context)
-        self._apply(gradients, lr)
-        return loss
-
-    def accumulate(self, micro_batches: Iterable[MicroBatch], count: int, scale: float, lr: float) -> torch.Tensor:
-        """Do the same from `count` micro-batches, in turn."""
-        loss, gradients = self._source.of_micro_batches(micro_batches, count, scale)
-        self._apply(gradients, lr)
-        return loss
-
-    def _apply(self, gradients: Sequence[torch.Tensor], lr: float) -> None:
+    def apply(self, computed: Computed, lr: float) -> torch.Tensor:
+        """Apply one update; return its loss."""
+        loss, gradients = computed
         if self._loss_scale is not None and not self._loss_scale.unscale(gradients):
             self._rule.updates += 1  # an update that changes nothing: the cursor of the run counts it
-            return
-        self._rule.step(clipped(gradients, self._clip_norm) if self._clip_norm else gradients, lr)
+        else:
+            self._rule.step(clipped(gradients, self._clip_norm) if self._clip_norm else gradients, lr)
+        return loss
 
 
 GROUP_SECONDS = 0.5  # for a single process; ranks yield one result per plan
@@ -78,11 +69,11 @@ class SyncSession(RankSession[StateMemory]):
         self._slots = slot_names(job)
         self._loss_scale = LossScale() if job.precision == "fp16" else None
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
-        self._calibrator: Calibrator | None = None
+
         self._tracer = StepProfiler(task, job, device)
         exchange = join(task, job, self._model, self._loss_scale, device)
         self._ranks, self._source, self._exchange, self._distributed = exchange
-        self._updater = Updater(job, self._rule, self._loss_scale, self._source)
+        self._updater = Updater(job, self._rule, self._loss_scale)
         keep_steps_memory()
         startup_phase("warming up")
         first = self._sampler.for_rank(0, 0, 1, self._rank)
@@ -98,7 +89,7 @@ class SyncSession(RankSession[StateMemory]):
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()
-            float(self._updater.update(x, y, 1.0, 0.0, self._model.passes.training(0, Batches.single(count), 0)))
+            float(self._updater.apply(self._source.of_gathered(x, y, Batches.single(count), 1, 1.0), 0.0))
             seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
         self._evaluated.sums(self._splits["test"], 0, min(count, self._sizes["test"]))
@@ -146,17 +137,18 @@ class SyncSession(RankSession[StateMemory]):
         data.wait_seconds = 0.0
         own = batches.slice(first, count)
         scales = (self._source.factor / own.weights).tolist()
-        rates = plan.learning_rates[first : first + count].tolist()
+        rates, apply = plan.learning_rates[first : first + count].tolist(), self._updater.apply
         if self._job.accumulate > 1:
             updates = updates_in_micro_batches(self._model, data, own, self._job.accumulate, plan.first_step + first)
-            losses = [self._updater.accumulate(*update, scale, rate) for update, scale, rate in zip(updates, scales, rates, strict=True)]
+            accumulate = self._source.of_micro_batches
+            losses = [apply(accumulate(*update, scale), rate) for update, scale, rate in zip(updates, scales, rates, strict=True)]
         else:
             losses = []
-            update, context, step = self._updater.update, self._model.passes.training, plan.first_step + first
+            compute, context, step = self._source.of_batch, self._model.passes.training, plan.first_step + first
             for block in data.blocks(own):
                 for x, y in block:
                     position = len(losses)
-                    losses.append(update(x, y, scales[position], rates[position], context(step + position, own, position)))
+                    losses.append(apply(compute(x, y, scales[position], context(step + position, own, position)), rates[position]))
         reduced = self._reduce(losses)
         seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(4 * count, int(count * GROUP_SECONDS / seconds)))
@@ -169,15 +161,13 @@ class SyncSession(RankSession[StateMemory]):
             stacked = stacked.to(torch.float64)
             self._ranks.add_up(stacked)
             stacked /= self._source.factor
-        result: Array = stacked.cpu().numpy().astype(np.float32)
-        return result
+        return np.asarray(stacked.cpu().numpy(), np.float32)
 
     def _sums(self, split: Split) -> list[float]:
         sums = torch.tensor(self._evaluated.sums(self._splits[split], *self._share(split)), dtype=torch.float64, device=self._device)
         with self._meeting():
             self._ranks.add_up(sums)
-        found: list[float] = sums.tolist()
-        return found
+        return list(sums.tolist())
 
     def _stepper(self) -> TorchStepper:
         return self._evaluated.stepper()
@@ -238,12 +228,12 @@ class SyncSession(RankSession[StateMemory]):
         if self._loss_scale is not None:
             self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
 
-    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
-        native = reducer_figures(self._distributed) if self._calibrator is None else {}
-        if self._calibrator is None:
-            exchange = None if self._exchange is None else self._exchange()
-            self._calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=exchange is not None), exchange)
-        return CalibrationResult(self._rank, *self._calibrator.run(order), native)
+    def _native_figures(self) -> Mapping[str, float]:
+        return reducer_figures(self._distributed)
+
+    def _make_repetition(self) -> CarryOut:
+        exchange = None if self._exchange is None else self._exchange()
+        return self._make_calibrator(OneRank(self._model, self._loss_scale, slices=exchange is not None), exchange).run
 
     def _open_trial(self) -> DirectTrial:
         def make(ranks: DirectRanks) -> Calibrator:
@@ -254,15 +244,10 @@ class SyncSession(RankSession[StateMemory]):
 
     def _make_calibrator(self, source: OneRank, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
-        updater = Updater(self._job, self._rule, self._loss_scale, source)
 
         def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
-            scale, passes = self._source.factor / float(batch.weights[0]), self._model.passes
-            if self._job.accumulate == 1:
-                updater.update(x, y, scale, 0.0, passes.training(0, batch, 0))
-                return
-            micro_batches = micro_batches_of(self._model, x, y, batch, self._job.accumulate)
-            updater.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance without DDP
+            scale = self._source.factor / float(batch.weights[0])
+            self._updater.apply(source.of_gathered(x, y, batch, self._job.accumulate, scale), 0.0)
 
         return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ....core.job import Job
 from ...base import StepComponent
-from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, first_of, repeated
-from ..data import Batch, Layout, Resident
+from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, repeated
+from ..data import Batch, Layout, Resident, part_of
 from ..model import ForwardContexts, TfModel, flattened
 from .shards import Shard
 from .tickets import Work, unpack
@@ -70,7 +70,7 @@ class WorkerComponents:
     def _computing(self, data: Resident, work: Work, *, half: bool) -> tuple[State, Step]:
         batch, indices = self._batch(data, work, 0)
         size = tf.size(indices) // 2 if half else tf.size(indices)
-        batch, indices = first_of(batch, size), indices[:size]
+        batch, indices = part_of((batch, indices), 0, size)
         messages = [tf.identity(shard.pull()) for shard in self._shards]
 
         def compute(done: tf.Tensor, state: State) -> State:
@@ -80,13 +80,13 @@ class WorkerComponents:
             number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
             weight = 1.0 / work.weights[0]
             if self._accumulate == 1:
-                (read,) = data.micro_batches(*batch, 1)
+                (read,) = data.micro_batches(*batch, count=1)
                 loss_sum, gradients, decrements = self._gradients.batch(read, indices, values, weight, number)
             else:
 
                 def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-                    laid, target = tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
-                    return (data.as_read(laid), target), indices[begin:end]
+                    (laid, target), taken = part_of((batch, indices), begin, end)
+                    return (data.as_read(laid), target), taken
 
                 loss_sum, gradients, decrements = self._gradients.micro_batches(take, tf.size(indices), values, weight, number)
             return [flattened([*gradients, *decrements])[:1] + loss_sum]

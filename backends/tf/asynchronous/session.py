@@ -182,13 +182,10 @@ class AsyncSession:
         """Have the workers evaluate pieces of the split, and sum; the number of examples is checked."""
         self._require_quiescence("evaluate")
         started = time.perf_counter()
-        pieces: ResultQueue[None] = ResultQueue(self._job.workers)
-        for start, stop in split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers):
-            arguments = (self._datasets, tf.constant([start, stop], tf.int32))
-            pieces.put(None, self._coordinator.schedule(self._evaluation(split), args=arguments))
+        pieces = split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers)
         sums = np.zeros(len(self._spec.objective.sums))
-        while pieces.outstanding:
-            sums += pieces.next()[1]
+        for part in self._results_of(self._evaluation(split), [(tf.constant(piece, tf.int32),) for piece in pieces]):
+            sums += part
         seconds = time.perf_counter() - started
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._updates_applied())
 
@@ -264,11 +261,16 @@ class AsyncSession:
     def _on_each_worker(self, function: tf.types.experimental.ConcreteFunction, order: CalibrationOrder) -> list[tuple[float, ...]]:
         """Give an order to as many workers as there are, or to some of them repeatedly; return the answers."""
         batches = calibration_batches(self._sampler)
-        arguments = (self._datasets, tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order)))
-        answers: ResultQueue[None] = ResultQueue(self._job.workers)
-        for _ in range(self._job.workers):
-            answers.put(None, self._coordinator.schedule(function, args=arguments))
-        return [tuple(answers.next()[1].tolist()) for _ in range(self._job.workers)]
+        arguments = tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order))
+        return [tuple(answer.tolist()) for answer in self._results_of(function, [arguments] * self._job.workers)]
+
+    def _results_of(self, function: tf.types.experimental.ConcreteFunction, calls: Sequence[tuple[tf.Tensor, ...]]) -> Iterator[Array]:
+        """Have workers call a function of their dataset and further arguments; yield results as they are ready."""
+        results: ResultQueue[None] = ResultQueue(self._job.workers)
+        for arguments in calls:
+            results.put(None, self._coordinator.schedule(function, args=(self._datasets, *arguments)))
+        while results.outstanding:
+            yield results.next()[1]
 
     def close(self) -> None:
         """Do nothing: servers end with their processes, and TensorFlow's coordinator would wait forever for a dead worker."""

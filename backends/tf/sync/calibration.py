@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ....data.sampler import Batches
 from ...base import CalibrationOrder, StepComponent
 from ...timing import repeat
-from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, first_of, limits_of, repeated
-from ..data import Batch, ColumnTensors, Resident
+from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, limits_of, repeated
+from ..data import Batch, ColumnTensors, Resident, part_of
 from .collectives import Collectives, Traced
 from .steps import Replica
 
@@ -111,7 +111,7 @@ class RankComponents:
         return [a_number(self._batch(tf.math.floormod(done, self._count)))]
 
     def _computing(self, size: int) -> tuple[State, Step]:
-        batch, indices = first_of(self._batch(0), size), self._indices_kb[0][:size]
+        batch, indices = part_of((self._batch(0), self._indices_kb[0]), 0, size)
 
         def own(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
             return self._updated(laid, target, indices, lambda gradients: gradients)

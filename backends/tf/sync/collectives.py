@@ -138,8 +138,7 @@ class MultiWorker(Collectives):
     def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """All-reduce the tensors; those of one type travel together, in packs."""
         placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy needs their devices
-        summed: Sequence[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
-        return summed
+        return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed))
 
     def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """All-reduce a matrix with a row per rank, then sum the rows: a reduced vector's order would depend on the place."""
@@ -156,9 +155,8 @@ class MultiWorker(Collectives):
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Add rank 0's array to the others' −0, which changes no number, not even a −0."""
-        given = np.full(shape, -0.0, np.float32) if array is None else array
-        result: Array = self._sum(tf.constant(given.ravel())).numpy().reshape(shape)
-        return result
+        summand = np.full(shape, -0.0, np.float32) if array is None else array
+        return np.asarray(self._sum(tf.constant(summand.ravel())).numpy().reshape(shape))
 
     def leave(self) -> None:
         """Pass two barriers: a rank may leave the first before another has read its last message; the second may fail."""

@@ -149,8 +149,7 @@ def open_trial(
     traced = ranks.traced(lambda vector: ranks.on_replica(ranks.add_in_order, vector), tf.TensorSpec([None], tf.float32))
 
     def add_up(vector: Vector) -> Vector:
-        found: Vector = traced(tf.constant(vector)).numpy()
-        return found
+        return np.asarray(traced(tf.constant(vector)).numpy())
 
     on_cpu = not device.startswith("GPU")
     return DirectTrial.of(task, on_cpu, add_up, silence_seconds, lambda mesh: make(DirectRanks(mesh, device, sequential=sequential)).run)

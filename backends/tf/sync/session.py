@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -16,18 +16,11 @@ from ....core.liveness import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
-from ...base import (
-    CalibrationOrder,
-    CalibrationResult,
-    Plan,
-    State,
-    StepResult,
-    calibration_batches,
-)
+from ...base import Plan, State, StepResult, calibration_batches
 from ...compiling import settle, timed, to_be_chosen
 from ...loading import keep_freed_memory
 from ...rank_session import RankSession
-from ...timing import DirectTrial, time_of_step
+from ...timing import CarryOut, DirectTrial, time_of_step
 from ...vectors import StateMemory, evaluation_batch
 from ..calibration import StepProfiler
 from ..compiler import refusals_told
@@ -67,7 +60,7 @@ class SyncSession(RankSession[StateMemory]):
         self._micro_batches = micro_batches_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
         self._device, self._updates = device, 0
-        self._calibrator: Calibrator | None = None
+
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         if job.accumulate > 1:  # else sums of gradients become temporary variables, which clash in nested loops
             tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
@@ -80,9 +73,10 @@ class SyncSession(RankSession[StateMemory]):
             keep_freed_memory(MAX_KEPT_BYTES, MAX_KEPT_BYTES // 4, one_arena=False)
         first = self._sampler.for_rank(0, 0, 1, task.rank)
         self.steps = Steps(job, self._model, self._replica, ranks, self._splits["train"], self._passes, first, self._micro_batches)
-        self._evaluations = {split: ranks.traced(self._evaluation(split)) for split in self._splits}
-        self._predictions = {split: ranks.traced(self._prediction(split), *[tf.TensorSpec([], tf.int32)] * 2) for split in self._splits}
-        self._averaging = ranks.traced(self._averaged_in_ops)
+        self._evaluations = {split: ranks.traced(partial(self._evaluate, split)) for split in self._splits}
+        bounds = [tf.TensorSpec([], tf.int32)] * 2
+        self._predictions = {split: ranks.traced(partial(self._predict, split), *bounds) for split in self._splits}
+        self._averaging = ranks.traced(partial(ranks.on_replica, self._average_in_ops))
         self._tracer = StepProfiler(job.profile, here=task.rank == 0)
 
     def pays_to_compile(self) -> bool:
@@ -93,7 +87,7 @@ class SyncSession(RankSession[StateMemory]):
         return pays
 
     def _time_of_step(self) -> float:
-        return time_of_step(self._make_calibrator(self._ranks).run)
+        return time_of_step(self._make_repetition())
 
     def _time_of_compiled_step(self) -> float:
         self.steps.compile(on=True)
@@ -127,8 +121,7 @@ class SyncSession(RankSession[StateMemory]):
             begin += count
 
     def _sums(self, split: Split) -> list[float]:
-        sums: list[float] = self._evaluations[split]().numpy().tolist()
-        return sums
+        return list(self._evaluations[split]().numpy().tolist())
 
     def _stepper(self) -> TfStepper:
         return self._model.stepper(partial(self._replica.read, to_evaluate=True), self._passes.evaluation, self._device)
@@ -162,10 +155,8 @@ class SyncSession(RankSession[StateMemory]):
     def _open_trial(self) -> DirectTrial:
         return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, self._sequential, self._make_calibrator)
 
-    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
-        if self._calibrator is None:
-            self._calibrator = self._make_calibrator(self._ranks)
-        return CalibrationResult(self._rank, *self._calibrator.run(order))
+    def _make_repetition(self) -> CarryOut:
+        return self._make_calibrator(self._ranks).run
 
     def _make_calibrator(self, ranks: Collectives) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
@@ -189,12 +180,9 @@ class SyncSession(RankSession[StateMemory]):
     def _average(self) -> None:
         self._averaging()
 
-    def _averaged_in_ops(self) -> tf.Tensor:
-        def average() -> tf.Tensor:
-            self._replica.average_buffers(self._ranks.add_up, self._job.workers)
-            return tf.constant(True)
-
-        return self._ranks.on_replica(average)
+    def _average_in_ops(self) -> tf.Tensor:
+        self._replica.average_buffers(self._ranks.add_up, self._job.workers)
+        return tf.constant(True)
 
     def _call(self, batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> Array:
         losses = self.steps(batches, learning_rates, self._updates, first_step)
@@ -204,21 +192,14 @@ class SyncSession(RankSession[StateMemory]):
             self._replica.loss_scale.check()
         return losses
 
-    def _evaluation(self, split: Split) -> Callable[[], tf.Tensor]:
-        start, stop = self._share(split)
+    def _evaluate(self, split: Split) -> tf.Tensor:
+        parameters, buffers = self._replica.read(to_evaluate=True)
+        context = self._passes.evaluation(buffers)
+        sums = summed(self._model, self._splits[split], parameters, context, *self._share(split), self._micro_batches)
+        return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
 
-        def evaluation() -> tf.Tensor:
-            parameters, buffers = self._replica.read(to_evaluate=True)
-            sums = summed(self._model, self._splits[split], parameters, self._passes.evaluation(buffers), start, stop, self._micro_batches)
-            return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
-
-        return evaluation
-
-    def _prediction(self, split: Split) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-        def prediction(start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-            parameters, buffers = self._replica.read(to_evaluate=True)
-            data = self._splits[split]
-            micro_batches = data.micro_batches(*data.laid_batch(tf.range(start, stop)), self._micro_batches)
-            return self._model.logits(parameters, micro_batches, self._passes.evaluation(buffers))
-
-        return prediction
+    def _predict(self, split: Split, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        parameters, buffers = self._replica.read(to_evaluate=True)
+        data = self._splits[split]
+        micro_batches = data.micro_batches(*data.laid_batch(tf.range(start, stop)), self._micro_batches)
+        return self._model.logits(parameters, micro_batches, self._passes.evaluation(buffers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +18,7 @@ from ...base import State
 from ...compiling import compiled_sizes
 from ...vectors import StateMemory
 from ..compiler import CompiledLoop, compiled
-from ..data import Batch, ColumnTensors, Resident
+from ..data import Batch, ColumnTensors, Resident, part_of
 from ..model import Buffers, ForwardContexts, TfModel
 from ..optimizers import LossScale, Optimizer, accumulated, build_optimizer, clipped
 from ..runtime import checked_values, copy_all
@@ -241,8 +242,7 @@ class Steps:
         sizes, weights = np.diff(batches.offsets).astype(np.int64), batches.weights.astype(np.float32)
         changes = _NO_CHANGES if batches.changes is None else batches.changes[own]
         inputs = (batches.indices[own], sizes, weights, scalars, np.int64(first_step), changes)
-        losses: Array = self._train(*map(tf.constant, inputs)).numpy()
-        return losses
+        return np.asarray(self._train(*map(tf.constant, inputs)).numpy())
 
     def _steps(
         self,
@@ -306,12 +306,7 @@ class Steps:
         """Return the same of examples gathered together, in as many micro-batches as in training."""
         if self._job.accumulate == 1:
             return self._gradients(laid, target, indices, number, share)
-
-        def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-            part: Batch = tf.nest.map_structure(lambda tensor: tensor[begin:end], (laid, target))
-            return part, indices[begin:end]
-
-        return self._accumulated(take, tf.size(indices), number, share)
+        return self._accumulated(partial(part_of, ((laid, target), indices)), tf.size(indices), number, share)
 
     def _gradients(
         self,
