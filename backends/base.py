@@ -247,7 +247,7 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
 def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | None:
     """Return the lengths by which training batches are filled. Raises UsageError for batches by tokens of data without tokens."""
     lengths = example_lengths(data)
-    if job.batch_tokens is not None and (lengths is None or min(int(found.min()) for found in lengths.values()) < 1):
+    if job.batch_tokens is not None and (lengths is None or min(int(column.min()) for column in lengths.values()) < 1):
         raise UsageError(
             f"batch_tokens: got {job.batch_tokens}, but the examples of {data.info.name!r} are no sequences of tokens; "
             "give --batch-size, or choose a dataset of text: trainer data list"

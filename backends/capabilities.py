@@ -86,10 +86,10 @@ COMPLETE = Capabilities(
 
 def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> None:
     """Raise UsageError, beginning with the field's name, for the first setting that the backend does not support."""
-    for name, asked, supported in _asked(job, capabilities):
-        if asked not in supported:
+    for name, value, supported in _asked(job, capabilities):
+        if value not in supported:
             listed = ", ".join(supported) or "nothing"
-            raise UsageError(f"{name}: got {asked!r}, which backend {backend} does not support; supported there: {listed}.")
+            raise UsageError(f"{name}: got {value!r}, which backend {backend} does not support; supported there: {listed}.")
     if job.exchange == "direct" and job.mode == "sync" and job.wrapped:
         refuse_too_many(job.workers)
         if job.device == "gpu":
@@ -124,5 +124,5 @@ def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Seq
         ("clip_norm", 0, capabilities.clipping),
         ("ema_decay", 0, capabilities.weight_averaging),
     ):
-        asked = getattr(job, name)
-        yield name, f"{asked:g}", [f"{without}", *([f"{asked:g}"] if supported else [])]
+        value = getattr(job, name)
+        yield name, f"{value:g}", [f"{without}", *([f"{value:g}"] if supported else [])]

@@ -107,10 +107,10 @@ def timed(
 
 def compiled_sizes(size: int, *parts: int) -> frozenset[int]:
     """Return the sizes to compile for: a batch and half of it (`StepComponent`), cut into `parts` like micro-batches, in turn."""
-    found = {size, size // 2}
+    sizes = {size, size // 2}
     for most in parts:
-        found = {after - before for whole in found for before, after in pairwise(_borders(whole, most))}
-    return frozenset(found - {0})
+        sizes = {after - before for whole in sizes for before, after in pairwise(_borders(whole, most))}
+    return frozenset(sizes - {0})
 
 
 def _borders(size: int, most: int) -> list[int]:

@@ -73,9 +73,9 @@ def _checked(name: str, function: Callable[..., Any], shape_of: ShapeOf) -> Call
         losses_b = function(outputs, target, context)
         shape, (rows, *_) = shape_of(losses_b), shape_of(outputs) or (None,)
         if shape is None or len(shape) != 1 or _differ(shape[0], rows):
-            said = _kind(losses_b) if shape is None else _written(shape)
+            kind = _kind(losses_b) if shape is None else _written(shape)
             among = "" if rows is None else f" for {rows} examples"
-            raise UsageError(f"model: the loss {name!r} returned {said}{among}; a number for each example is needed, [batch]")
+            raise UsageError(f"model: the loss {name!r} returned {kind}{among}; a number for each example is needed, [batch]")
         return losses_b
 
     return checked
@@ -88,28 +88,28 @@ class DecodingChecks:
     shape_of: ShapeOf
     pieces: int
 
-    def memory(self, found: Any, rows: int | None) -> Any:
+    def memory(self, structure: Any, rows: int | None) -> Any:
         """Check what `encode` returned."""
-        self._check_tensors("encode", "", found, rows)
-        return found
+        self._check_tensors("encode", "", structure, rows)
+        return structure
 
-    def cache(self, found: Any, rows: int | None) -> Any:
+    def cache(self, structure: Any, rows: int | None) -> Any:
         """Check what `empty_cache` returned."""
-        self._check_tensors("empty_cache", "", found, rows)
-        return found
+        self._check_tensors("empty_cache", "", structure, rows)
+        return structure
 
-    def step(self, found: Any, rows: int | None, before: Any) -> tuple[Any, Any]:
+    def step(self, result: Any, rows: int | None, before: Any) -> tuple[Any, Any]:
         """Check what `decode_step` returned, which was given the cache `before`."""
-        if not isinstance(found, tuple) or len(found) != 2:
-            said = f"{len(found)} values" if isinstance(found, tuple) else _kind(found)
-            raise UsageError(f"model: the function 'decode_step' returned {said}; two are needed, (logits, cache)")
-        logits, cache = found
+        if not isinstance(result, tuple) or len(result) != 2:
+            kind = f"{len(result)} values" if isinstance(result, tuple) else _kind(result)
+            raise UsageError(f"model: the function 'decode_step' returned {kind}; two are needed, (logits, cache)")
+        logits, cache = result
         shape = self.shape_of(logits)
         if shape is None or len(shape) != 2 or shape[1] not in (None, self.pieces) or _differ(shape[0], rows):
-            said = _kind(logits) if shape is None else _written(shape)
+            kind = _kind(logits) if shape is None else _written(shape)
             among = "" if rows is None else f" for {rows} {'row' if rows == 1 else 'rows'}"
             raise UsageError(
-                f"model: the function 'decode_step' returned the logits {said}{among}; a number for each piece is needed,"
+                f"model: the function 'decode_step' returned the logits {kind}{among}; a number for each piece is needed,"
                 f" [batch, pieces], here [{'batch' if rows is None else rows}, {self.pieces}]"
             )
         self._check_tensors("decode_step", " in its cache", cache, rows)
@@ -124,10 +124,10 @@ class DecodingChecks:
         for part in self._parts(structure):
             shape = self.shape_of(part)
             if shape is None or not shape or _differ(shape[0], rows):
-                said = _kind(part) if shape is None else f"a tensor {_written(shape)}"
+                kind = _kind(part) if shape is None else f"a tensor {_written(shape)}"
                 among = "" if shape is None or rows is None else f" for a batch of {rows}"
                 raise UsageError(
-                    f"model: the function {function!r} returned {said}{where}{among}; tensors in tuples are needed, which may be nested,"
+                    f"model: the function {function!r} returned {kind}{where}{among}; tensors in tuples are needed, which may be nested,"
                     " each [batch, …]"
                 )
 
@@ -142,8 +142,8 @@ class DecodingChecks:
         return f"({', '.join(map(self._nesting, structure))})" if isinstance(structure, tuple) else "·"
 
 
-def _kind(found: Any) -> str:
-    return "None" if found is None else f"one {type(found).__name__}"
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"one {type(value).__name__}"
 
 
 def _written(shape: Sequence[int | None]) -> str:

@@ -41,21 +41,21 @@ def install_hint(name: str) -> str:
     return f"The documentation of the package {plugin.provider!r} says how to install it."
 
 
-def _complete(plugin: Plugin, found: Any) -> Backend:
+def _complete(plugin: Plugin, plugin_object: Any) -> Backend:
     from .capabilities import Capabilities  # imports the job, which agents, that only list packages, do without
 
     with plugin_code(plugin, "backend", "its declaration"):
-        lacking = [member for member in MEMBERS if not hasattr(found, member)]
-    if lacking:
-        raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; missing: {', '.join(lacking)}.")
-    if not isinstance(found.capabilities, Capabilities):
+        missing = [member for member in MEMBERS if not hasattr(plugin_object, member)]
+    if missing:
+        raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; missing: {', '.join(missing)}.")
+    if not isinstance(plugin_object.capabilities, Capabilities):
         raise UsageError(
-            f"backend {plugin.name!r} ({plugin.target}) has capabilities of the type {type(found.capabilities).__name__!r};"
+            f"backend {plugin.name!r} ({plugin.target}) has capabilities of the type {type(plugin_object.capabilities).__name__!r};"
             " they have to be crosstrain.backends.capabilities.Capabilities."
         )
     if plugin not in BUILT_IN["backend"]:
-        _check_types(plugin, found.capabilities)
-    backend: Backend = found
+        _check_types(plugin, plugin_object.capabilities)
+    backend: Backend = plugin_object
     return backend
 
 
@@ -74,13 +74,13 @@ def _check_types(plugin: Plugin, declared: Capabilities) -> None:
 def recorded_packages(backend: str) -> dict[str, Sequence[str]]:
     """Return the modules to record, each with its possible distributions; none of a backend that cannot be loaded."""
     rows = BUILT_IN["backend"]
-    found: dict[str, Sequence[str]] = {row.requires: row.distributions for row in rows}
+    packages: dict[str, Sequence[str]] = {row.requires: row.distributions for row in rows}
     if backend not in {row.name for row in rows}:
         try:
-            found.update(declared_capabilities(find("backend", backend)).packages)
+            packages.update(declared_capabilities(find("backend", backend)).packages)
         except UsageError:
-            return found
-    return found
+            return packages
+    return packages
 
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)

@@ -95,8 +95,8 @@ class Calibrator:
             yield from self._gather(self._batches)
 
     def _whole(self) -> Step:
-        gathered, each = self._gathering(), cycle([self._batches.slice(place, 1) for place in range(len(self._batches))])
-        return lambda: self._compute(next(gathered), next(each))
+        gathered, batches = self._gathering(), cycle([self._batches.slice(place, 1) for place in range(len(self._batches))])
+        return lambda: self._compute(next(gathered), next(batches))
 
     def _first(self, *, half: bool) -> Batches:
         first = self._batches.slice(0, 1)

@@ -187,20 +187,20 @@ class UpdateFormulas:
         if job.weight_decay and job.optimizer != "adamw":
             gradient = gradient + job.weight_decay * weights
         if job.optimizer == "sgd":
-            found = {}
+            new_slots = {}
             if job.momentum:
-                found[MOMENTUM] = job.momentum * slots[MOMENTUM] + gradient
-                gradient = gradient + job.momentum * found[MOMENTUM] if job.nesterov else found[MOMENTUM]
+                new_slots[MOMENTUM] = job.momentum * slots[MOMENTUM] + gradient
+                gradient = gradient + job.momentum * new_slots[MOMENTUM] if job.nesterov else new_slots[MOMENTUM]
             weights = weights - factors.lr * gradient
         else:
             first = slots[FIRST_MOMENT] + (1.0 - job.beta1) * (gradient - slots[FIRST_MOMENT])
             second = job.beta2 * slots[SECOND_MOMENT] + (1.0 - job.beta2) * gradient * gradient
             root = arrays.sqrt(second) / factors.second_root + job.epsilon
             kept = factors.decay * weights if job.optimizer == "adamw" else weights
-            weights, found = kept - factors.first_rate * first / root, {FIRST_MOMENT: first, SECOND_MOMENT: second}
+            weights, new_slots = kept - factors.first_rate * first / root, {FIRST_MOMENT: first, SECOND_MOMENT: second}
         if job.ema_decay:
-            found[EMA] = slots[EMA] + factors.averaging * (weights - slots[EMA])
-        return weights, found
+            new_slots[EMA] = slots[EMA] + factors.averaging * (weights - slots[EMA])
+        return weights, new_slots
 
 
 def clip(gradient: Array, limit: float) -> None:
@@ -229,10 +229,10 @@ class VectorRule:
         for start in range(0, len(self._parameters), BLOCK_ELEMENTS):
             part = slice(start, start + BLOCK_ELEMENTS)
             slots = {name: vector[part] for name, vector in self.slots.items()}
-            weights, found = self._formulas.updated(np, self._parameters[part], gradient[part], slots, factors)
+            weights, new_slots = self._formulas.updated(np, self._parameters[part], gradient[part], slots, factors)
             np.copyto(self._parameters[part], weights)
             for name, vector in slots.items():
-                np.copyto(vector, found[name])
+                np.copyto(vector, new_slots[name])
 
 
 def reset_slots(slots: Mapping[str, Vector], parameters: Vector) -> None:
@@ -330,10 +330,10 @@ class LossScale:
 class ChiefLossScale(LossScale):
     """That of async workers, on the chief, which sends it and learns from their updates."""
 
-    def learn(self, given: float, ended: float, updates: int) -> None:
+    def learn(self, begun: float, ended: float, updates: int) -> None:
         """Learn from a worker's `updates`: a lower scale holds for all. Raises RunFailedError if it is exhausted."""
         with self._lock:
-            if ended < given:
+            if ended < begun:
                 self.scale, self.clean_steps = min(self.scale, ended), 0
                 refuse_exhausted(self.scale)
                 return

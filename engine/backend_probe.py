@@ -70,14 +70,14 @@ def main(name: str) -> None:
     os.dup2(2, 1)
     try:
         capabilities = declared_capabilities(find("backend", name))
-        lacking = missing_packages(capabilities.packages)
-        packages = f"the packages {', '.join(lacking)} are" if len(lacking) > 1 else f"the package {', '.join(lacking)} is"
+        missing = missing_packages(capabilities.packages)
+        packages = f"the packages {', '.join(missing)} are" if len(missing) > 1 else f"the package {', '.join(missing)} is"
         absent = Availability(name, None, problem=f"{packages} not installed", hint=capabilities.install or None)
-        found = absent if lacking else load_backend(name).probe()
+        availability = absent if missing else load_backend(name).probe()
     except UsageError as error:
         sys.exit(str(error))
     with os.fdopen(answer_to, "w", encoding="utf-8") as stream:
-        json.dump(asdict(found), stream)
+        json.dump(asdict(availability), stream)
 
 
 if __name__ == "__main__":

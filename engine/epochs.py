@@ -90,7 +90,7 @@ class EpochIndex:
 
     def epochs_at(self, first: int, count: int) -> NDArray[np.float64]:
         """Return positions in epochs × `steps_per_epoch`, float64 [count]; with equal epochs exactly the update numbers."""
-        found = np.empty(count)
+        positions = np.empty(count)
         step, stop = first, first + count
         while step < stop:
             place = self.place(step)
@@ -98,9 +98,9 @@ class EpochIndex:
             done = np.arange(place.first_in_epoch, place.first_in_epoch + size)
             begun = place.epoch == self.start.epoch
             within = self._first_positions[done] if begun else done * (self.steps_per_epoch / self._steps_in(place.epoch))
-            found[step - first : step - first + size] = place.epoch * float(self.steps_per_epoch) + within
+            positions[step - first : step - first + size] = place.epoch * float(self.steps_per_epoch) + within
             step += size
-        return found
+        return positions
 
     def epochs(self, step: int) -> float:
         """Return the epochs done after `step` updates, by examples, as updates may differ in size."""

@@ -34,7 +34,7 @@ class Triggers:
     def next_stop(self, step: int) -> int:
         """Return the first step after `step` at which a plan has to end."""
         due = (_next(cadence, self.calendar, step) for cadence in (self.evaluations, self.checkpoints))
-        return min([self.total, *(found for found in due if found is not None)])
+        return min([self.total, *(step_due for step_due in due if step_due is not None)])
 
     def evaluation_due(self, step: int) -> bool:
         """Return whether to evaluate after `step` updates."""
@@ -147,8 +147,8 @@ class CheckpointPolicy:
         """Note that the task copied its state in so many seconds; `evaluation` is the last."""
         save = self._in_flight[sequence]
         self._pause_seconds = seconds
-        own = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
-        self._in_flight[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=own)
+        evaluation_of_state = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
+        self._in_flight[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=evaluation_of_state)
 
     @property
     def outstanding(self) -> bool:
@@ -184,13 +184,13 @@ class Patience:
 
     def evaluated(self, record: EvalRecord) -> bool:
         """Add an evaluation; return whether it ends the run, which is recorded."""
-        found, info = self._found, self._found.info
-        found.add(record.step, record.figure(info.name))
-        if not self.limited or found.since < self._limit:
+        improvements, info = self._found, self._found.info
+        improvements.add(record.step, record.figure(info.name))
+        if not self.limited or improvements.since < self._limit:
             return False
-        detail = {"best": found.best, "best_step": found.best_step, "evaluations": found.since}
+        detail = {"best": improvements.best, "best_step": improvements.best_step, "evaluations": improvements.since}
         self._recorder.event("patience_exhausted", metric=info.name, step=record.step, **detail)
-        so_many = "1 evaluation" if found.since == 1 else f"{found.since} evaluations in a row"
+        so_many = "1 evaluation" if improvements.since == 1 else f"{improvements.since} evaluations in a row"
         self._progress.message(f"stopping: {so_many} without a better {info.label} (--patience {self._limit})")
         return True
 

@@ -156,21 +156,21 @@ class CommandLoop:
 
     def _decode(self, command: messages.Decode) -> None:
         self.states.wait()  # decoding may use the session's copy
-        began = told = time.perf_counter()
+        began = last_report = time.perf_counter()
 
-        def tell() -> None:
-            nonlocal told
-            if time.perf_counter() - told >= INTERVAL_SECONDS:
+        def report_alive() -> None:
+            nonlocal last_report
+            if time.perf_counter() - last_report >= INTERVAL_SECONDS:
                 self.stream.send(messages.Decoded.heartbeat(command.start))
-                told = time.perf_counter()
+                last_report = time.perf_counter()
 
-        scored = self.session.translating().scored(command.split, command.start, command.stop, command.decoding, tell)
+        scored = self.session.translating().scored(command.split, command.start, command.stop, command.decoding, report_alive)
         seconds = time.perf_counter() - began
         self.stream.send(messages.Decoded(command.start, dict(scored.sums), scored.without_numbers, seconds, complete=True))
 
     def _translate(self, command: messages.Translate) -> None:
-        found = self.session.translating().translate(command.sources(), command.decoding, command.n_best)
-        self.stream.send(messages.Translated.of(found, command.sequence))
+        hypotheses = self.session.translating().translate(command.sources(), command.decoding, command.n_best)
+        self.stream.send(messages.Translated.of(hypotheses, command.sequence))
 
     def _calibrate(self, command: messages.Calibrate) -> None:
         for calibrated in self.session.calibrate(command.order):

@@ -41,19 +41,19 @@ class WorkerWatch:
         """Note a worker's updates; report workers that are silent too long."""
         self._answered(worker)
         workers = range(len(self._answered_at))
-        for other in (other for other in workers if other != worker):
-            self._results_of_others[other] += 1
-            enough = self._results_of_others[other] >= RESULTS_OF_OTHERS * len(workers)
-            if enough and self._silent_seconds(other) > self._limit_seconds and other not in self._told | self._absent:
-                self._told.add(other)
-                self._event("worker_silent", worker=other, silent_seconds=self._silent_seconds(other))
+        for peer in (peer for peer in workers if peer != worker):
+            self._results_of_others[peer] += 1
+            enough = self._results_of_others[peer] >= RESULTS_OF_OTHERS * len(workers)
+            if enough and self._silent_seconds(peer) > self._limit_seconds and peer not in self._told | self._absent:
+                self._told.add(peer)
+                self._event("worker_silent", worker=peer, silent_seconds=self._silent_seconds(peer))
                 self._tell(
-                    f"worker-{other} has finished no step for {self._silent_seconds(other):.0f} s, while others have: it may be stopped or "
+                    f"worker-{peer} has finished no step for {self._silent_seconds(peer):.0f} s, while others have: it may be stopped or "
                     "stuck. Training continues without it until an evaluation or a checkpoint has to wait for it (--stall-timeout "
                     f"{self._limit_seconds:g})"
                 )
                 if self._on_silent is not None:
-                    self._on_silent(other)
+                    self._on_silent(peer)
 
     def on_quiescent(self) -> None:
         """Note that no work is outstanding: every worker has answered."""

@@ -72,14 +72,14 @@ class BucketSums:
 
 def add_in_rank_order(parts: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
     """Write ((parts[0] + parts[1]) + parts[2]) + … into `into`, maybe one of them; the first of several is overwritten."""
-    total, *others = parts
-    if not others:
+    total, *rest = parts
+    if not rest:
         if total is not into:
             np.copyto(into, total)
         return
-    for part in others[:-1]:
+    for part in rest[:-1]:
         np.add(total, part, out=total)
-    np.add(total, others[-1], out=into)
+    np.add(total, rest[-1], out=into)
 
 
 # Large vectors of three or more ranks are reduce-scattered, then gathered: 2 (n − 1) / n times the vector's bytes leave each rank, the
@@ -120,13 +120,13 @@ class RankSum:
     def _add_shares(self, vector: NDArray[Any], head: bytes) -> None:
         """Exchange shares; a rank sums a piece only after it has this rank's part."""
         start, stop = self._shares[self._links.rank]
-        own = vector[start:stop]
+        share = vector[start:stop]
         streams = {}
         for peer in self._peers:
             theirs = _bytes(vector[slice(*self._shares[peer])])
             ready = HEAD_BYTES + len(theirs)
             into = [self._heads[peer], _bytes(self._received[peer]), theirs]
-            streams[peer] = Stream([memoryview(head), theirs, _bytes(own)], into, ready)
+            streams[peer] = Stream([memoryview(head), theirs, _bytes(share)], into, ready)
         added, checked = 0, False
 
         def advance() -> None:
@@ -137,10 +137,10 @@ class RankSum:
             if not checked:
                 self._check_heads(head)
                 checked = True
-            here = min(arrived // vector.itemsize, len(own))
-            while here - added >= self._piece or added < here == len(own):
+            here = min(arrived // vector.itemsize, len(share))
+            while here - added >= self._piece or added < here == len(share):
                 last = min(added + self._piece, here)
-                self._add(own, slice(added, last))
+                self._add(share, slice(added, last))
                 for stream in streams.values():
                     stream.ready += (last - added) * vector.itemsize
                 added = last
@@ -151,8 +151,8 @@ class RankSum:
         for peer in self._peers:
             self._links.check_head(peer, self._heads[peer], head)
 
-    def _add(self, own: NDArray[Any], elements: slice) -> None:
-        parts = [own[elements] if rank == self._links.rank else self._received[rank][elements] for rank in range(self._links.ranks)]
+    def _add(self, share: NDArray[Any], elements: slice) -> None:
+        parts = [share[elements] if rank == self._links.rank else self._received[rank][elements] for rank in range(self._links.ranks)]
         add_in_rank_order(parts, parts[self._links.rank])
 
 

@@ -46,9 +46,9 @@ def admit_client(
     raw = exchange.receive(hello_bytes + _NONCE_BYTES)
     packed, nonce = raw[:hello_bytes], raw[hello_bytes:]
     hello = read(packed)
-    own = secrets.token_bytes(_NONCE_BYTES)
-    exchange.send(own + _mac(secret, b"server", packed, nonce + own))
-    if not hmac.compare_digest(exchange.receive(_MAC_BYTES), _mac(secret, b"client", packed, nonce + own)):
+    server_nonce = secrets.token_bytes(_NONCE_BYTES)
+    exchange.send(server_nonce + _mac(secret, b"server", packed, nonce + server_nonce))
+    if not hmac.compare_digest(exchange.receive(_MAC_BYTES), _mac(secret, b"client", packed, nonce + server_nonce)):
         raise ConnectionError("it does not know this run's secret")
     try:
         check(hello)

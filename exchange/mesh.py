@@ -158,7 +158,7 @@ class Mesh:
             self._life = LifeSigns(connections[Channel.LIFE], silence_seconds)
             self._links = Links(task, connections[Channel.VECTORS], self._life)
         except BaseException:
-            for connection in (each for of_channel in connections.values() for each in of_channel.values()):
+            for connection in (connection for peers in connections.values() for connection in peers.values()):
                 connection.close()
             raise
 
@@ -226,9 +226,9 @@ def open_beside(
     mesh = None
     if listening is not None and ports.all():
         named = {placed.name: int(ports[placed.index]) for placed in task.cluster.of_role("worker")}
-        there = replace(task, cluster=replace(task.cluster, ports={**task.cluster.ports, **named}))
+        trial = replace(task, cluster=replace(task.cluster, ports={**task.cluster.ports, **named}))
         try:
-            mesh = Mesh(there, open_seconds, silence_seconds, listening)
+            mesh = Mesh(trial, open_seconds, silence_seconds, listening)
         except (OSError, RunFailedError) as error:
             problem = f"{task.name} could not join it: {error}"
     elif listening is not None:

@@ -27,7 +27,7 @@ class PeerLostError(ConnectionError):
 def names_of(task: Task) -> Mapping[int, str]:
     """Return each rank's name, node and address for messages."""
     addresses = task.cluster.addresses
-    return {each.index: f"{each.name} on node {each.node} ({addresses[each.node]})" for each in task.cluster.of_role("worker")}
+    return {placed.index: f"{placed.name} on node {placed.node} ({addresses[placed.node]})" for placed in task.cluster.of_role("worker")}
 
 
 # A byte a second on separate connections tells a long computation, unless it holds the interpreter's lock, from a frozen or lost rank.
@@ -127,10 +127,10 @@ class Links:
         """Return the error about a lost rank."""
         return PeerLostError(self._names[peer], why)
 
-    def check_head(self, peer: int, found: memoryview, expected: bytes) -> None:
+    def check_head(self, peer: int, head: memoryview, expected: bytes) -> None:
         """Raise RunFailedError for another frame than the expected one: a rank out of step."""
-        if bytes(found) != expected:
-            got, due = _HEAD.unpack(found), _HEAD.unpack(expected)
+        if bytes(head) != expected:
+            got, due = _HEAD.unpack(head), _HEAD.unpack(expected)
             what = (
                 "of another attempt" if got[0] != due[0] else f"number {got[1]} of {got[2]} bytes, and number {due[1]} of {due[2]} was due"
             )
@@ -245,10 +245,10 @@ def _move_side_by_side(links: Links, streams: Mapping[int, Stream], advance: Cal
 
 
 def _between(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
-    found, position = [], 0
+    pieces, position = [], 0
     for buffer in buffers:
         first, last = max(start - position, 0), min(stop - position, len(buffer))
         if first < last:
-            found.append(buffer[first:last])
+            pieces.append(buffer[first:last])
         position += len(buffer)
-    return found
+    return pieces

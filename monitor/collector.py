@@ -198,10 +198,10 @@ class NodeTasks:
         return notes is not None
 
     def _open_inodes(self, tree: TaskTree) -> set[int]:
-        found = self._problems.attempt(f"{tree.name}: open sockets", partial(open_inodes, list(tree.members)))
-        if found is None:
+        inodes = self._problems.attempt(f"{tree.name}: open sockets", partial(open_inodes, list(tree.members)))
+        if inodes is None:
             self._blind.add(tree)
-        return found or set()
+        return inodes or set()
 
     def _sample(self, tree: TaskTree) -> TaskSample:
         seen = tree not in self._failed

@@ -165,11 +165,11 @@ class WaitCounter:
 
 def read_machine_cpu_seconds() -> float:
     """Return all programs' user, nice and system seconds on usable cores, without interrupts and steal. Raises OSError."""
-    own = {f"cpu{core}".encode() for core in os.sched_getaffinity(0)}
+    usable = {f"cpu{core}".encode() for core in os.sched_getaffinity(0)}
     ticks = 0
     for line in read_file("/proc/stat").split(b"\n"):
         fields = line.split(maxsplit=4)
-        if fields and fields[0] in own:
+        if fields and fields[0] in usable:
             ticks += sum(map(int, fields[1:4]))
         elif line.startswith(b"intr"):  # long line after the last core
             break

@@ -41,14 +41,14 @@ class VisibleGpu:
 def visible_gpus(gpus: Sequence[Gpu], variable: str | None, *, in_pci_order: bool = True) -> list[VisibleGpu]:
     """Return the devices of `variable` in its order, all without it; unless `in_pci_order` its indices name unknown devices."""
     if variable is None:
-        found = list(_all(gpus))
+        devices = list(_all(gpus))
     elif variable.startswith((_GPU, _PARTITION)):
-        found = list(_by_uuid(gpus, variable.split(","), _GPU if variable.startswith(_GPU) else _PARTITION))
+        devices = list(_by_uuid(gpus, variable.split(","), _GPU if variable.startswith(_GPU) else _PARTITION))
     else:
-        found = list(_by_index(gpus, variable.split(",")))
+        devices = list(_by_index(gpus, variable.split(",")))
     if in_pci_order:
-        return found
-    return [VisibleGpu(one.visible_as, None, None) if one.visible_as.isdigit() else one for one in found]
+        return devices
+    return [VisibleGpu(device.visible_as, None, None) if device.visible_as.isdigit() else device for device in devices]
 
 
 def _all(gpus: Sequence[Gpu]) -> Iterator[VisibleGpu]:
@@ -76,14 +76,14 @@ def _by_index(gpus: Sequence[Gpu], entries: Sequence[str]) -> Iterator[VisibleGp
 
 
 def _index(entry: str) -> str | None:
-    found = _NUMBER.match(entry)
-    if found is None or found[1].startswith("-"):
+    match = _NUMBER.match(entry)
+    if match is None or match[1].startswith("-"):
         return None
-    return found[1].lstrip("+0") or "0"
+    return match[1].lstrip("+0") or "0"
 
 
 def _by_uuid(gpus: Sequence[Gpu], entries: Sequence[str], prefix: str) -> Iterator[VisibleGpu]:
-    found: list[VisibleGpu] = []
+    devices: list[VisibleGpu] = []
     seen: set[str] = set()
     for entry in entries:
         if entry in seen:
@@ -95,10 +95,10 @@ def _by_uuid(gpus: Sequence[Gpu], entries: Sequence[str], prefix: str) -> Iterat
         device = _gpu(gpus, entry) if prefix == _GPU else _partition(gpus, entry)
         if device is None:
             break
-        if device in found:
+        if device in devices:
             return
-        found.append(device)
-    yield from found
+        devices.append(device)
+    yield from devices
 
 
 def _gpu(gpus: Sequence[Gpu], entry: str) -> VisibleGpu | None:
@@ -116,7 +116,7 @@ def _partition(gpus: Sequence[Gpu], entry: str) -> VisibleGpu | None:
     if not any(gpu.uuid for gpu in gpus):
         return VisibleGpu(entry, entry, None) if gpus else None
     known = [VisibleGpu(uuid, uuid, number) for number, gpu in enumerate(gpus) for uuid in gpu.partitions]
-    return _only([one for one in known if one.visible_as.startswith(entry)])
+    return _only([device for device in known if device.visible_as.startswith(entry)])
 
 
 def _only(candidates: Sequence[VisibleGpu]) -> VisibleGpu | None:
@@ -176,8 +176,8 @@ class GpuProbe:
         self.driver_fails = False
         self._nvml: Any = None
         self._handles: list[Any] = []
-        if (there := any(os.path.exists(path) for path in _DEVICES)) or _library_loads():
-            self._open(driver_there=there)
+        if (driver_exists := any(os.path.exists(path) for path in _DEVICES)) or _library_loads():
+            self._open(driver_there=driver_exists)
 
     def read(self) -> tuple[GpuSample, ...] | None:
         """Return a sample of each device; None without a readable one."""
@@ -244,7 +244,7 @@ class GpuProbe:
 
     def _partitions(self, handle: Any) -> list[str]:
         """Return a device's partition UUIDs, which most devices and older drivers do not support."""
-        nvml, found = self._nvml, []
+        nvml, uuids = self._nvml, []
         try:
             if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 return []
@@ -253,12 +253,12 @@ class GpuProbe:
             return []
         for number in range(min(most, _MAX_PARTITIONS)):
             try:
-                found.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
+                uuids.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
             except nvml.NVMLError_NotFound:
                 continue
             except nvml.NVMLError as error:
                 self.problem = f"MIG device {number}: {error}"
-        return found
+        return uuids
 
     def _ask(self, nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
         """Return the driver's answer, or None where unsupported, as for virtual devices."""
@@ -281,8 +281,8 @@ def describe_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> dic
     finally:
         probe.close()
     in_pci_order = environment.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID"
-    there = _usable(probe, devices, root)
-    visible = None if there is None else visible_gpus(there, environment.get("CUDA_VISIBLE_DEVICES"), in_pci_order=in_pci_order)
+    usable = _usable(probe, devices, root)
+    visible = None if usable is None else visible_gpus(usable, environment.get("CUDA_VISIBLE_DEVICES"), in_pci_order=in_pci_order)
     kept = ("name", "memory_total_bytes", "uuid")
     return {
         "gpus": None if devices is None else [{key: device[key] for key in kept} for device in devices],

@@ -139,7 +139,7 @@ def provenance(typed_in: Path) -> dict[str, Any]:
 
 def installed_packages(folders: Iterable[str]) -> dict[str, str]:
     """Return the release of each distribution in the folders, by metadata name; the first counts."""
-    found: dict[str, str] = {}
+    releases: dict[str, str] = {}
     for folder in folders:
         try:
             entries = sorted(os.listdir(folder or "."))
@@ -147,9 +147,9 @@ def installed_packages(folders: Iterable[str]) -> dict[str, str]:
             continue
         for entry in entries:
             match = _INSTALLED.fullmatch(entry)
-            if match is not None and len(entry) <= MAX_CHARACTERS and len(found) < MAX_PACKAGES:
-                found.setdefault(match["name"].replace("_", "-").lower(), match["version"])
-    return dict(sorted(found.items()))
+            if match is not None and len(entry) <= MAX_CHARACTERS and len(releases) < MAX_PACKAGES:
+                releases.setdefault(match["name"].replace("_", "-").lower(), match["version"])
+    return dict(sorted(releases.items()))
 
 
 def work_tree(folder: Path) -> dict[str, Any] | None:
@@ -157,8 +157,8 @@ def work_tree(folder: Path) -> dict[str, Any] | None:
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if commit is None or re.fullmatch("[0-9a-f]{40,64}", commit) is None:
         return None
-    own = _git(folder, "config", "--local", "--no-includes", "--name-only", "--get-regexp", _RUNS_PROGRAMS, ends=(0, 1))
-    status = _git(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all") if own == "" else None
+    unsafe = _git(folder, "config", "--local", "--no-includes", "--name-only", "--get-regexp", _RUNS_PROGRAMS, ends=(0, 1))
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all") if unsafe == "" else None
     return {"commit": commit, "changed": None if status is None else status != ""}
 
 

@@ -174,9 +174,9 @@ class _Connection:
     received: int = 0
     absent_since: float | None = None
 
-    def see(self, found: TcpSocket) -> None:
-        self.sent = max(self.sent, found.sent_bytes)
-        self.received = max(self.received, found.received_bytes)
+    def see(self, entry: TcpSocket) -> None:
+        self.sent = max(self.sent, entry.sent_bytes)
+        self.received = max(self.received, entry.received_bytes)
         self.absent_since = None
 
 
@@ -194,11 +194,11 @@ class SocketCounters:
         problems = self._take_notices()
         present = self._diag.open_sockets()
         self._claim(present, members)
-        for found in present:
-            connection = self._connections.get(found.cookie)
+        for entry in present:
+            connection = self._connections.get(entry.cookie)
             if connection is not None:
-                connection.see(found)
-        self._retire({found.cookie for found in present})
+                connection.see(entry)
+        self._retire({entry.cookie for entry in present})
         return problems
 
     def forget_strangers(self) -> None:
@@ -225,17 +225,17 @@ class SocketCounters:
             if error.errno != errno.ENOBUFS:
                 raise
             return ["more TCP connections closed than the kernel kept notices of: their bytes count up to the reading before"]
-        for found in closed:
-            if found.cookie in self._connections:
-                self._connections[found.cookie].see(found)
+        for entry in closed:
+            if entry.cookie in self._connections:
+                self._connections[entry.cookie].see(entry)
         return []
 
     def _claim(self, present: list[TcpSocket], members: Mapping[object, Callable[[], set[int]]]) -> None:
         """Find new sockets' owners; sockets without an inode wait to be accepted, and are retried."""
         unknown = {
-            found.inode: found.cookie
-            for found in present
-            if found.inode and found.cookie not in self._connections and self._looks.get(found.cookie, 0) < _LOOKS
+            entry.inode: entry.cookie
+            for entry in present
+            if entry.inode and entry.cookie not in self._connections and self._looks.get(entry.cookie, 0) < _LOOKS
         }
         if not unknown:
             return

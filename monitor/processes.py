@@ -205,8 +205,8 @@ class TaskTree:
 
     def pss_bytes(self) -> int | None:
         """Return proportional memory (costs milliseconds a process), None if none is alive. Raises PermissionError."""
-        found = [value for pid in self.members if (value := read_pss_bytes(pid)) is not None]
-        return sum(found) if found else None
+        values = [value for pid in self.members if (value := read_pss_bytes(pid)) is not None]
+        return sum(values) if values else None
 
     def _current_cpu_seconds(self) -> float:
         return self._kept_cpu_seconds + sum(stat.cpu_seconds for stat in self.members.values())

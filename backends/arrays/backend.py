@@ -122,19 +122,19 @@ class ArraySession(RankSession[StateMemory]):
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Apply the plan; see `Session.train`."""
-        own = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip, plan.arranged)
+        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip, plan.arranged)
         self._healthy = self._averaged = False
         most = self._job.steps_per_call or plan.count
         for first in range(0, plan.count, most):
             count = min(most, plan.count - first)
-            yield self._run(own.slice(first, count), plan.first_step + first, plan.learning_rates[first : first + count])
+            yield self._run(batches.slice(first, count), plan.first_step + first, plan.learning_rates[first : first + count])
         self._healthy = True
 
-    def _run(self, own: Batches, first_step: int, rates: NDArray[np.float64]) -> StepResult:
-        began, losses = time.perf_counter(), np.empty(len(own), np.float32)
+    def _run(self, batches: Batches, first_step: int, rates: NDArray[np.float64]) -> StepResult:
+        began, losses = time.perf_counter(), np.empty(len(batches), np.float32)
         self._passes.gather_seconds = 0.0
         gradient, message, clip_norm = self._gradient.trained, self._message, self._job.clip_norm
-        updates = zip(self._passes.gradients(own, first_step, self._values, self._gradient), rates.tolist(), strict=True)
+        updates = zip(self._passes.gradients(batches, first_step, self._values, self._gradient), rates.tolist(), strict=True)
         for position, (loss, lr) in enumerate(updates):
             message[-1] = loss
             self._ranks.add_up(message)
@@ -143,7 +143,7 @@ class ArraySession(RankSession[StateMemory]):
                 clip(gradient, clip_norm)
             self._rule.step(gradient, lr)
         seconds = time.perf_counter() - began
-        return StepResult(first_step, losses, int(own.examples.sum()), seconds, data_wait_seconds=self._passes.gather_seconds)
+        return StepResult(first_step, losses, int(batches.examples.sum()), seconds, data_wait_seconds=self._passes.gather_seconds)
 
     def _sums(self, split: Split) -> list[float]:
         sums = np.array(self._passes.sums(self._to_evaluate(), split, *self._share(split)))
@@ -174,8 +174,8 @@ class ArraySession(RankSession[StateMemory]):
         return StateMemory(self._spec, self._slots)
 
     def _copy_to(self, memory: StateMemory) -> None:
-        for kept, own in zip([*memory.vectors, memory.buffers], self._vectors(), strict=True):
-            np.copyto(kept, own)
+        for kept, vector in zip([*memory.vectors, memory.buffers], self._vectors(), strict=True):
+            np.copyto(kept, vector)
 
     @property
     def _updates_done(self) -> int:
@@ -192,8 +192,8 @@ class ArraySession(RankSession[StateMemory]):
                 raise ValueError("load: the first rank was given no state")
             memory.fill(state)
             updates[0] = state.updates
-            for own, kept in zip(self._vectors(), [*memory.vectors, memory.buffers], strict=True):
-                np.copyto(own, kept)
+            for vector, kept in zip(self._vectors(), [*memory.vectors, memory.buffers], strict=True):
+                np.copyto(vector, kept)
         vectors: list[NDArray[Any]] = [*self._vectors(), updates]
         with self._meeting():
             for vector in vectors:

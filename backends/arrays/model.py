@@ -108,9 +108,9 @@ class Passes:
         for step, count in enumerate(counts.tolist(), first_step):
             began = time.perf_counter()
             places = ((number, cut.offsets[position + number], cut.offsets[position + number + 1]) for number in range(count))
-            found = [self._gathered(cut, begin, end, step, number) for number, begin, end in places if end > begin]
+            gathered = [self._gathered(cut, begin, end, step, number) for number, begin, end in places if end > begin]
             self.gather_seconds += time.perf_counter() - began
-            yield found
+            yield gathered
             position += count
 
     def _gathered(self, batches: Batches, begin: int, end: int, step: int, number: int) -> Batch:
@@ -120,8 +120,8 @@ class Passes:
 
     def gradients(self, batches: Batches, first_step: int, values: FlatValues, out: FlatValues) -> Iterator[float]:
         """Yield each update's loss when its gradient, and each buffer's old value less its new one, is in `out`; zeros without examples."""
-        for found, weight in zip(self.gather(batches, first_step), batches.weights.tolist(), strict=True):
-            yield self.gradient(found, weight, values, out)
+        for gathered, weight in zip(self.gather(batches, first_step), batches.weights.tolist(), strict=True):
+            yield self.gradient(gathered, weight, values, out)
 
     def gradient(self, micro_batches: list[Batch], weight: float, values: FlatValues, out: FlatValues) -> float:
         """Compute one update; see `gradients`."""
@@ -129,12 +129,12 @@ class Passes:
         if not micro_batches:
             out.trained.fill(0.0)
         for number, batch in enumerate(micro_batches):
-            found = self._model.gradients(values.parameters, values.buffers, batch, weight)
-            loss += float(found.loss)
+            result = self._model.gradients(values.parameters, values.buffers, batch, weight)
+            loss += float(result.loss)
             for name, view in out.parameters.items():
-                gradient = np.asarray(found.parameters[name])
+                gradient = np.asarray(result.parameters[name])
                 np.copyto(view, gradient) if number == 0 else np.add(view, gradient, out=view)
-            for name, value in found.buffers.items():
+            for name, value in result.buffers.items():
                 np.copyto(values.buffers[name], np.asarray(value))
         np.subtract(before, values.tail, out=out.tail)
         return loss
@@ -144,17 +144,17 @@ class Passes:
         names = self._spec.objective.sums
         total = np.zeros(len(names))
         for outputs, batch in self._evaluated(values, split, start, stop):
-            found = self._example_sums(outputs, batch)
-            total += [float(np.sum(found[name], dtype=np.float64)) for name in names]
+            parts = self._example_sums(outputs, batch)
+            total += [float(np.sum(parts[name], dtype=np.float64)) for name in names]
         return total.tolist()
 
     def _example_sums(self, outputs: Outputs, batch: Batch) -> dict[str, NDArray[Any]]:
-        found = self._spec.objective.common_parts(np.asarray(outputs.losses), np.ones(len(batch)), batch.inputs, batch.target)
+        parts = self._spec.objective.common_parts(np.asarray(outputs.losses), np.ones(len(batch)), batch.inputs, batch.target)
         if "correct" in self._spec.objective.sums and "correct" not in outputs.sums:
-            found["correct"] = np.asarray(outputs.logits).argmax(1) == batch.target
-        found |= {name: np.asarray(value) for name, value in outputs.sums.items()}
-        self._spec.objective.check_parts({name: value.ndim for name, value in found.items()})
-        return found
+            parts["correct"] = np.asarray(outputs.logits).argmax(1) == batch.target
+        parts |= {name: np.asarray(value) for name, value in outputs.sums.items()}
+        self._spec.objective.check_parts({name: value.ndim for name, value in parts.items()})
+        return parts
 
     def logits(self, values: FlatValues, split: Split, start: int, stop: int) -> Array:
         """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""
@@ -210,5 +210,5 @@ class ArrayComputation:
         """Return the calibrator; see `Computation.calibrator`."""
         passes, values, gradient = self._passes, self._values, self._gradient
         return Calibrator(
-            batches, passes.gather, lambda found, batch: passes.gradient(found, float(batch.weights[0]), values, gradient), exchange
+            batches, passes.gather, lambda gathered, batch: passes.gradient(gathered, float(batch.weights[0]), values, gradient), exchange
         )

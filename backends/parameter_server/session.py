@@ -168,8 +168,8 @@ class AsyncSession:
         overflowed, step = bool(frame.flags & OVERFLOWED), pushed_step(frame)
         staleness, version = self._shard.update(worker.gradient, frame.lr, frame.version, worker.values, step=step, skip=overflowed)
         if self._loss_scale is not None:
-            given = worker.figures.loss
-            self._loss_scale.learn(given, given / 2.0 if overflowed else given, 1)
+            scale = worker.figures.loss
+            self._loss_scale.learn(scale, scale / 2.0 if overflowed else scale, 1)
             worker.figures = Figures(loss=self._loss_scale.scale)
         if worker.progress.add(frame.loss, staleness, frame.seconds):
             worker.link.send(Kind.PARAMETERS, worker.outgoing, version=version, figures=worker.figures)
@@ -291,9 +291,9 @@ class AsyncSession:
         """Return a copy of the state from all parameter servers; see `Session.state`."""
         self._require_quiet("state")
         memory = self._state_memory()
-        own, *others = self._pieces(memory)
-        self._shard.export(lambda pieces, _version: _copy(pieces, own))
-        self._servers.fetch(others)
+        local, *remote = self._pieces(memory)
+        self._shard.export(lambda pieces, _version: _copy(pieces, local))
+        self._servers.fetch(remote)
         return memory.state(self._shard.version, None if self._loss_scale is None else self._loss_scale.scalars)
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
@@ -307,9 +307,9 @@ class AsyncSession:
             raise ValueError("load: the chief was given no state")
         memory = self._state_memory()
         memory.fill(state)
-        own, *others = self._pieces(memory)
-        self._shard.replace(lambda pieces: _copy(own, pieces), state.updates)
-        self._servers.store(others, state.updates)
+        local, *remote = self._pieces(memory)
+        self._shard.replace(lambda pieces: _copy(local, pieces), state.updates)
+        self._servers.store(remote, state.updates)
         if self._loss_scale is not None:
             self._loss_scale.restore(state.scalars)
 
@@ -321,7 +321,7 @@ class AsyncSession:
         self._tickets.put_for(dict.fromkeys(self._tickets.connected, order))
         for result in self._gather(lambda: self._tickets.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied while a part of a step was calibrated")
-        return [replace(found, native=native) for found in self._tickets.take_results(CalibrationResult)]
+        return [replace(result_of_worker, native=native) for result_of_worker in self._tickets.take_results(CalibrationResult)]
 
     def close(self) -> None:
         """End workers and parameter servers, bounded in time; a second call does nothing."""

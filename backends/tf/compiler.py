@@ -37,9 +37,9 @@ class CompiledGradients:
         """In ops: return Σ example losses and the gradients of `weight` times that, and new buffers in `context`."""
 
         def op_by_op() -> Found:
-            own: Context = _like(context, context.buffers)
-            own.dropout = context.dropout
-            return *self._model.loss_and_gradients(parameters, [(x, y)], weight, own), dict(own.updated)
+            separate: Context = _like(context, context.buffers)
+            separate.dropout = context.dropout
+            return *self._model.loss_and_gradients(parameters, [(x, y)], weight, separate), dict(separate.updated)
 
         def by_xla(size: int) -> Found:
             shaped = tf.nest.map_structure(partial(_of_size, size), (x, y))
@@ -93,17 +93,17 @@ class CompiledGradients:
             context.dropout = note
             return self._model.forward(self._model.parameters(held), x, context)
 
-        given = (dict(parameters.held), dict(outer.buffers), x)
-        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), given)
+        arguments = (dict(parameters.held), dict(outer.buffers), x)
+        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), arguments)
         tf.function(forward, autograph=False).get_concrete_function(*specs)  # traced to see the shapes, and never run
         return [dropout.kept(shape, tf.constant(shape.as_list()), rate, layer) for shape, rate, layer in drawn]
 
 
 def _of_size(size: int, tensor: tf.Tensor) -> tf.Tensor:
     """Set a tensor's number of examples for tracing. Unchecked: TensorFlow's optimiser would move a check out of its branch."""
-    found = tf.identity(tensor)
-    found.set_shape([size, *tensor.shape[1:]])
-    return found
+    sized = tf.identity(tensor)
+    sized.set_shape([size, *tensor.shape[1:]])
+    return sized
 
 
 def _like(context: Context, buffers: Mapping[str, tf.Tensor]) -> Context:
@@ -166,8 +166,8 @@ class CompiledLoop:
         """Make a part's steps and return their losses, float32 [k]; row i of `scalars_ks` is for step i."""
         count = len(batches)
         indices_kb = batches.indices[batches.offsets[0] : batches.offsets[-1]].reshape(count, self._size)
-        given = (self._filled(array) for array in (indices_kb, batches.weights.astype(np.float32), scalars_ks))
-        losses: Array = self._function(*given, tf.constant(count)).numpy()
+        arguments = (self._filled(array) for array in (indices_kb, batches.weights.astype(np.float32), scalars_ks))
+        losses: Array = self._function(*arguments, tf.constant(count)).numpy()
         return losses[:count]
 
     def _filled(self, rows: Array | NDArray[np.int32]) -> tf.Tensor:

@@ -157,37 +157,37 @@ class Layout:
 
     def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
         """Return arrays by name: pixels uint8, whole numbers int32, offsets int64, others float32; mapped columns: offsets."""
-        found: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
-                found[spec.name] = self.laid(data.images(split))
+                arrays[spec.name] = self.laid(data.images(split))
                 continue
             column = data.column(split, spec.name)
             if (file := self.mapped.get((split, spec.name))) is not None:
-                found[spec.name + OFFSETS] = np.asarray(column.offsets) + file.header
+                arrays[spec.name + OFFSETS] = np.asarray(column.offsets) + file.header
                 continue
             values = np.asarray(column.values).astype(_number_type(spec).as_numpy_dtype)
             if column.offsets is None:
-                found[spec.name] = values
+                arrays[spec.name] = values
             else:
-                found |= {spec.name + VALUES: values, spec.name + OFFSETS: np.asarray(column.offsets)}
-        return found
+                arrays |= {spec.name + VALUES: values, spec.name + OFFSETS: np.asarray(column.offsets)}
+        return arrays
 
     def array_specs(self, split: Split) -> dict[str, tf.TensorSpec]:
         """Return the specs of `arrays` in order, of unknown total length for sequences, and those of mapped files."""
         size = self.info.sizes[split]
-        found: dict[str, tf.TensorSpec] = {}
+        specs: dict[str, tf.TensorSpec] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
-                found[spec.name] = tf.TensorSpec([size, *self.image_shape], tf.uint8)
+                specs[spec.name] = tf.TensorSpec([size, *self.image_shape], tf.uint8)
             elif spec.varies:
                 file = self.mapped.get((split, spec.name))
                 held = tf.TensorSpec([None, *spec.fixed_shape], _number_type(spec))
-                found[spec.name + VALUES] = held if file is None else file.spec
-                found[spec.name + OFFSETS] = tf.TensorSpec([size + 1], tf.int64)
+                specs[spec.name + VALUES] = held if file is None else file.spec
+                specs[spec.name + OFFSETS] = tf.TensorSpec([size + 1], tf.int64)
             else:
-                found[spec.name] = tf.TensorSpec([size, *spec.fixed_shape], _number_type(spec))
-        return found
+                specs[spec.name] = tf.TensorSpec([size, *spec.fixed_shape], _number_type(spec))
+        return specs
 
     def tensor_specs(self, split: Split) -> list[tf.TensorSpec]:
         """Return the specs of a split's tensors as held, in the order of `arrays`."""
@@ -242,7 +242,7 @@ class Resident:
     def longest(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         """In ops: return the longest length, int64, of the examples start … stop − 1 in any varying column."""
         offsets = [tensor for name, tensor in self.tensors.items() if name.endswith(OFFSETS)]
-        return tf.reduce_max([tf.reduce_max(each[start + 1 : stop + 1] - each[start:stop]) for each in offsets])
+        return tf.reduce_max([tf.reduce_max(column[start + 1 : stop + 1] - column[start:stop]) for column in offsets])
 
     def _laid_images(self, indices: tf.Tensor, changes: tf.Tensor | None) -> tf.Tensor:
         images = tf.gather(self.tensors[IMAGE], indices)
@@ -302,8 +302,8 @@ def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
 def with_mapped_files(layout: Layout, data: Dataset) -> Layout:
     """Return the layout with large columns of sequences left in their files, alike in every process with the same data."""
     columns = [(split, spec.name) for split in SPLITS for spec in layout.columns if spec.varies]
-    found = {(split, name): mapped_file(data.column(split, name).values) for split, name in columns}
-    return replace(layout, mapped={key: file for key, file in found.items() if file is not None})
+    files = {(split, name): mapped_file(data.column(split, name).values) for split, name in columns}
+    return replace(layout, mapped={key: file for key, file in files.items() if file is not None})
 
 
 def file_contents(file: MappedFile, path: str) -> tf.Tensor:

@@ -61,11 +61,11 @@ class TfStepper(CachedStepper):
         return np.array(log_probabilities_nv), cache  # a writable copy
 
 
-def shape_of(found: Any) -> Sequence[int | None] | None:
+def shape_of(value: Any) -> Sequence[int | None] | None:
     """Return a tensor's shape, None for anything else; see `DecodingChecks`."""
-    if not isinstance(found, tf.Tensor):
+    if not isinstance(value, tf.Tensor):
         return None
-    return [] if found.shape.rank is None else list(found.shape.as_list())
+    return [] if value.shape.rank is None else list(value.shape.as_list())
 
 
 def _check_growth(before: tf.Tensor, after: tf.Tensor) -> None:

@@ -153,11 +153,11 @@ class TfModel:
         With 1 / (weight of all workers' examples) they sum to the mean's gradients. New buffers are in `context`.
         """
         compute = self._loss_and_gradients if self.computing is None else self.computing
-        found = [compute(parameters, *batch, weight, context) for batch in micro_batches]
-        if len(found) == 1:
-            return found[0]
-        loss_sums, gradients = zip(*found, strict=True)
-        return tf.add_n(loss_sums), [tf.add_n(each) for each in zip(*gradients, strict=True)]
+        computed = [compute(parameters, *batch, weight, context) for batch in micro_batches]
+        if len(computed) == 1:
+            return computed[0]
+        loss_sums, gradients = zip(*computed, strict=True)
+        return tf.add_n(loss_sums), [tf.add_n(parts) for parts in zip(*gradients, strict=True)]
 
     def _loss_and_gradients(
         self, parameters: HeldParameters, x: ColumnTensors, y: ColumnTensors, weight: tf.Tensor, context: Context
@@ -180,13 +180,13 @@ class TfModel:
         outputs = self.logits(parameters, micro_batches, context)
         x, y = micro_batches[0] if len(micro_batches) == 1 else (None, tf.concat([labels_b for _, labels_b in micro_batches], axis=0))
         losses_b = self._cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
-        found = self.spec.objective.common_parts(losses_b, tf.ones_like(losses_b), x, y)
+        parts = self.spec.objective.common_parts(losses_b, tf.ones_like(losses_b), x, y)
         if self.own_losses is None and "correct" in self.spec.objective.sums:
-            found["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
+            parts["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
         if self.example_sums is not None:
-            found |= self.example_sums(outputs, y, context)
-        self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in found.items()})
-        return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
+            parts |= self.example_sums(outputs, y, context)
+        self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in parts.items()})
+        return tf.stack([tf.reduce_sum(tf.cast(parts[name], tf.float64)) for name in self.spec.objective.sums])
 
     def _cross_entropy(self, logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return each example's loss, [batch], and its gradient by the logits, [batch, classes]; GPUs have no repeatable raw op."""
@@ -199,16 +199,16 @@ class TfModel:
 
     def logits(self, parameters: HeldParameters, micro_batches: Sequence[Batch], context: Context) -> tf.Tensor:
         """Return the forward function's results for all micro-batches: of images logits_bk."""
-        found = [self.forward(parameters, x, context) for x, _ in micro_batches]
-        return found[0] if len(found) == 1 else tf.concat(found, axis=0)
+        outputs = [self.forward(parameters, x, context) for x, _ in micro_batches]
+        return outputs[0] if len(outputs) == 1 else tf.concat(outputs, axis=0)
 
     def unflattened(self, flat: tf.Tensor) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
         """Cut a flat vector [spec.size + spec.buffers_size] into parameters and buffers."""
-        every = (*self.spec.parameters, *self.spec.buffers)
-        shapes = [self.layouts[one.name].shape if one.name in self.layouts else one.shape for one in every]
-        pieces = [tf.reshape(piece, shape) for piece, shape in zip(tf.split(flat, [one.size for one in every]), shapes, strict=True)]
+        specs = (*self.spec.parameters, *self.spec.buffers)
+        shapes = [self.layouts[value.name].shape if value.name in self.layouts else value.shape for value in specs]
+        pieces = [tf.reshape(piece, shape) for piece, shape in zip(tf.split(flat, [value.size for value in specs]), shapes, strict=True)]
         count = len(self.spec.parameters)
-        names = [one.name for one in every]
+        names = [value.name for value in specs]
         return self.parameters(dict(zip(names[:count], pieces[:count], strict=True))), dict(zip(names[count:], pieces[count:], strict=True))
 
 
@@ -246,10 +246,10 @@ def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> in
 
 def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> TfModel:
     """Find the functions of a model. Raises UsageError without a forward function or the named loss."""
-    found = ModelFunctions.of(name, "tf", spec.objective, shape_of)
-    layouts = found.module.storage_layouts(spec) if hasattr(found.module, "storage_layouts") else {}
-    forward = watched(found.module.forward, name)
-    return TfModel(spec, forward, layouts, found.example_sums, found.losses, found.decoding, deterministic=deterministic)
+    functions = ModelFunctions.of(name, "tf", spec.objective, shape_of)
+    layouts = functions.module.storage_layouts(spec) if hasattr(functions.module, "storage_layouts") else {}
+    forward = watched(functions.module.forward, name)
+    return TfModel(spec, forward, layouts, functions.example_sums, functions.losses, functions.decoding, deterministic=deterministic)
 
 
 def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:

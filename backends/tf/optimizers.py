@@ -139,8 +139,8 @@ class Averaging(Optimizer):
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
         """Apply one update, then move the average towards the new values."""
-        *own, rate = scalars
-        with tf.control_dependencies([self.rule.apply(variable, slots, gradient, own)]):
+        *rule_scalars, rate = scalars
+        with tf.control_dependencies([self.rule.apply(variable, slots, gradient, rule_scalars)]):
             distance = slots[EMA].read_value() - variable.read_value()
             return tf.raw_ops.AssignSubVariableOp(resource=slots[EMA].handle, value=rate * distance)
 
@@ -176,8 +176,8 @@ def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Sequence[tf
         return tf.cast(whole // tf.cast(count, tf.int64), tf.int32)
 
     def body(number: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        found = compute(border(number), border(number + 1), number, *sums)
-        return number + 1, *(total + one for total, one in zip(sums, found, strict=True))
+        summands = compute(border(number), border(number + 1), number, *sums)
+        return number + 1, *(total + summand for total, summand in zip(sums, summands, strict=True))
 
     _, *sums = tf.while_loop(lambda number, *_: number < count, body, (tf.constant(0), *zeros), parallel_iterations=1)
     return list(sums)

@@ -153,10 +153,10 @@ class ChiefTranslating:
     def __call__(self, state: State) -> Translating:
         """Return what translates with these weights."""
         if self._made is None:
-            model = Model.initial(self._job, self._spec, 0, torch.device("cpu"))
-            self._made = model, Translating(self._data, self._spec.objective, model.stepper(), 0, 1)
-        own, translating = self._made
-        for tensor, value in zip([*own.values, *own.buffers], each_value(self._spec, (), state), strict=True):
+            copy = Model.initial(self._job, self._spec, 0, torch.device("cpu"))
+            self._made = copy, Translating(self._data, self._spec.objective, copy.stepper(), 0, 1)
+        model, translating = self._made
+        for tensor, value in zip([*model.values, *model.buffers], each_value(self._spec, (), state), strict=True):
             if value is not None:
                 tensor.copy_(value)
         return translating

@@ -41,7 +41,7 @@ class AllReduce:
     def __init__(self, gradients: Sequence[torch.Tensor], world: int) -> None:
         """Find the buckets: with ``gradient_as_bucket_view`` each gradient is a view of one, so that no memory is needed."""
         storages = {gradient.untyped_storage().data_ptr(): gradient for gradient in gradients}
-        self._buckets = [torch.empty(0, device=one.device).set_(one.untyped_storage()) for one in storages.values()]
+        self._buckets = [torch.empty(0, device=view.device).set_(view.untyped_storage()) for view in storages.values()]
         self._small = [torch.zeros(min(len(bucket), SMALL_ELEMENTS * world), device=bucket.device) for bucket in self._buckets]
         self._world = world
 

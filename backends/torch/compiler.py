@@ -65,10 +65,10 @@ def end_children_of(thread: threading.Thread) -> None:
 
 def _descendants(children: str) -> Iterator[int]:
     try:
-        found = [int(pid) for pid in Path(children).read_text().split()]
+        pids = [int(pid) for pid in Path(children).read_text().split()]
     except OSError:  # has ended meanwhile
         return
-    for pid in found:
+    for pid in pids:
         with suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
                 yield from _descendants(f"/proc/{pid}/task/{task}/children")
@@ -146,17 +146,17 @@ class CompiledLoss:
         if not isinstance(outer.dropout, Dropout):
             return []
         if len(y) not in self._masks:
-            found: list[Mask] = []
+            masks: list[Mask] = []
 
             def note(x: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
-                found.append((torch.empty_like(x), rate, layer))
+                masks.append((torch.empty_like(x), rate, layer))
                 return x
 
             context: Context = ForwardContext(training=True, buffers=outer.buffers, compute=outer.compute, settings=outer.settings)
             context.dropout = note
             with torch.no_grad():
                 self._compute(named, x, y, context)
-            self._masks[len(y)] = found
+            self._masks[len(y)] = masks
         return self._masks[len(y)]
 
 
@@ -164,18 +164,18 @@ def choose(job: Job, model: Model, data: ResidentSplit, first: Batches, step: Ca
     """Compile training losses if required, or if faster on all `tasks` with `timing`. Raises UsageError if impossible."""
     if job.compile == "off" or (job.compile == "auto" and not timing):
         return
-    lacking = missing()
+    problem = missing()
     if job.compile == "on":
-        if lacking is not None:
+        if problem is not None:
             raise UsageError(
-                f"compile: got 'on', as typed or as 'auto' has chosen for this run before, but {lacking}. Allowed without it: off, and for "
+                f"compile: got 'on', as typed or as 'auto' has chosen for this run before, but {problem}. Allowed without it: off, and for "
                 "a new run auto (which does not compile then)."
             )
         set_up()
         model.compiled = _loss(job, model, first)
         _compute_apart(model, _copied(data, first, job.accumulate), model.compiled)
-    elif lacking is not None:
-        settle(Timing(step(), None, lacking), tasks)  # the other tasks receive the reason, and no task compiles
+    elif problem is not None:
+        settle(Timing(step(), None, problem), tasks)  # the other tasks receive the reason, and no task compiles
     else:
         _compile_if_faster(job, model, data, first, step, tasks)
 

@@ -142,8 +142,8 @@ class _Images:
         return self._as_read(self._x[start:stop], None)
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        found: Sequence[torch.Tensor] = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
-        return found
+        batches: Sequence[torch.Tensor] = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
+        return batches
 
 
 class _Numbers:
@@ -157,8 +157,8 @@ class _Numbers:
         return self._values[start:stop]
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        found: Sequence[torch.Tensor] = self._values.index_select(0, chosen).split(sizes)
-        return found
+        batches: Sequence[torch.Tensor] = self._values.index_select(0, chosen).split(sizes)
+        return batches
 
 
 class _Sequences:
@@ -269,9 +269,9 @@ def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.dev
     return {"train": split("train", changing=changing), "test": split("test", changing=False)}
 
 
-def part_of(given: ColumnTensors, begin: int, end: int) -> ColumnTensors:
+def part_of(tensors: ColumnTensors, begin: int, end: int) -> ColumnTensors:
     """Return the examples begin … end − 1 of a batch's inputs or target."""
-    return {name: tensor[begin:end] for name, tensor in given.items()} if isinstance(given, dict) else given[begin:end]
+    return {name: tensor[begin:end] for name, tensor in tensors.items()} if isinstance(tensors, dict) else tensors[begin:end]
 
 
 def share(array: NDArray[Any]) -> torch.Tensor:

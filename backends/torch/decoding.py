@@ -44,9 +44,9 @@ class TorchStepper(CachedStepper):
             return torch.log_softmax(logits_nv.float(), 1).cpu().numpy(), cache
 
 
-def shape_of(found: Any) -> Sequence[int] | None:
+def shape_of(value: Any) -> Sequence[int] | None:
     """Return a tensor's shape, None for anything else; see `DecodingChecks`."""
-    return found.shape if isinstance(found, torch.Tensor) else None
+    return value.shape if isinstance(value, torch.Tensor) else None
 
 
 def _mapped(function: Callable[[torch.Tensor], torch.Tensor], structure: Any) -> Any:

@@ -34,8 +34,8 @@ class DirectRanks(Ranks):
 
     def spread(self, tensor: torch.Tensor) -> None:
         """Take over the first rank's values."""
-        own = tensor.detach().numpy()
-        tensor.copy_(torch.from_numpy(self.mesh.spread(own if self.mesh.rank == 0 else None, own.shape, own.dtype)))
+        values = tensor.detach().numpy()
+        tensor.copy_(torch.from_numpy(self.mesh.spread(values if self.mesh.rank == 0 else None, values.shape, values.dtype)))
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -155,8 +155,8 @@ def open_trial(
 
     def add_up(vector: Vector) -> Vector:
         ranks.add_up(tensor := torch.from_numpy(vector.copy()))
-        found: Vector = tensor.numpy()
-        return found
+        total: Vector = tensor.numpy()
+        return total
 
     def carry_out(mesh: Mesh) -> CarryOut:
         calibrator = make(DirectRanks(mesh))

@@ -110,7 +110,7 @@ class _Translating(_Trained):
 
         def logits(pieces_bt: torch.Tensor) -> torch.Tensor:
             ends_b = torch.full_like(lengths_b, pieces_bt.shape[1])
-            given = {self._source: source_bs, self._source + LENGTHS: lengths_b, self._target: pieces_bt, self._target + LENGTHS: ends_b}
-            return self._outputs(given)
+            inputs = {self._source: source_bs, self._source + LENGTHS: lengths_b, self._target: pieces_bt, self._target + LENGTHS: ends_b}
+            return self._outputs(inputs)
 
         return greedy(logits, source_bs, lengths_b, GREEDY.extra_length)

@@ -124,10 +124,10 @@ class Model:
             job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low
         )
         self.named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
-        found = ModelFunctions.of(job.model, "torch", spec.objective, shape_of)
-        self._unwatched: Forward = found.module.forward
+        functions = ModelFunctions.of(job.model, "torch", spec.objective, shape_of)
+        self._unwatched: Forward = functions.module.forward
         self._function = self._unwatched if self._low is None else watched(self._unwatched, job.precision, self._low, job.model)
-        self._own_losses, self._example_sums, self._decoding = found.losses, found.example_sums, found.decoding
+        self._own_losses, self._example_sums, self._decoding = functions.losses, functions.example_sums, functions.decoding
         self.compiled: CompiledLoss | None = None
 
     @classmethod
@@ -195,8 +195,8 @@ class Model:
 
     def gradients(self, loss: torch.Tensor) -> list[torch.Tensor]:
         """Return the gradients by `leaves`, in separate memory if updates write to them: to check that takes 3 µs of 115."""
-        found = torch.autograd.grad(loss, self.leaves)
-        return apart(found) if self._overwritten else list(found)
+        gradients = torch.autograd.grad(loss, self.leaves)
+        return apart(gradients) if self._overwritten else list(gradients)
 
     def keep_updated(self, context: Context) -> None:
         """Take over the buffers that a training pass has changed."""
@@ -205,11 +205,11 @@ class Model:
 
     def sums(self, data: ResidentSplit, start: int, stop: int) -> list[float]:
         """Return the objective's sums, in its order, over the examples start … stop − 1."""
-        found = np.zeros(len(self.spec.objective.sums))
+        sums = np.zeros(len(self.spec.objective.sums))
         for outputs, x, y in self._evaluated(data, start, stop):
-            batch = self._batch_sums(outputs, x, y)
-            found += [float(batch[name].sum(dtype=torch.float64)) for name in self.spec.objective.sums]
-        return found.tolist()
+            parts = self._batch_sums(outputs, x, y)
+            sums += [float(parts[name].sum(dtype=torch.float64)) for name in self.spec.objective.sums]
+        return sums.tolist()
 
     def _batch_sums(self, outputs: torch.Tensor, x: ColumnTensors, y: ColumnTensors) -> dict[str, torch.Tensor]:
         context = self.passes.evaluation
@@ -217,13 +217,13 @@ class Model:
             losses_b = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
         else:
             losses_b = self._own_losses(outputs, y, context)
-        found = self.spec.objective.common_parts(losses_b, torch.ones_like(losses_b), x, y)
+        parts = self.spec.objective.common_parts(losses_b, torch.ones_like(losses_b), x, y)
         if self._own_losses is None and "correct" in self.spec.objective.sums:
-            found["correct"] = outputs.argmax(1) == y
+            parts["correct"] = outputs.argmax(1) == y
         if self._example_sums is not None:
-            found |= self._example_sums(outputs, y, context)
-        self.spec.objective.check_parts({name: value.dim() if torch.is_tensor(value) else None for name, value in found.items()})
-        return found
+            parts |= self._example_sums(outputs, y, context)
+        self.spec.objective.check_parts({name: value.dim() if torch.is_tensor(value) else None for name, value in parts.items()})
+        return parts
 
     def logits(self, data: ResidentSplit, start: int, stop: int) -> Array:
         """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""
@@ -240,14 +240,14 @@ class Model:
 
 def apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return gradients in separate memory: autograd may return one tensor or overlapping views for several."""
-    found, seen = [], set()
+    separate, seen = [], set()
     for gradient in gradients:
         memory = gradient.untyped_storage().data_ptr()
         if memory in seen or (not gradient.is_contiguous() and 0 in gradient.stride()):
             gradient = gradient.clone(memory_format=torch.contiguous_format)
         seen.add(memory)
-        found.append(gradient)
-    return found
+        separate.append(gradient)
+    return separate
 
 
 def micro_batches_of(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Batches, most: int) -> Iterator[MicroBatch]:

@@ -59,12 +59,12 @@ def overwrites_gradients(job: Job) -> bool:
 
 def clipped(gradients: Tensors, limit: float) -> list[torch.Tensor]:
     """Scale gradients, in place if contiguous, to a norm of about `limit`: g · min(1, limit / (‖g‖ + 1e-6)), as torch."""
-    found = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
+    contiguous = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(contiguous)))
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     if factor.device.type != "cpu" or float(factor) != 1.0:  # reading it from a GPU would wait
-        torch._foreach_mul_(found, factor)
-    return found
+        torch._foreach_mul_(contiguous, factor)
+    return contiguous
 
 
 class Sgd:
@@ -199,7 +199,9 @@ class _LowOperations(TorchDispatchMode):  # type: ignore[misc]
         result = function(*args, **(kwargs or {}))
         results = result if isinstance(result, tuple | list) else [result]
         if function is not torch.ops.aten._to_copy.default:
-            self.any = self.any or any(isinstance(one, torch.Tensor) and one.dtype == self._low and not one._is_view() for one in results)
+            self.any = self.any or any(
+                isinstance(part, torch.Tensor) and part.dtype == self._low and not part._is_view() for part in results
+            )
         return result
 
 

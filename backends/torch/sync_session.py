@@ -135,25 +135,25 @@ class SyncSession(RankSession[StateMemory]):
         began = time.perf_counter()
         data = self._splits["train"]
         data.wait_seconds = 0.0
-        own = batches.slice(first, count)
-        scales = (self._source.factor / own.weights).tolist()
+        group = batches.slice(first, count)
+        scales = (self._source.factor / group.weights).tolist()
         rates, apply = plan.learning_rates[first : first + count].tolist(), self._updater.apply
         if self._job.accumulate > 1:
-            updates = updates_in_micro_batches(self._model, data, own, self._job.accumulate, plan.first_step + first)
+            updates = updates_in_micro_batches(self._model, data, group, self._job.accumulate, plan.first_step + first)
             accumulate = self._source.of_micro_batches
             losses = [apply(accumulate(*update, scale), rate) for update, scale, rate in zip(updates, scales, rates, strict=True)]
         else:
             losses = []
             compute, context, step = self._source.of_batch, self._model.passes.training, plan.first_step + first
-            for block in data.blocks(own):
+            for block in data.blocks(group):
                 for x, y in block:
                     position = len(losses)
-                    losses.append(apply(compute(x, y, scales[position], context(step + position, own, position)), rates[position]))
+                    losses.append(apply(compute(x, y, scales[position], context(step + position, group, position)), rates[position]))
         reduced = self._reduce(losses)
         seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(4 * count, int(count * GROUP_SECONDS / seconds)))
         wait = data.wait_seconds if self._device.type == "cpu" else None
-        return StepResult(plan.first_step + first, reduced, int(own.examples.sum()), seconds, data_wait_seconds=wait)
+        return StepResult(plan.first_step + first, reduced, int(group.examples.sum()), seconds, data_wait_seconds=wait)
 
     def _reduce(self, losses: list[torch.Tensor]) -> Array:
         stacked = torch.stack(losses)

@@ -29,8 +29,8 @@ class WorkerComponents:
     def function(self, component: StepComponent) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:
         """Make a component's function; as in training its loop has only explicit dependencies."""
 
-        def loop(*given: tf.Tensor) -> tf.Tensor:
-            *tensors, ticket, limits = given
+        def loop(*arguments: tf.Tensor) -> tf.Tensor:
+            *tensors, ticket, limits = arguments
             data, work = Resident.of(self._layout, "train", tensors), unpack(ticket, changing=self._layout.changing)
             state, step = self._make(component, data, work)
             return repeated(step, state, limits)

@@ -127,8 +127,8 @@ class AsyncSession:
 
     def _time_of_step(self) -> float:
         self.calibrate(CalibrationOrder("compute", 1))
-        found = self.calibrate(CalibrationOrder("compute", 1, TIMED_SECONDS))
-        return sum(result.seconds / result.count for result in found) / len(found)
+        results = self.calibrate(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return sum(result.seconds / result.count for result in results) / len(results)
 
     def _begin(self) -> None:
         self.load(State(self._spec.initial(self._job.seed), buffers=self._spec.initial_buffers()))
@@ -246,8 +246,8 @@ class AsyncSession:
         if order.component not in self._component_functions:
             self._component_functions[order.component] = self._component_function(order.component, self._model)
         for _ in range(MAX_ROUNDS):
-            found = self._on_each_worker(self._component_functions[order.component], order)
-            by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found}
+            answers = self._on_each_worker(self._component_functions[order.component], order)
+            by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in answers}
             if len(by_worker) == self._job.workers or not order.count:  # a worker that is being replaced may have none
                 return list(by_worker.values())
         raise RunFailedError(

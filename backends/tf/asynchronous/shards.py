@@ -128,12 +128,12 @@ def make_shard(
 ) -> Shard:
     """Create a shard's zero variables on parameter server `index`; the vector's first `parameters` elements have slots."""
     device = f"/job:ps/task:{index}/device:CPU:0"
-    own = max(0, min(stop, parameters) - start)
+    trained = max(0, min(stop, parameters) - start)
     with tf.device(device):
-        slots = {slot: tf.Variable(tf.zeros([own])) for slot in optimizer.slots}
+        slots = {slot: tf.Variable(tf.zeros([trained])) for slot in optimizer.slots}
         counters = [tf.Variable(0, dtype=tf.int64) for _ in range(2)]
-        tail = tf.Variable(tf.zeros([stop - start - own])) if own < stop - start else None
-        marks, values = make_marks() if marking else None, tf.Variable(tf.zeros([own]))
+        tail = tf.Variable(tf.zeros([stop - start - trained])) if trained < stop - start else None
+        marks, values = make_marks() if marking else None, tf.Variable(tf.zeros([trained]))
         return Shard(device, start, stop, values, tail, slots, counters[0], counters[1], optimizer, skipping, marks)
 
 

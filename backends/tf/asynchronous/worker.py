@@ -50,22 +50,22 @@ def publish(data: Dataset, layout: Layout) -> None:
 
 def read(layout: Layout) -> Mapping[Split, Mapping[str, tf.Tensor]]:
     """In ops on a worker: read, once, each split's arrays by name. They fail if its dataset has another size."""
-    found: dict[Split, dict[str, tf.Tensor]] = {}
+    arrays: dict[Split, dict[str, tf.Tensor]] = {}
     mapped = {
         (split, name + VALUES): file_contents(file, f"/dev/fd/{number}")
         for number, ((split, name), file) in enumerate(layout.mapped.items(), _FIRST_MAPPED_DESCRIPTOR)
     }
     number = _FIRST_DESCRIPTOR
     for split in SPLITS:
-        found[split] = {}
+        arrays[split] = {}
         for name, spec in layout.array_specs(split).items():
             if (split, name) in mapped:
-                found[split][name] = mapped[split, name]
+                arrays[split][name] = mapped[split, name]
             else:
                 shape = [-1 if size is None else size for size in spec.shape.as_list()]
-                found[split][name] = tf.reshape(_read(number, spec.dtype), shape)
+                arrays[split][name] = tf.reshape(_read(number, spec.dtype), shape)
             number += 1
-    return found
+    return arrays
 
 
 def _put(number: int, array: NDArray[Any]) -> None:
@@ -121,8 +121,8 @@ def training(
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, ticket) → outcome; each order of ops between tasks costs a message."""
 
-    def loop(*given: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        *tensors, ticket = given
+    def loop(*arguments: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        *tensors, ticket = arguments
         work = unpack(ticket, changing=layout.changing)
         return _updates(job, model, passes, shards, Resident.of(layout, "train", tensors), work)
 
@@ -155,12 +155,12 @@ def _updates(
         weight = tf.gather(work.weights, step)
         slope = scale / weight if scaled else 1.0 / weight
         values = pulled(model, messages)
-        this = work.first_step + tf.cast(step, tf.int64)
-        number = this if passes.dropout else None
+        update = work.first_step + tf.cast(step, tf.int64)
+        number = update if passes.dropout else None
 
         def take(first: tf.Tensor, stop: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-            own = work.indices[first:stop]
-            return data.batch(own, None if work.changes is None else work.changes[first:stop]), own
+            indices = work.indices[first:stop]
+            return data.batch(indices, None if work.changes is None else work.changes[first:stop]), indices
 
         if job.accumulate == 1:
             loss_sum, gradients, decrements = gradients_of.batch(*take(begin, end), values, slope, number)
@@ -176,7 +176,7 @@ def _updates(
             gradients = clipped(gradients, job.clip_norm)
         gradient = flattened([*gradients, *decrements])
         messages = [
-            shard.push(gradient[shard.start : shard.stop], rate, pulled, this) for shard, pulled in zip(shards, messages, strict=True)
+            shard.push(gradient[shard.start : shard.stop], rate, pulled, update) for shard, pulled in zip(shards, messages, strict=True)
         ]
         return step + 1, scale, messages, losses.write(step, loss_sum / weight), staleness.write(step, staleness_of(messages[0]))
 
@@ -244,7 +244,7 @@ def evaluation(
     model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout, split: Split
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [sums] of `TfModel.sums`."""
-    specs = {one: len(layout.tensor_specs(one)) for one in SPLITS}
+    specs = {name: len(layout.tensor_specs(name)) for name in SPLITS}
     begin = 1 + (specs["train"] if split == "test" else 0)
 
     def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:

@@ -78,13 +78,13 @@ class RankComponents:
         self._data, self._gradients, self._replica, self._ranks = data, gradients, replica, ranks
         self._scalars, self._workers, self._dropout = scalars, workers, dropout
         sizes = np.diff(batches.offsets)
-        other = np.flatnonzero(sizes != sizes[0])  # batches by tokens differ in size
-        batches = batches.slice(0, int(other[0]) if len(other) else len(batches))
-        own = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
+        differing = np.flatnonzero(sizes != sizes[0])  # batches by tokens differ in size
+        batches = batches.slice(0, int(differing[0]) if len(differing) else len(batches))
+        examples = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
         self._count = len(batches)
         self._weight = np.float32(1.0 / batches.weights[0])
-        self._indices_kb = tf.constant(batches.indices[own].reshape(self._count, -1))  # outside every graph, which would fold a constant
-        self._changes_kb3 = None if batches.changes is None else tf.constant(batches.changes[own].reshape(self._count, -1, 3))
+        self._indices_kb = tf.constant(batches.indices[examples].reshape(self._count, -1))  # outside graphs, which would fold it
+        self._changes_kb3 = None if batches.changes is None else tf.constant(batches.changes[examples].reshape(self._count, -1, 3))
 
     def make(self, component: StepComponent) -> tuple[State, Step]:
         """Return a component's first state and its step, in ops."""
@@ -113,10 +113,10 @@ class RankComponents:
     def _computing(self, size: int) -> tuple[State, Step]:
         batch, indices = part_of((self._batch(0), self._indices_kb[0]), 0, size)
 
-        def own(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
+        def compute(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
             return self._updated(laid, target, indices, lambda gradients: gradients)
 
-        return after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(own, *batch)]
+        return after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(compute, *batch)]
 
     def _whole(self, done: tf.Tensor, state: State) -> State:
         """Make a whole step as in training, after earlier ops: loops with variables do not wait for an earlier exchange."""
@@ -124,10 +124,10 @@ class RankComponents:
             position = tf.math.floormod(done, self._count)
         indices = tf.gather(self._indices_kb, position)
 
-        def own(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
+        def compute(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
             return self._updated(laid, target, indices, self._ranks.add_up)
 
-        return [self._ranks.on_replica(own, *self._batch(position))]
+        return [self._ranks.on_replica(compute, *self._batch(position))]
 
     def _updated(self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, add_up: AddUp) -> tf.Tensor:
         number = tf.constant(0, tf.int64) if self._dropout else None
@@ -142,5 +142,5 @@ class RankComponents:
         return [self._added([tensor])[0] for tensor in state]
 
     def _added(self, tensors: State) -> State:
-        summed: State = self._ranks.on_replica(lambda *own: tuple(self._ranks.add_up(own)), *tensors)
+        summed: State = self._ranks.on_replica(lambda *local: tuple(self._ranks.add_up(local)), *tensors)
         return list(summed)

@@ -144,8 +144,8 @@ class MultiWorker(Collectives):
         """All-reduce a matrix with a row per rank, then sum the rows: a reduced vector's order would depend on the place."""
         ranks = self._strategy.num_replicas_in_sync
         rows = tf.pad(vector[None], [[self._rank, ranks - 1 - self._rank], [0, 0]])
-        first, *others = tf.unstack(self.add_up([rows])[0], ranks)
-        for row in others:
+        first, *rest = tf.unstack(self.add_up([rows])[0], ranks)
+        for row in rest:
             first += row
         return first
 

@@ -129,12 +129,12 @@ class _Room:
 
 
 def _in_ops(function: Any, tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    found = tf.numpy_function(function, list(tensors), [tensor.dtype for tensor in like])
+    results = tf.numpy_function(function, list(tensors), [tensor.dtype for tensor in like])
     if not like:
         return []
-    for result, tensor in zip(found, like, strict=True):
+    for result, tensor in zip(results, like, strict=True):
         result.set_shape(tensor.shape)
-    return list(found)
+    return list(results)
 
 
 def open_trial(

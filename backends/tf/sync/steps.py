@@ -113,21 +113,21 @@ class Replica:
     def _variables(self) -> list[tuple[ParameterSpec, tf.Variable]]:
         """Return all variables in the order of `vectors.each_value`."""
         trained = [self._parameters, *([slots[slot] for slots in self._slots] for slot in self.optimizer.slots)]
-        found = [pair for variables in trained for pair in zip(self._spec.parameters, variables, strict=True)]
-        return found + [(buffer, self._buffers[buffer.name]) for buffer in self._spec.buffers]
+        pairs = [pair for variables in trained for pair in zip(self._spec.parameters, variables, strict=True)]
+        return pairs + [(buffer, self._buffers[buffer.name]) for buffer in self._spec.buffers]
 
     def install(self, state: State | None, spread: Spread) -> None:
         """Take over rank 0's state, which `spread` broadcasts; absent slots are reset. Others give None. Raises ValueError."""
         variables = self._variables()
-        given = [None] * len(variables) if state is None else checked_values(self._spec, self.optimizer.slots, state)
-        for (spec, variable), value in zip(variables, given, strict=True):
-            own = np.zeros(spec.shape, np.float32) if value is None and state is not None else value
-            variable.assign(self._held(spec.name, spread(own, spec.shape)))
+        values = [None] * len(variables) if state is None else checked_values(self._spec, self.optimizer.slots, state)
+        for (spec, variable), value in zip(variables, values, strict=True):
+            array = np.zeros(spec.shape, np.float32) if value is None and state is not None else value
+            variable.assign(self._held(spec.name, spread(array, spec.shape)))
         if self.loss_scale is not None:
-            mine = {} if state is None else state.scalars
-            own = np.array([mine.get(name, value) for name, value in LossScale.initial().items()], np.float32)
-            given_scale = spread(None if state is None else own, own.shape)
-            self.loss_scale.restore(dict(zip(LossScale.initial(), given_scale.tolist(), strict=True)))
+            scalars = {} if state is None else state.scalars
+            array = np.array([scalars.get(name, value) for name, value in LossScale.initial().items()], np.float32)
+            scale = spread(None if state is None else array, array.shape)
+            self.loss_scale.restore(dict(zip(LossScale.initial(), scale.tolist(), strict=True)))
 
     def _held(self, name: str, canonical: Array) -> Array:
         return self._model.layouts[name].to_storage(canonical) if name in self._model.layouts else canonical
@@ -220,7 +220,7 @@ class Steps:
             context = self._passes.training(buffers, tf.constant(0, tf.int64) if self._passes.dropout else None, indices)
             micro_batches = self._data.micro_batches(laid, target, self._micro_batches)
             loss_sum, gradients = model.loss_and_gradients(parameters, micro_batches, tf.constant(1.0), context)
-            return tf.add_n([loss_sum, *(tf.reshape(one, [-1])[0] for one in gradients)])
+            return tf.add_n([loss_sum, *(tf.reshape(tensor, [-1])[0] for tensor in gradients)])
 
         function = self._ranks.traced(gradient)
         return lambda: function().numpy()
@@ -233,15 +233,15 @@ class Steps:
             return self._in_ops(batches, scalars, first_step)
         losses = []
         for first, count, fits in self._loop.parts(batches):
-            part, own = batches.slice(first, count), scalars[first : first + count]
-            losses.append(self._loop(part, own) if fits else self._in_ops(part, own, first_step + first))
+            part, part_scalars = batches.slice(first, count), scalars[first : first + count]
+            losses.append(self._loop(part, part_scalars) if fits else self._in_ops(part, part_scalars, first_step + first))
         return np.concatenate(losses)
 
     def _in_ops(self, batches: Batches, scalars: NDArray[np.float32], first_step: int) -> Array:
-        own = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
+        examples = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
         sizes, weights = np.diff(batches.offsets).astype(np.int64), batches.weights.astype(np.float32)
-        changes = _NO_CHANGES if batches.changes is None else batches.changes[own]
-        inputs = (batches.indices[own], sizes, weights, scalars, np.int64(first_step), changes)
+        changes = _NO_CHANGES if batches.changes is None else batches.changes[examples]
+        inputs = (batches.indices[examples], sizes, weights, scalars, np.int64(first_step), changes)
         return np.asarray(self._train(*map(tf.constant, inputs)).numpy())
 
     def _steps(
@@ -280,8 +280,8 @@ class Steps:
         else:
 
             def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-                own = indices[begin:end]
-                return self._data.laid_batch(own, None if changes is None else changes[begin:end]), own
+                taken = indices[begin:end]
+                return self._data.laid_batch(taken, None if changes is None else changes[begin:end]), taken
 
             loss_sum, gradients = self._accumulated(take, tf.size(indices), number, share)
         self._replica.apply(self._ranks.add_up(gradients), scalars)
