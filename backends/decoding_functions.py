@@ -212,10 +212,13 @@ class Translating:
         self._scorer = TranslationScorer(data, objective.translation)
         self._task, self._tasks = task, tasks
 
-    def scored(self, split: Split, start: int, stop: int, decoding: Decoding, tell: Callable[[], None]) -> Scored:
-        """Translate this task's share of the sentences start … stop − 1, with `tell` before each step; return its sums for the quality."""
+    def scored(self, split: Split, start: int, stop: int, decoding: Decoding, heartbeat: Callable[[], None]) -> Scored:
+        """Translate this task's share of the sentences start … stop − 1; return its sums for the quality.
+
+        `heartbeat` is called before each step.
+        """
         first, last = split_evenly(stop - start, self._tasks)[self._task]
-        stepper = _TellingStepper(self._stepper, tell)
+        stepper = _HeartbeatStepper(self._stepper, heartbeat)
         return self._scorer.scored(stepper, split, start + first, start + last, decoding)
 
     def translate(self, sources: Sequence[NDArray[np.integer]], decoding: Decoding, n_best: int) -> list[list[Hypothesis]]:
@@ -229,14 +232,14 @@ class Translating:
             decode(self._stepper, [source, source[1:]], decoding)
 
 
-class _TellingStepper:
-    def __init__(self, stepper: Stepper, tell: Callable[[], None]) -> None:
-        self._stepper, self._tell = stepper, tell
+class _HeartbeatStepper:
+    def __init__(self, stepper: Stepper, heartbeat: Callable[[], None]) -> None:
+        self._stepper, self._heartbeat = stepper, heartbeat
 
     def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
-        self._tell()
+        self._heartbeat()
         self._stepper.begin(sources)
 
     def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
-        self._tell()
+        self._heartbeat()
         return self._stepper.advance(tokens_n, rows_n)

@@ -86,7 +86,7 @@ def recorded_packages(backend: str) -> dict[str, Sequence[str]]:
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
 
 
-def keep_freed_memory(most_bytes: int, piece_bytes: int, *, one_arena: bool) -> None:
+def tune_malloc(most_bytes: int, piece_bytes: int, *, one_arena: bool) -> None:
     """Have the C library keep freed memory, up to `most_bytes` in pieces of `piece_bytes`; only on Linux with glibc.
 
     Otherwise each step faults it in again. Call it after loading data. `one_arena`: other threads' arenas hold no piece above 64 MiB.

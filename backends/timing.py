@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..core.cluster import Task
 from ..data.sampler import Batches
-from ..exchange.mesh import Mesh, Vector, open_beside
+from ..exchange.mesh import Mesh, Vector, open_trial_mesh
 from .base import CalibrationOrder, CalibrationResult
 from .compiling import TIMED_SECONDS
 
@@ -33,7 +33,7 @@ def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple
     return done, elapsed
 
 
-def time_of_step(run: CarryOut) -> float:
+def measure_step(run: CarryOut) -> float:
     """Return the seconds of a step's computation, repeated by `run`, after a first one."""
     run(CalibrationOrder("compute", 1))
     count, seconds = run(CalibrationOrder("compute", 1, TIMED_SECONDS))
@@ -126,12 +126,12 @@ class DirectTrial:
         cls,
         task: Task,
         on_cpu: bool,
-        add_up: Callable[[Vector], Vector],
+        all_reduce: Callable[[Vector], Vector],
         silence_seconds: float,
         make: Callable[[Mesh], CarryOut],
     ) -> DirectTrial:
-        """Open a second mesh on all ranks by their `add_up`; not on GPUs, as the exchange sums in the host's memory."""
-        mesh, refused = open_beside(task, add_up, silence_seconds) if on_cpu else (None, "it is for CPUs")
+        """Open a second mesh on all ranks by their `all_reduce`; not on GPUs, as the exchange sums in the host's memory."""
+        mesh, refused = open_trial_mesh(task, all_reduce, silence_seconds) if on_cpu else (None, "it is for CPUs")
         return cls(task.rank, refused) if mesh is None else cls(task.rank, None, mesh, make(mesh))
 
     def run(self, order: CalibrationOrder) -> CalibrationResult:

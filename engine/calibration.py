@@ -115,7 +115,7 @@ class CalibrationRun:
         while waiting:
             answer = self.leaders.receive(1.0)
             if answer is not None and isinstance(answer[1], Calibrated):
-                results.append(self._understood(answer[0], answer[1].result, results))
+                results.append(self._checked(answer[0], answer[1].result, results))
             elif answer is not None and isinstance(answer[1], Done):
                 waiting -= 1
             elif time.monotonic() > deadline:
@@ -126,7 +126,7 @@ class CalibrationRun:
             self.native.setdefault(name, []).append(value)
         return results
 
-    def _understood(self, leader: int, result: CalibrationResult, before: Sequence[CalibrationResult]) -> CalibrationResult:
+    def _checked(self, leader: int, result: CalibrationResult, before: Sequence[CalibrationResult]) -> CalibrationResult:
         strange = result.worker >= self.workers or (len(self.leaders) > 1 and result.worker != leader)
         if strange or any(result.worker == earlier.worker for earlier in before):
             self.leaders.refuse(leader, f"figures of worker {result.worker}, of which none are awaited")

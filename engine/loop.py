@@ -93,8 +93,8 @@ class TrainingLoop:
         self.progress = progress
         self.saver = outputs.saver
         self.clock = outputs.clock
-        self.calendar = EpochIndex(run_sampler(job, self.data.sizes["train"], subject.lengths), start.cursor)
-        self.triggers = Triggers(job, self.calendar)
+        self.epochs = EpochIndex(run_sampler(job, self.data.sizes["train"], subject.lengths), start.cursor)
+        self.triggers = Triggers(job, self.epochs)
         self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, outputs.saver, outputs.clock)
         self._evaluation = EvaluationInProgress(job, objective, self.data.sizes, len(tasks))
         self.target = Target.parse(job.until) if job.until else None
@@ -112,13 +112,13 @@ class TrainingLoop:
         self._losses = LossGuard(job.on_nan, job.lr, progress.message)
         self._workers = WorkerWatch(job.workers, job.stall_timeout, recorder.event, progress.message, on_silent=on_silent)
         self._rate_since = (start.cursor.step, 0.0)
-        self._messages_heard = 0
+        self._messages_received = 0
         self._silence = SilenceCounter(job.stall_timeout, time.monotonic())
         self._stopping = self._stop_requested = self._pause_requested = False
         self._running = self._trained = False
         self._work = self._train()
-        self._epochs_ended = self.calendar.start.epoch
-        self._last_position = float(self.calendar.epochs_at(self.triggers.total, 1)[0])
+        self._epochs_ended = self.epochs.start.epoch
+        self._last_position = float(self.epochs.epochs_at(self.triggers.total, 1)[0])
 
     def advance(self) -> bool:
         """Send what is due and handle one answer; return False once the stopping rule holds or interrupted.
@@ -181,7 +181,7 @@ class TrainingLoop:
 
     def worker_absent(self, worker: int) -> None:
         """Note the restart of an async worker, which counts as activity for the stall time-out."""
-        self._messages_heard += 1
+        self._messages_received += 1
         self._workers.on_absent(worker)
 
     def worker_back(self, worker: int) -> None:
@@ -231,17 +231,17 @@ class TrainingLoop:
         return False
 
     def _save(self) -> None:
-        self.checkpoints.on_requested(self._sequence + 1, self.calendar.cursor(self._next_step))
+        self.checkpoints.on_requested(self._sequence + 1, self.epochs.cursor(self._next_step))
         self._send(SendState(), 0)
 
     def _send_plan(self) -> None:
         step = self._next_step
-        place = self.calendar.place(step)
+        place = self.epochs.place(step)
         wanted = self._next_plan_steps if self._rate is None else max(1, int(self._rate * PLAN_SECONDS))
         self._next_plan_steps *= 2
         count = min(wanted, place.left, self.triggers.next_stop(step) - step)
-        positions = self.calendar.epochs_at(step, count)
-        rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions, self.width)
+        positions = self.epochs.epochs_at(step, count)
+        rates = learning_rates(self.job, step, count, self.epochs.steps_per_epoch, self._last_position, positions, self.width)
         plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip, place.arranged)
         self._plans.add(plan)
         self._next_step += count
@@ -261,11 +261,11 @@ class TrainingLoop:
         answer = self.tasks.receive(TICK_SECONDS)
         self._show_activity()
         if answer is None:
-            if self._silence.tick(time.monotonic(), {TASKS: (self._messages_heard, self.saver.active_at)}):
+            if self._silence.tick(time.monotonic(), {TASKS: (self._messages_received, self.saver.active_at)}):
                 silent, limit = self._silence.seconds(TASKS), self.job.stall_timeout
                 raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {limit:g})")
             return
-        self._messages_heard += 1
+        self._messages_received += 1
         leader, message = answer
         try:
             self._on_answer(leader, message)
@@ -274,7 +274,7 @@ class TrainingLoop:
 
     def _show_activity(self) -> None:
         command = self._queued[0] if self._queued else None
-        activity = self._evaluation.said if command is not None and command.message.kind == "decode" else None
+        activity = self._evaluation.progress_text if command is not None and command.message.kind == "decode" else None
         if command is not None and command.message.kind == "evaluate":
             activity = f"evaluating after step {command.at_step:,}"
         self.progress.doing(activity)
@@ -301,7 +301,7 @@ class TrainingLoop:
     def _on_done(self, leader: int, message: Done) -> None:
         command = self._command(message)
         if leader == 0 and command.message.kind != "train":
-            self._expect_all_before(command)
+            self._require_reported_before(command)
             self._workers.on_quiescent()
         command.waiting -= 1
         seconds, drained = message.seconds, message.drain_seconds
@@ -332,7 +332,7 @@ class TrainingLoop:
         if len(self._decoding) > 2:  # earlier evaluations have no pending work
             del self._decoding[next(iter(self._decoding))]
 
-    def _expect_all_before(self, command: _Command) -> None:
+    def _require_reported_before(self, command: _Command) -> None:
         """Raise ImpossibleAnswerError for unreported updates before a command other than ``train``."""
         if not self._plans.reported_before(command.at_step):
             raise ImpossibleAnswerError(f"{command.message.kind!r} is done, and updates that come before it were not reported")
@@ -351,7 +351,7 @@ class TrainingLoop:
             self._workers.on_updates(result.worker)
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
         self.recorder.step(step_record(result, plan.epoch, now, rates))
-        while self.outcome.updates_reported >= self.calendar.first_step_of(self._epochs_ended + 1):
+        while self.outcome.updates_reported >= self.epochs.first_step_of(self._epochs_ended + 1):
             self._epochs_ended += 1
             self.recorder.event("epoch_ended", epoch=self._epochs_ended)
         self._losses.trained(result.first_step, result.losses, rates)
@@ -411,7 +411,7 @@ class TrainingLoop:
         expected = self.data.sizes[result.split]
         if result.examples != expected:
             raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")
-        epoch = self.calendar.epochs(step)
+        epoch = self.epochs.epochs(step)
         figures = self.objective.figures(result.sums)
         loss = figures.pop(LOSS.name)
         now = self.clock()

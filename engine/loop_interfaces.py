@@ -165,7 +165,7 @@ class OutstandingPlans:
 
     def take(self, result: StepResult) -> Plan:
         """Mark a result's updates as reported; return their plan. Raises ImpossibleAnswerError."""
-        self._expect_sense(result)
+        self._require_valid(result)
         for first, pending in self._pending.items():
             if first <= result.first_step < first + pending.plan.count:
                 reported = pending.missing[result.first_step - first : result.first_step - first + result.count]
@@ -177,7 +177,7 @@ class OutstandingPlans:
                 return pending.plan
         raise ImpossibleAnswerError(f"{result.count} steps from step {result.first_step} on, which are not outstanding")
 
-    def _expect_sense(self, result: StepResult) -> None:
+    def _require_valid(self, result: StepResult) -> None:
         job = self._job
         sync = job.mode == "sync"
         batch = job.global_batch if sync else job.per_worker_batch

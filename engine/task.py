@@ -239,7 +239,7 @@ def serve(stream: Stream, opened: Open) -> None:
     job = Job.model_validate(json.loads(opened.job))
     task = task_from_message(opened.task)
     add_phase_listener(lambda name: stream.send(Phase(name)))
-    decide_by(partial(_ask_whether_to_compile, stream, commands))
+    decide_by(partial(_request_compile_decision, stream, commands))
     with startup_deadline(opened.start_deadline, partial(_report_stuck, stream)):
         session = open_session(task, job, opened)
     if job.max_restarts and load_backend(job.backend).capabilities.rejoins and task.placed.leading:
@@ -252,7 +252,7 @@ def serve(stream: Stream, opened: Open) -> None:
         session.serve(commands.closing)  # type: ignore[union-attr]
 
 
-def _ask_whether_to_compile(stream: Stream, commands: Inbox, timing: Timing, tasks: int) -> bool:
+def _request_compile_decision(stream: Stream, commands: Inbox, timing: Timing, tasks: int) -> bool:
     """Send this task's timings; return the driver's decision from all timings."""
     startup_phase("awaiting whether to compile", for_others=True)
     stream.send(messages.CompileTimed(timing.plain_seconds, timing.compiled_seconds, timing.reason, tasks))

@@ -150,7 +150,7 @@ class EvaluationInProgress:
         return self._orders is not None
 
     @property
-    def said(self) -> str | None:
+    def progress_text(self) -> str | None:
         """Progress of the pending translations as text; None without any."""
         orders = self._orders
         if orders is None:

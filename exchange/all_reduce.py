@@ -30,10 +30,10 @@ def buckets_of(sizes_bytes: Sequence[int]) -> list[list[int]]:
 
 
 class BucketSums:
-    """Sums vectors in a thread, in the same order on all ranks; no other `add_up` may run between `submit` and `wait`."""
+    """Sums vectors in a thread, in the same order on all ranks; no other `all_reduce` may run between `submit` and `wait`."""
 
-    def __init__(self, add_up: Callable[[NDArray[Any]], None]) -> None:
-        self._add_up = add_up
+    def __init__(self, all_reduce: Callable[[NDArray[Any]], None]) -> None:
+        self._all_reduce = all_reduce
         self._todo: queue.SimpleQueue[NDArray[Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._outstanding = 0
@@ -64,7 +64,7 @@ class BucketSums:
         while (vector := self._todo.get()) is not None:
             if failed is None:
                 try:
-                    self._add_up(vector)
+                    self._all_reduce(vector)
                 except Exception as error:  # noqa: BLE001 - handed to who waits
                     failed = error
             self._done.put(failed)
@@ -88,7 +88,7 @@ def add_in_rank_order(parts: Sequence[NDArray[Any]], into: NDArray[Any]) -> None
 PIECE_BYTES = 256 << 10  # small enough for a core's cache, with the same piece of each other rank
 
 
-class RankSum:
+class AllReduce:
     """Sums vectors of one size and type, with memory for at most a vector, or n − 1 if they are sent whole."""
 
     def __init__(self, links: Links, elements: int, kind: np.dtype[Any]) -> None:
@@ -103,7 +103,7 @@ class RankSum:
         self._heads = {peer: memoryview(bytearray(HEAD_BYTES)) for peer in self._peers}
         self._piece = max(1, PIECE_BYTES // kind.itemsize)
 
-    def add_up(self, vector: NDArray[Any]) -> None:
+    def all_reduce(self, vector: NDArray[Any]) -> None:
         """Replace a vector by its sum over all ranks. Raises PeerLostError."""
         head = self._links.next_head(self._size)
         if self._in_shares:

@@ -24,7 +24,7 @@ class PeerLostError(ConnectionError):
         super().__init__(f"lost {name}: {why}")
 
 
-def names_of(task: Task) -> Mapping[int, str]:
+def rank_names(task: Task) -> Mapping[int, str]:
     """Return each rank's name, node and address for messages."""
     addresses = task.cluster.addresses
     return {placed.index: f"{placed.name} on node {placed.node} ({addresses[placed.node]})" for placed in task.cluster.of_role("worker")}
@@ -33,11 +33,11 @@ def names_of(task: Task) -> Mapping[int, str]:
 # A byte a second on separate connections tells a long computation, unless it holds the interpreter's lock, from a frozen or lost rank.
 
 INTERVAL_SECONDS = 1.0
-_SIGN = b"."
+_BEAT = b"."
 _MAX_BYTES = 4096
 
 
-class LifeSigns:
+class Heartbeat:
     """Heartbeats in a thread until `close`; `silent` are ranks not heard of for the limit, or with a closed connection."""
 
     def __init__(self, connections: Mapping[int, socket.socket], limit_seconds: float) -> None:
@@ -47,7 +47,7 @@ class LifeSigns:
         self._wake, self._woken = socket.socketpair()
         for connection in self._connections.values():
             connection.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="signs of life", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -57,20 +57,20 @@ class LifeSigns:
             selector.register(self._woken, selectors.EVENT_READ)
             for peer, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ, peer)
-            next_sign = 0.0
+            next_beat = 0.0
             while True:
                 for key, _ in selector.select(TICK_SECONDS):
                     if key.data is None:
                         return
-                    if _hears(self._connections[key.data]):
+                    if _is_connected(self._connections[key.data]):
                         heard[key.data] += 1
                     else:
                         selector.unregister(key.fileobj)
-                if (now := time.monotonic()) >= next_sign:
-                    next_sign = now + INTERVAL_SECONDS
+                if (now := time.monotonic()) >= next_beat:
+                    next_beat = now + INTERVAL_SECONDS
                     for peer in heard:
                         with contextlib.suppress(OSError):  # it is frozen or gone, and so not heard of either
-                            self._connections[peer].send(_SIGN)
+                            self._connections[peer].send(_BEAT)
                 self.silent = frozenset(counter.tick(now, heard))
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class LifeSigns:
             connection.close()
 
 
-def _hears(connection: socket.socket) -> bool:
+def _is_connected(connection: socket.socket) -> bool:
     try:
         return bool(connection.recv(_MAX_BYTES))
     except BlockingIOError:
@@ -100,10 +100,10 @@ class Links:
 
     WAIT_SECONDS = 0.5  # between checks of heartbeats
 
-    def __init__(self, task: Task, connections: Mapping[int, socket.socket], life: LifeSigns) -> None:
+    def __init__(self, task: Task, connections: Mapping[int, socket.socket], heartbeat: Heartbeat) -> None:
         self.rank, self.ranks = task.rank, task.cluster.workers
         self.sockets = dict(connections)
-        self._names, self._life = names_of(task), life
+        self._names, self._heartbeat = rank_names(task), heartbeat
         wait = struct.pack("ll", *divmod(round(self.WAIT_SECONDS * 1e6), 1_000_000))
         for connection in self.sockets.values():
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
@@ -116,12 +116,12 @@ class Links:
         self._frames += 1
         return _HEAD.pack(self._attempt, self._frames, size)
 
-    def check_life(self, awaited: Iterable[int]) -> None:
+    def check_heartbeats(self, awaited: Iterable[int]) -> None:
         """Raise PeerLostError for an awaited rank that is silent."""
-        silent = self._life.silent
+        silent = self._heartbeat.silent
         for peer in awaited:
             if peer in silent:
-                raise self.lost(peer, f"it has not been heard of for {self._life.limit_seconds:g} s (--node-timeout)")
+                raise self.lost(peer, f"it has not been heard of for {self._heartbeat.limit_seconds:g} s (--node-timeout)")
 
     def lost(self, peer: int, why: object) -> PeerLostError:
         """Return the error about a lost rank."""
@@ -237,7 +237,7 @@ def _move_side_by_side(links: Links, streams: Mapping[int, Stream], advance: Cal
             if stream.waits_to_receive and events & ~select.POLLOUT:
                 _receive(links, peer, stream, _NOW)
         if (now := time.monotonic()) > look_at:
-            links.check_life(peer for descriptor, peer in peers.items() if masks[descriptor] and peer not in heard)
+            links.check_heartbeats(peer for descriptor, peer in peers.items() if masks[descriptor] and peer not in heard)
             heard.clear()
             look_at = now + links.WAIT_SECONDS
         if advance is not None:

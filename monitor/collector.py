@@ -25,7 +25,7 @@ class Problems:
     """Distinct problems of observation. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._known: set[str] = set()
         self._new: list[str] = []
 
     def attempt(self, what: str, probe: Callable[[], T]) -> T | None:
@@ -40,8 +40,8 @@ class Problems:
     def note(self, text: str) -> None:
         """Keep a new text for `take`, truncated, with non-Unicode characters escaped."""
         text = text.encode(errors="backslashreplace").decode()[:MAX_PROBLEM_CHARACTERS]
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._known:
+            self._known.add(text)
             self._new.append(text)
 
     def take(self) -> tuple[str, ...]:
@@ -108,9 +108,9 @@ class NodeTasks:
         """Read everything once, for the figures below; `final`: for the last time."""
         if now >= self._next_forgetting:
             self._next_forgetting = now + _FORGET_SECONDS
-            self._forest.forget_strangers()
+            self._forest.forget_unowned()
             if self._sockets is not None:
-                self._sockets.forget_strangers()
+                self._sockets.forget_unowned()
         self._problems.attempt("finding child processes", self._forest.discover)
         self._failed = {tree for tree in self._trees if not self._update(tree)}
         self._read_pss(now, final)

@@ -201,7 +201,7 @@ class SocketCounters:
         self._retire({entry.cookie for entry in present})
         return problems
 
-    def forget_strangers(self) -> None:
+    def forget_unowned(self) -> None:
         """Retry sockets without an owner, as a process may have passed one on."""
         self._looks.clear()
 

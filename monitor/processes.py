@@ -240,7 +240,7 @@ class Forest:
     def plant(self, name: str, pid: int) -> TaskTree:
         """Watch a task by its first process, with its existing children."""
         tree = self.trees[name] = TaskTree(name, pid)
-        self.forget_strangers()
+        self.forget_unowned()
         return tree
 
     def rename(self, tree: TaskTree, name: str) -> None:
@@ -249,7 +249,7 @@ class Forest:
         tree.name = name
         self.trees[name] = tree
 
-    def forget_strangers(self) -> None:
+    def forget_unowned(self) -> None:
         """Examine every process the next time, as foreign ids may be reused."""
         self._seen.clear()
         self._last_created = -1
@@ -262,9 +262,9 @@ class Forest:
         self._last_created = newest
         present = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         owners = {pid: tree for tree in self.trees.values() for pid in tree.members}
-        strangers = {pid: stat for pid in present - self._seen - owners.keys() if (stat := read_stat(pid)) is not None}
-        for pid in strangers:
-            _adopt(pid, strangers, owners)
+        unowned = {pid: stat for pid in present - self._seen - owners.keys() if (stat := read_stat(pid)) is not None}
+        for pid in unowned:
+            _adopt(pid, unowned, owners)
         self._seen = present
 
 

@@ -69,7 +69,7 @@ class MeshRanks:
 
     def add_up(self, vector: NDArray[Any]) -> None:
         """Sum in the order of the ranks."""
-        self._mesh.add_up(vector)
+        self._mesh.all_reduce(vector)
 
     def close(self, *, healthy: bool) -> None:
         """Close the connections after a barrier."""
@@ -81,7 +81,7 @@ def barrier(ranks: Ranks) -> None:
     ranks.add_up(np.zeros(1))
 
 
-def spread(ranks: Ranks, rank: int, vector: NDArray[Any]) -> None:
+def broadcast(ranks: Ranks, rank: int, vector: NDArray[Any]) -> None:
     """Broadcast the first rank's flat vector. Adding −0 changes no number, not even a −0."""
     if rank:
         vector.fill(-0.0)
@@ -197,7 +197,7 @@ class ArraySession(RankSession[StateMemory]):
         vectors: list[NDArray[Any]] = [*self._vectors(), updates]
         with self._meeting():
             for vector in vectors:
-                spread(self._ranks, self._rank, vector)
+                broadcast(self._ranks, self._rank, vector)
         self._averaged = True
         self._rule.updates = int(updates[0])
 

@@ -18,7 +18,7 @@ LIMITS = tf.TensorSpec([2], tf.float64)
 SMALL_ELEMENTS = 16  # per rank: each rank of a ring has something
 
 
-def limits_of(order: CalibrationOrder) -> NDArray[np.float64]:
+def order_limits(order: CalibrationOrder) -> NDArray[np.float64]:
     """Return an order's count and seconds, float64 [2]."""
     return np.array([order.count, order.seconds])
 
@@ -59,13 +59,13 @@ def _now(state: State) -> tf.Tensor:
             return tf.timestamp()
 
 
-def after(tensors: State) -> State:
+def ready_after(tensors: State) -> State:
     """In ops: return a state of one 0 that is ready when all tensors are: a component's inputs, before its clock starts."""
     with tf.control_dependencies(tensors):
         return [tf.identity(tf.constant([0.0]))]
 
 
-def a_number(batch: Batch) -> tf.Tensor:
+def any_element(batch: Batch) -> tf.Tensor:
     """In ops: return a number, float32 [1], that is ready when all of a batch is."""
     return tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32), keepdims=True) for tensor in tf.nest.flatten(batch)])
 

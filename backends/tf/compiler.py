@@ -111,7 +111,7 @@ def _like(context: Context, buffers: Mapping[str, tf.Tensor]) -> Context:
 
 
 @contextmanager
-def refusals_told(job: Job) -> Iterator[None]:
+def explained_refusals(job: Job) -> Iterator[None]:
     """Raise UsageError within the block if XLA has no code for a model."""
     try:
         yield

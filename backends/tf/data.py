@@ -30,10 +30,10 @@ def normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.
     channels, height, width = info.input_shape
     rows = tf.reshape(pixels, [-1, width * channels] if channels_last else [shape[0], channels, height * width])
     if line := normal_line(info.mean, info.std):
-        factor, summand = (_spread(values_c, width, channels_last) for values_c in line)
+        factor, summand = (_tiled(values_c, width, channels_last) for values_c in line)
         result = tf.cast(tf.cast(rows, tf.float64) * factor + summand, tf.float32)
     else:
-        begin = _spread(256 * np.arange(channels, dtype=np.int32), width, channels_last)
+        begin = _tiled(256 * np.arange(channels, dtype=np.int32), width, channels_last)
         result = tf.gather(tf.constant(normal_table(info.mean, info.std).ravel()), tf.cast(rows, tf.int32) + begin)
     return tf.ensure_shape(tf.reshape(result, shape), pixels.shape)
 
@@ -75,7 +75,7 @@ def _within(positions: tf.Tensor, size: int) -> tf.Tensor:
     return (positions >= 0) & (positions < size)
 
 
-def _spread(values_c: NDArray[Any], width: int, channels_last: bool) -> NDArray[Any]:
+def _tiled(values_c: NDArray[Any], width: int, channels_last: bool) -> NDArray[Any]:
     return np.tile(values_c, width) if channels_last else values_c[:, None]
 
 

@@ -97,7 +97,7 @@ def _choose_device(task: Task, job: Job) -> str:
     return "GPU:0"
 
 
-def kind_of(device: str) -> Device:
+def device_kind(device: str) -> Device:
     """Return a device's name in records."""
     return "gpu" if device.startswith("GPU") else "cpu"
 

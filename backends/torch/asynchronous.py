@@ -17,15 +17,14 @@ from ..base import State, calibration_batches
 from ..compiling import to_be_chosen
 from ..decoding_functions import Translating
 from ..parameter_server.worker import Computed
-from ..timing import Calibrator, Exchange, time_of_step
+from ..timing import Calibrator, Exchange, measure_step
 from .calibration import StepProfiler, make_calibrator
 from .compiler import choose
 from .data import ColumnTensors, resident_splits
-from .gradients import Computed as LossAndGradients
-from .gradients import OneRank
+from .gradients import LocalGradients, LossAndGradients
 from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Wrapping, clipped, make_rule, precision_used, unscaled
-from .runtime import cut, each_value, keep_steps_memory, kind_of
+from .runtime import cut, device_kind, each_value, tune_malloc_for_steps
 
 
 class TorchComputation:
@@ -42,26 +41,26 @@ class TorchComputation:
         self._model = Model.on(job, model, task.rank, self._on_device)
         self._tail = self._on_device[model.size :]
         self._loss_scale = LossScale() if job.precision == "fp16" else None
-        self._source = OneRank(self._model, self._loss_scale, slices=False)
-        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
+        self._source = LocalGradients(self._model, self._loss_scale, slices=False)
+        self.precision_used, self.device_used = precision_used(job.precision, device), device_kind(device)
         self._tracer = StepProfiler(task, job, device)
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
         self._moves = self._gradient[model.size :]
         self._before: torch.Tensor | None = None
-        keep_steps_memory()
+        tune_malloc_for_steps()
         startup_phase("warming up")
         first, timing = sampler.whole(0, 0, 1), to_be_chosen(job, model, data)
-        choose(job, self._model, self._splits["train"], first, lambda: self._time_of_step(sampler), job.workers, timing=timing)
+        choose(job, self._model, self._splits["train"], first, lambda: self._measure_step(sampler), job.workers, timing=timing)
         self._warm_up(sampler.examples_at_once(job.micro_batch))
 
-    def _time_of_step(self, sampler: Sampler) -> float:
-        return time_of_step(self.calibrator(calibration_batches(sampler), None).run)
+    def _measure_step(self, sampler: Sampler) -> float:
+        return measure_step(self.calibrator(calibration_batches(sampler), None).run)
 
     def _warm_up(self, count: int) -> None:
         data = self._splits["train"]
         for _ in range(2):
             self._receive()
-            self._hand_over(self._source.of_gathered(*data.span(0, count), Batches.single(count), 1, 1 / count))
+            self._hand_over(self._source.compute_gathered(*data.span(0, count), Batches.single(count), 1, 1 / count))
         self._model.sums(self._splits["test"], 0, 1)
 
     @property
@@ -91,23 +90,23 @@ class TorchComputation:
     def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
         """Compute updates; see `Computation.gradients`."""
         if not self._tracer.left:
-            yield from self._each_gradient(batches, first_step)
+            yield from self._compute_updates(batches, first_step)
             return
-        updates = self._each_gradient(batches, first_step)
+        updates = self._compute_updates(batches, first_step)
         for _ in range(len(batches)):
             self._tracer.begin()
             yield next(updates)
             self._tracer.done()
 
-    def _each_gradient(self, batches: Batches, first_step: int) -> Iterator[Computed]:
+    def _compute_updates(self, batches: Batches, first_step: int) -> Iterator[Computed]:
         shares = (1 / batches.weights).tolist()
         if self._job.accumulate > 1:
             updates = updates_in_micro_batches(self._model, self._splits["train"], batches, self._job.accumulate, first_step)
             for update, share in zip(updates, shares, strict=True):
                 self._receive()
-                yield self._hand_over(self._source.of_micro_batches(*update, share))
+                yield self._hand_over(self._source.compute_micro_batches(*update, share))
             return
-        compute, context, position = self._source.of_batch, self._model.passes.training, 0
+        compute, context, position = self._source.compute_batch, self._model.passes.training, 0
         for block in self._splits["train"].blocks(batches):
             for x, y in block:
                 self._receive()
@@ -125,7 +124,7 @@ class TorchComputation:
 
         def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
             self._receive()
-            self._hand_over(self._source.of_gathered(x, y, batch, self._job.accumulate, 1 / float(batch.weights[0])))
+            self._hand_over(self._source.compute_gathered(x, y, batch, self._job.accumulate, 1 / float(batch.weights[0])))
 
         return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 

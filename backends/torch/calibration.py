@@ -35,7 +35,7 @@ def make_calibrator(data: ResidentSplit, batches: Batches, compute: Compute, exc
     )
 
 
-class AllReduce:
+class DdpExchange:
     """The exchange of a sync step: DDP's own buckets with the gradients, averaged over `world` ranks."""
 
     def __init__(self, gradients: Sequence[torch.Tensor], world: int) -> None:

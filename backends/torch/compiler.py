@@ -29,7 +29,7 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # where torch keeps compiled code; u
 TICK_SECONDS = 0.05
 
 
-def missing() -> str | None:
+def find_missing_part() -> str | None:
     """Return the part missing for torch.compile and how to install it, or None."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler.split()[0] if compiler.strip() else "g++") is None:
@@ -39,7 +39,7 @@ def missing() -> str | None:
     return None
 
 
-def set_up() -> None:
+def configure_compiler() -> None:
     """Import the compiler, with temporary files of this task and no processes apart from those that compile."""
     os.environ.setdefault(CACHE_VARIABLE, os.path.join(os.environ.get("TMPDIR") or tempfile.gettempdir(), "torchinductor"))
     import torch._dynamo
@@ -50,7 +50,7 @@ def set_up() -> None:
     torch._dynamo.config.optimize_ddp = False  # which would cut a forward pass along DDP's buckets
 
 
-def end_children_of(thread: threading.Thread) -> None:
+def kill_children(thread: threading.Thread) -> None:
     """Kill a thread's child processes until it has ended; returns at once."""
 
     def end() -> None:
@@ -164,16 +164,16 @@ def choose(job: Job, model: Model, data: ResidentSplit, first: Batches, step: Ca
     """Compile training losses if required, or if faster on all `tasks` with `timing`. Raises UsageError if impossible."""
     if job.compile == "off" or (job.compile == "auto" and not timing):
         return
-    problem = missing()
+    problem = find_missing_part()
     if job.compile == "on":
         if problem is not None:
             raise UsageError(
                 f"compile: got 'on', as typed or as 'auto' has chosen for this run before, but {problem}. Allowed without it: off, and for "
                 "a new run auto (which does not compile then)."
             )
-        set_up()
+        configure_compiler()
         model.compiled = _loss(job, model, first)
-        _compute_apart(model, _copied(data, first, job.accumulate), model.compiled)
+        _compute_isolated(model, _copied(data, first, job.accumulate), model.compiled)
     elif problem is not None:
         settle(Timing(step(), None, problem), tasks)  # the other tasks receive the reason, and no task compiles
     else:
@@ -188,18 +188,18 @@ def _compile_if_faster(job: Job, model: Model, data: ResidentSplit, first: Batch
 
     def compile_loss() -> None:
         compiling.append(threading.current_thread())
-        set_up()
+        configure_compiler()
         made.append(_loss(job, model, first))
         if given_up.is_set():
             made[0].give_up()
-        _compute_apart(model, batches, made[0])
+        _compute_isolated(model, batches, made[0])
 
     def give_up() -> None:
         given_up.set()
         for loss in made:
             loss.give_up()
         for thread in compiling:
-            end_children_of(thread)
+            kill_children(thread)
 
     def compiled() -> float:
         model.compiled = made[0]
@@ -211,7 +211,7 @@ def _compile_if_faster(job: Job, model: Model, data: ResidentSplit, first: Batch
 
 def _loss(job: Job, model: Model, first: Batches) -> CompiledLoss:
     size = int(first.offsets[-1] - first.offsets[0])
-    return CompiledLoss(model.loss_of, compiled_sizes(size, job.accumulate))
+    return CompiledLoss(model.compute_loss, compiled_sizes(size, job.accumulate))
 
 
 def _copied(data: ResidentSplit, first: Batches, accumulate: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -223,6 +223,6 @@ def _copied(data: ResidentSplit, first: Batches, accumulate: int) -> list[tuple[
     return [(x.clone(), y.clone()) for x, y in cut if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)]
 
 
-def _compute_apart(model: Model, batches: Sequence[tuple[torch.Tensor, torch.Tensor]], loss: CompiledLoss) -> None:
+def _compute_isolated(model: Model, batches: Sequence[tuple[torch.Tensor, torch.Tensor]], loss: CompiledLoss) -> None:
     for x, y in batches:
-        torch.autograd.grad(loss(model.named, x, y, model.passes.training_apart(), apart=True), model.leaves)
+        torch.autograd.grad(loss(model.named, x, y, model.passes.separate_training(), apart=True), model.leaves)

@@ -33,12 +33,12 @@ class Normaliser:
         self._shape = info.input_shape
         self._device, self._channels_last = device, channels_last
         line = normal_line(info.mean, info.std)
-        self._line = None if line is None else tuple(self._spread(values_c) for values_c in line)
-        self._mean, self._std = (self._spread(np.array(values)) for values in (info.mean, info.std))
+        self._line = None if line is None else tuple(self._tiled(values_c) for values_c in line)
+        self._mean, self._std = (self._tiled(np.array(values)) for values in (info.mean, info.std))
 
-    def _spread(self, values_c: NDArray[np.float64]) -> torch.Tensor:
-        spread = np.tile(values_c, self._shape[2]) if self._channels_last else values_c[:, None]
-        return torch.from_numpy(np.ascontiguousarray(spread)).to(self._device)
+    def _tiled(self, values_c: NDArray[np.float64]) -> torch.Tensor:
+        tiled = np.tile(values_c, self._shape[2]) if self._channels_last else values_c[:, None]
+        return torch.from_numpy(np.ascontiguousarray(tiled)).to(self._device)
 
     def empty(self, count: int) -> torch.Tensor:
         """Return memory for `count` normalised images: [n, h, w · c] channels last, else [n, c, h · w]."""

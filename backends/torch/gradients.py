@@ -13,13 +13,13 @@ import torch
 
 from ...data.sampler import Batches
 from .data import ColumnTensors
-from .model import Context, MicroBatch, Model, apart, micro_batches_of
+from .model import Context, MicroBatch, Model, apart, cut_into_micro_batches
 from .optimizers import LossScale
 
-Computed = tuple[torch.Tensor, Sequence[torch.Tensor]]  # loss, gradients in the order of the model's leaves
+LossAndGradients = tuple[torch.Tensor, Sequence[torch.Tensor]]  # loss, gradients in the order of the model's leaves
 
 
-class OneRank:
+class LocalGradients:
     """Gradients of a single process, or with `slices` of one rank's slice, which may be empty; a subclass sums over all ranks."""
 
     factor = 1.0  # or the number of ranks for a mean over them
@@ -27,7 +27,7 @@ class OneRank:
     def __init__(self, model: Model, loss_scale: LossScale | None, *, slices: bool) -> None:
         self._model, self._loss_scale, self._slices = model, loss_scale, slices
 
-    def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
+    def compute_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> LossAndGradients:
         """Compute a batch: its mean loss, or this rank's part of it, times the factor."""
         model = self._model
         loss = model.summed_loss(x, y, context) * scale if self._slices else model.mean_loss(x, y, context, scale)
@@ -35,7 +35,7 @@ class OneRank:
         model.keep_updated(context)
         return loss.detach(), gradients
 
-    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
+    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> LossAndGradients:
         """Compute `count` micro-batches in turn, with one's gradients and their sum in memory; ranks exchange once."""
         total: list[torch.Tensor] = []
         losses = []
@@ -50,15 +50,15 @@ class OneRank:
             losses.append(loss.detach())
         return torch.stack(losses).sum(), total
 
-    def of_gathered(self, x: ColumnTensors, y: ColumnTensors, batch: Batches, accumulate: int, scale: float) -> Computed:
+    def compute_gathered(self, x: ColumnTensors, y: ColumnTensors, batch: Batches, accumulate: int, scale: float) -> LossAndGradients:
         """Compute a gathered batch by itself, in at most `accumulate` micro-batches."""
         if accumulate == 1:
-            return self.of_batch(x, y, scale, self._model.passes.training(0, batch, 0))
-        micro_batches = micro_batches_of(self._model, x, y, batch, accumulate)
-        return self.of_micro_batches(micro_batches, 0, scale)  # how many there are is of no importance without DDP
+            return self.compute_batch(x, y, scale, self._model.passes.training(0, batch, 0))
+        micro_batches = cut_into_micro_batches(self._model, x, y, batch, accumulate)
+        return self.compute_micro_batches(micro_batches, 0, scale)  # how many there are is of no importance without DDP
 
 
-class DataParallel(OneRank):
+class DdpGradients(LocalGradients):
     """The mean over all ranks, by DistributedDataParallel."""
 
     def __init__(
@@ -67,14 +67,14 @@ class DataParallel(OneRank):
         super().__init__(model, loss_scale, slices=True)
         self._distributed, self.factor = distributed, float(ranks)
 
-    def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
-        """Compute; see `OneRank`."""
+    def compute_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> LossAndGradients:
+        """Compute; see `LocalGradients`."""
         self._forget()
         loss = self._backward(x, y, scale, context)
         return loss, [leaf.grad for leaf in self._model.leaves]
 
-    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
-        """Compute; see `OneRank`: DDP sums a rank's ``grad`` before it exchanges that."""
+    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> LossAndGradients:
+        """Compute; see `LocalGradients`: DDP sums a rank's ``grad`` before it exchanges that."""
         leaves, losses = self._model.leaves, []
         self._forget()
         for number, (x, y, context) in enumerate(micro_batches, 1):

@@ -39,7 +39,7 @@ class Dropout:
         self._generators: dict[torch.device, torch.Generator] = {}
         self._step, self._micro_batch, self._indices = 0, 0, np.zeros(0, dtype=np.int32)
 
-    def at(self, step: int, indices_b: NDArray[np.int32], micro_batch: int = 0) -> None:
+    def set_step(self, step: int, indices_b: NDArray[np.int32], micro_batch: int = 0) -> None:
         """Set the next update, its examples, and the micro-batch."""
         self._step, self._micro_batch, self._indices = step, micro_batch, indices_b
 
@@ -80,14 +80,14 @@ class ForwardContexts:
         self._dropout = Dropout(job, rank) if spec.dropout else None
         self._training.dropout = refused_dropout(spec.name) if self._dropout is None else self._dropout
 
-    def training_apart(self) -> Context:
+    def separate_training(self) -> Context:
         """Return a separate training context, of which nothing is kept."""
         return replace(self._training, updated={})
 
     def training(self, step: int, batches: Batches, position: int, micro_batch: int = 0) -> Context:
         """Return the context of update `step` on a batch, and of its `micro_batch`: the same object, with nothing updated."""
         if self._dropout is not None:
-            self._dropout.at(step, batches.batch(position), micro_batch)
+            self._dropout.set_step(step, batches.batch(position), micro_batch)
         if self.buffers:
             self._training.updated = {}
         return self._training
@@ -143,7 +143,7 @@ class Model:
         leaves = [piece.requires_grad_() for piece in cut(flat[: spec.size], spec.parameters)]
         return cls(job, spec, rank, leaves, cut(flat[spec.size :], spec.buffers))
 
-    def on_values(self, values: Sequence[torch.Tensor]) -> Model:
+    def with_values(self, values: Sequence[torch.Tensor]) -> Model:
         """Return the same model and buffers on other parameters, to be evaluated."""
         return Model(self._job, self.spec, self._rank, values, self.buffers)
 
@@ -167,7 +167,7 @@ class Model:
 
         return TorchStepper(functions.called(call), quality.source, self.spec.logits_per_position, self._device)
 
-    def loss_of(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
+    def compute_loss(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of losses with these parameters: this is compiled, and touches only its arguments."""
         if self._low is None:
             outputs = self._unwatched(named, x, context)
@@ -250,7 +250,7 @@ def apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return separate
 
 
-def micro_batches_of(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Batches, most: int) -> Iterator[MicroBatch]:
+def cut_into_micro_batches(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Batches, most: int) -> Iterator[MicroBatch]:
     """Cut gathered examples into micro-batches; `batch` has only these examples."""
     cut, _ = batch.in_micro_batches(most)
     for number, (begin, end) in enumerate(pairwise((cut.offsets - cut.offsets[0]).tolist())):
@@ -264,12 +264,12 @@ def updates_in_micro_batches(
     cut, counts = batches.in_micro_batches(most)
     examples = enumerate(batch for block in data.blocks(cut) for batch in block)
 
-    def of_update(step: int, count: int) -> Iterator[MicroBatch]:
+    def take_update(step: int, count: int) -> Iterator[MicroBatch]:
         for number, (position, (x, y)) in enumerate(islice(examples, count)):
             yield x, y, model.passes.training(step, cut, position, number)
 
     for step, count in enumerate(counts.tolist(), first_step):
-        yield of_update(step, count), count
+        yield take_update(step, count), count
 
 
 class DistributedLoss(torch.nn.Module):  # type: ignore[misc]

@@ -23,16 +23,16 @@ from ...models.base import Array, ModelSpec
 from ..base import Plan, State, StepResult, calibration_batches
 from ..compiling import to_be_chosen
 from ..rank_session import RankSession
-from ..timing import Calibrator, CarryOut, DirectTrial, Exchange, time_of_step
+from ..timing import Calibrator, CarryOut, DirectTrial, Exchange, measure_step
 from .calibration import StepProfiler, make_calibrator, reducer_figures
 from .compiler import choose
 from .data import ColumnTensors, resident_splits
 from .decoding import TorchStepper
-from .direct import DirectGradients, DirectRanks, join, open_trial
-from .gradients import Computed, OneRank
+from .direct import TcpCollectives, TcpGradients, init_collectives, open_trial
+from .gradients import LocalGradients, LossAndGradients
 from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
-from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
+from .runtime import StateMemory, device_kind, each_value, tune_malloc_for_steps
 
 
 class Updater:
@@ -42,7 +42,7 @@ class Updater:
         self._rule, self._loss_scale = rule, loss_scale
         self._clip_norm = job.clip_norm
 
-    def apply(self, computed: Computed, lr: float) -> torch.Tensor:
+    def apply(self, computed: LossAndGradients, lr: float) -> torch.Tensor:
         """Apply one update; return its loss."""
         loss, gradients = computed
         if self._loss_scale is not None and not self._loss_scale.unscale(gradients):
@@ -65,23 +65,25 @@ class SyncSession(RankSession[StateMemory]):
         self._model = Model.initial(job, model, task.rank, device)
         self._rule = make_rule(job, self._model.values)
         weights = weights_to_evaluate(self._model.values, self._rule.slots)
-        self._evaluated = self._model if weights is self._model.values else self._model.on_values(weights)
+        self._evaluated = self._model if weights is self._model.values else self._model.with_values(weights)
         self._slots = slot_names(job)
         self._loss_scale = LossScale() if job.precision == "fp16" else None
-        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
+        self.precision_used, self.device_used = precision_used(job.precision, device), device_kind(device)
 
         self._tracer = StepProfiler(task, job, device)
-        exchange = join(task, job, self._model, self._loss_scale, device)
+        exchange = init_collectives(task, job, self._model, self._loss_scale, device)
         self._ranks, self._source, self._exchange, self._distributed = exchange
         self._updater = Updater(job, self._rule, self._loss_scale)
-        keep_steps_memory()
+        tune_malloc_for_steps()
         startup_phase("warming up")
         first = self._sampler.for_rank(0, 0, 1, self._rank)
-        choose(job, self._model, self._splits["train"], first, self._time_of_step, job.workers, timing=timing)
+        choose(job, self._model, self._splits["train"], first, self._measure_step, job.workers, timing=timing)
         self._warm_up()
 
-    def _time_of_step(self) -> float:
-        return time_of_step(self._make_calibrator(OneRank(self._model, self._loss_scale, slices=self._exchange is not None), None).run)
+    def _measure_step(self) -> float:
+        return measure_step(
+            self._make_calibrator(LocalGradients(self._model, self._loss_scale, slices=self._exchange is not None), None).run
+        )
 
     def _warm_up(self) -> None:
         """Run two steps without effect: first kernels, and DDP's rebuild of buckets, which changes the order of summation."""
@@ -89,7 +91,7 @@ class SyncSession(RankSession[StateMemory]):
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()
-            float(self._updater.apply(self._source.of_gathered(x, y, Batches.single(count), 1, 1.0), 0.0))
+            float(self._updater.apply(self._source.compute_gathered(x, y, Batches.single(count), 1, 1.0), 0.0))
             seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
         self._evaluated.sums(self._splits["test"], 0, min(count, self._sizes["test"]))
@@ -140,11 +142,11 @@ class SyncSession(RankSession[StateMemory]):
         rates, apply = plan.learning_rates[first : first + count].tolist(), self._updater.apply
         if self._job.accumulate > 1:
             updates = updates_in_micro_batches(self._model, data, group, self._job.accumulate, plan.first_step + first)
-            accumulate = self._source.of_micro_batches
+            accumulate = self._source.compute_micro_batches
             losses = [apply(accumulate(*update, scale), rate) for update, scale, rate in zip(updates, scales, rates, strict=True)]
         else:
             losses = []
-            compute, context, step = self._source.of_batch, self._model.passes.training, plan.first_step + first
+            compute, context, step = self._source.compute_batch, self._model.passes.training, plan.first_step + first
             for block in data.blocks(group):
                 for x, y in block:
                     position = len(losses)
@@ -159,14 +161,14 @@ class SyncSession(RankSession[StateMemory]):
         stacked = torch.stack(losses)
         if self._exchange is not None:
             stacked = stacked.to(torch.float64)
-            self._ranks.add_up(stacked)
+            self._ranks.all_reduce(stacked)
             stacked /= self._source.factor
         return np.asarray(stacked.cpu().numpy(), np.float32)
 
     def _sums(self, split: Split) -> list[float]:
         sums = torch.tensor(self._evaluated.sums(self._splits[split], *self._share(split)), dtype=torch.float64, device=self._device)
         with self._meeting():
-            self._ranks.add_up(sums)
+            self._ranks.all_reduce(sums)
         return list(sums.tolist())
 
     def _stepper(self) -> TorchStepper:
@@ -175,7 +177,7 @@ class SyncSession(RankSession[StateMemory]):
     def _average(self) -> None:
         flat = torch.cat([buffer.flatten() for buffer in self._model.buffers])
         with self._meeting():
-            self._ranks.add_up(flat)
+            self._ranks.all_reduce(flat)
         flat /= self._world
         for buffer, mean in zip(self._model.buffers, flat.split([buffer.numel() for buffer in self._model.buffers]), strict=True):
             buffer.copy_(mean.view(buffer.shape))
@@ -207,7 +209,7 @@ class SyncSession(RankSession[StateMemory]):
             if state is None:
                 raise ValueError("load: the first rank was given no state")
             self._install(state)
-        self._spread()
+        self._broadcast()
         self._averaged = True
 
     def _install(self, state: State) -> None:
@@ -217,12 +219,12 @@ class SyncSession(RankSession[StateMemory]):
         if self._loss_scale is not None:
             self._loss_scale.restore(state.scalars)
 
-    def _spread(self) -> None:
+    def _broadcast(self) -> None:
         scale = [0.0, 0.0] if self._loss_scale is None else list(self._loss_scale.scalars.values())
         numbers = torch.tensor([float(self._rule.updates), *scale], dtype=torch.float64, device=self._device)
         with self._meeting():
             for tensor in (*self._tensors(), numbers):
-                self._ranks.spread(tensor)
+                self._ranks.broadcast(tensor)
         updates, loss_scale, clean_steps = numbers.tolist()
         self._rule.updates = int(updates)
         if self._loss_scale is not None:
@@ -233,21 +235,21 @@ class SyncSession(RankSession[StateMemory]):
 
     def _make_repetition(self) -> CarryOut:
         exchange = None if self._exchange is None else self._exchange()
-        return self._make_calibrator(OneRank(self._model, self._loss_scale, slices=exchange is not None), exchange).run
+        return self._make_calibrator(LocalGradients(self._model, self._loss_scale, slices=exchange is not None), exchange).run
 
     def _open_trial(self) -> DirectTrial:
-        def make(ranks: DirectRanks) -> Calibrator:
-            direct = DirectGradients(self._model, self._loss_scale, ranks)
+        def make(ranks: TcpCollectives) -> Calibrator:
+            direct = TcpGradients(self._model, self._loss_scale, ranks)
             return self._make_calibrator(direct, direct.exchange_alone())
 
         return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
 
-    def _make_calibrator(self, source: OneRank, exchange: Exchange | None) -> Calibrator:
+    def _make_calibrator(self, source: LocalGradients, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
 
         def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
             scale = self._source.factor / float(batch.weights[0])
-            self._updater.apply(source.of_gathered(x, y, batch, self._job.accumulate, scale), 0.0)
+            self._updater.apply(source.compute_gathered(x, y, batch, self._job.accumulate, scale), 0.0)
 
         return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 

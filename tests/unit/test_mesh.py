@@ -27,7 +27,7 @@ from crosstrain.core import listener
 from crosstrain.core.cluster import MAX_RANKS
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.exchange.authentication import refuse_too_many
-from crosstrain.exchange.mesh import Mesh, open_beside
+from crosstrain.exchange.mesh import Mesh, open_trial_mesh
 from crosstrain.exchange.peer_links import PeerLostError
 
 
@@ -56,14 +56,14 @@ def test_sums_equal_those_in_rank_order_bit_by_bit(shared_meshes, ranks, data, e
     expected = in_rank_order(vectors)
     late = data.draw(st.integers(0, ranks))
 
-    def add_up(mesh):
+    def all_reduce(mesh):
         vector = vectors[mesh.rank].copy()
         if mesh.rank == late:
             time.sleep(0.01)
-        mesh.add_up(vector)
+        mesh.all_reduce(vector)
         return vector
 
-    for total in shared_meshes(ranks)(add_up):
+    for total in shared_meshes(ranks)(all_reduce):
         np.testing.assert_array_equal(total.view(np.uint8), expected.view(np.uint8))
 
 
@@ -88,7 +88,7 @@ def test_whole_and_sharded_sums_are_equal(monkeypatch):
         monkeypatch.setattr(direct_exchange, "MAX_FURTHER_BYTES", most)
         with meshes(tasks_of(3)) as (_, on_all):
             copies = [vector.copy() for vector in vectors]
-            on_all(lambda mesh, copies=copies: mesh.add_up(copies[mesh.rank]))
+            on_all(lambda mesh, copies=copies: mesh.all_reduce(copies[mesh.rank]))
             totals[name] = copies[0]
     np.testing.assert_array_equal(totals["whole"], totals["shares"])
 
@@ -112,7 +112,7 @@ def test_background_sums_arrive_in_submission_order():
 def test_broadcast_delivers_values_unchanged():
     values = np.array([0.0, -0.0, 1.5, np.inf, -1e-42], np.float32)
     with meshes(tasks_of(3)) as (_, on_all):
-        for received in on_all(lambda mesh: mesh.spread(values if mesh.rank == 0 else None, (5,))):
+        for received in on_all(lambda mesh: mesh.broadcast(values if mesh.rank == 0 else None, (5,))):
             np.testing.assert_array_equal(received.view(np.uint32), values.view(np.uint32))
 
 
@@ -121,7 +121,7 @@ def test_departed_rank_is_named_immediately():
         began = time.monotonic()
         threading.Timer(0.2, made[2].close).start()
         with pytest.raises(PeerLostError, match=r"lost worker-2 on node 2 \(127\.0\.0\.1\): it closed the connection"):
-            made[0].add_up(np.zeros(4, np.float32))
+            made[0].all_reduce(np.zeros(4, np.float32))
         assert time.monotonic() - began < 1.2  # including 0.2 before it left
 
 
@@ -133,7 +133,7 @@ def test_departed_rank_is_named_during_a_large_sum():
         def work(mesh):
             if mesh.rank != 1:
                 with pytest.raises(PeerLostError, match="lost worker-1"):
-                    mesh.add_up(np.zeros(5_000_000, np.float32))
+                    mesh.all_reduce(np.zeros(5_000_000, np.float32))
 
         on_all(work)
 
@@ -143,7 +143,7 @@ def test_departed_rank_is_named_during_a_large_sum():
 def test_slow_rank_is_waited_for(elements):
     """Longer than the silence limit, also where it leaves bytes unread."""
     with meshes(tasks_of(3), silence_seconds=3.0) as (_, on_all):
-        on_all(lambda mesh: (time.sleep(7.0 * (mesh.rank == 1)), mesh.add_up(np.zeros(elements))))
+        on_all(lambda mesh: (time.sleep(7.0 * (mesh.rank == 1)), mesh.all_reduce(np.zeros(elements))))
 
 
 def test_ranks_out_of_step_fail():
@@ -152,7 +152,7 @@ def test_ranks_out_of_step_fail():
 
         def work(mesh):
             with pytest.raises((RunFailedError, PeerLostError)) as caught:
-                mesh.add_up(np.zeros(4 + mesh.rank))
+                mesh.all_reduce(np.zeros(4 + mesh.rank))
             mesh.close()
             return caught.value
 
@@ -196,7 +196,7 @@ def test_frozen_or_killed_process_is_named(number, most_seconds, words):
         process.send_signal(number)
         began = time.monotonic()
         with pytest.raises(PeerLostError, match=f"lost worker-1 on node 1 {words}"):
-            mesh.add_up(np.zeros(2))
+            mesh.all_reduce(np.zeros(2))
         assert time.monotonic() - began < most_seconds
         mesh.close()
     finally:
@@ -284,11 +284,11 @@ def test_too_many_ranks_are_refused():
 def test_waiting_takes_no_processor_time():
     with meshes(tasks_of(2)) as (made, _):
         before = time.process_time()
-        waiting = threading.Thread(target=made[0].add_up, args=(np.zeros(2),))
+        waiting = threading.Thread(target=made[0].all_reduce, args=(np.zeros(2),))
         waiting.start()
         time.sleep(2.0)
         assert time.process_time() - before < 0.2
-        made[1].add_up(np.zeros(2))
+        made[1].all_reduce(np.zeros(2))
         waiting.join()
 
 
@@ -296,7 +296,7 @@ def open_trial_meshes(tasks, **options):
     """Open a trial mesh on all ranks, each in a thread, next to an exchange that they share."""
     vectors, meet = {}, threading.Barrier(len(tasks))
 
-    def add_up(rank, vector):
+    def all_reduce(rank, vector):
         vectors[rank] = vector
         meet.wait(30)
         total = sum(vectors[task.rank] for task in tasks)
@@ -304,7 +304,7 @@ def open_trial_meshes(tasks, **options):
         return total
 
     with ThreadPoolExecutor(len(tasks)) as pool:
-        return list(pool.map(lambda task: open_beside(task, lambda vector: add_up(task.rank, vector), 5.0, **options), tasks))
+        return list(pool.map(lambda task: open_trial_mesh(task, lambda vector: all_reduce(task.rank, vector), 5.0, **options), tasks))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -315,7 +315,7 @@ def test_trial_mesh_needs_no_port_of_the_run(ranks):
     assert [refused for _, refused in opened] == [None] * ranks
     vectors = [np.full(5, rank, np.float32) for rank in range(ranks)]
     with ThreadPoolExecutor(ranks) as pool:
-        list(pool.map(lambda mesh, vector: mesh.add_up(vector), [mesh for mesh, _ in opened], vectors))
+        list(pool.map(lambda mesh, vector: mesh.all_reduce(vector), [mesh for mesh, _ in opened], vectors))
     for mesh, _ in opened:
         mesh.close()
     for held in taken:

@@ -52,6 +52,6 @@ def test_evaluation_is_recorded_at_its_step_in_any_order(leaders, order, saving)
     job = {"epochs": EPOCHS, "eval_every": "1epochs", "save_final": False, "nodes": leaders, **saving}
     loop = training_loop(job, Leaders(leaders, lambda count: next(picks) % count), records, Saver())
     loop.clock = lambda: next(ticks)
-    steps_per_epoch = loop.calendar.steps_per_epoch
+    steps_per_epoch = loop.epochs.steps_per_epoch
     assert to_the_end(loop).updates_reported == EPOCHS * steps_per_epoch
     assert records.places == [(epoch * steps_per_epoch, epoch * steps_per_epoch) for epoch in range(1, EPOCHS + 1)]

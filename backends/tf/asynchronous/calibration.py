@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ....core.job import Job
 from ...base import StepComponent
-from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, repeated
+from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, any_element, ready_after, repeated
 from ..data import Batch, Layout, Resident, part_of
 from ..model import ForwardContexts, TfModel, flattened
 from .shards import Shard
@@ -47,7 +47,7 @@ class WorkerComponents:
 
     def _make(self, component: StepComponent, data: Resident, work: Work) -> tuple[State, Step]:
         if component == "data":
-            return after([*data.tensors.values(), work.indices]), self._gathering(data, work)
+            return ready_after([*data.tensors.values(), work.indices]), self._gathering(data, work)
         if component in ("compute", "half"):
             return self._computing(data, work, half=component == "half")
         if component == "communicate":
@@ -63,7 +63,7 @@ class WorkerComponents:
     def _gathering(self, data: Resident, work: Work) -> Step:
         def gather(done: tf.Tensor, state: State) -> State:
             batch, _ = self._batch(data, work, tf.math.floormod(done, work.count))
-            return [a_number(batch)]
+            return [any_element(batch)]
 
         return gather
 
@@ -91,7 +91,7 @@ class WorkerComponents:
                 loss_sum, gradients, decrements = self._gradients.micro_batches(take, tf.size(indices), values, weight, number)
             return [flattened([*gradients, *decrements])[:1] + loss_sum]
 
-        return after([*tf.nest.flatten(batch), indices, *messages]), compute
+        return ready_after([*tf.nest.flatten(batch), indices, *messages]), compute
 
     def _push(self, done: tf.Tensor, state: State) -> State:
         return [

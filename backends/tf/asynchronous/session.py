@@ -33,8 +33,8 @@ from ...compiling import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_cho
 from ...decoding_functions import Translating
 from ...vectors import ChiefLossScale, StateMemory
 from ...vectors import cut as cut_flat
-from ..calibration import LIMITS, StepProfiler, limits_of
-from ..compiler import compiled, refusals_told
+from ..calibration import LIMITS, StepProfiler, order_limits
+from ..compiler import compiled, explained_refusals
 from ..data import layout_for, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, build_model
 from ..optimizers import build_optimizer
@@ -62,8 +62,8 @@ def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSes
         strategy = within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
     session = AsyncSession(job, spec, data, strategy)
     startup_phase("warming up")
-    session.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
-    with refusals_told(job):
+    session.compile(on=session.compile_is_faster() if chooses else job.compile == "on")
+    with explained_refusals(job):
         session.warm_up(job.start_timeout)
     return session
 
@@ -114,18 +114,18 @@ class AsyncSession:
         size = int(self._sampler.whole(0, 0, 1).offsets[-1])
         return compiled(self._op_by_op, compiled_sizes(size, self._job.accumulate))
 
-    def pays_to_compile(self) -> bool:
+    def compile_is_faster(self) -> bool:
         """Return whether compiled gradients are faster on all workers together; leaves no trace."""
         function = self._component_function("compute", self._compiled_model())
 
-        def time_of_compiled_step() -> float:
+        def time_compiled_step() -> float:
             self._component_functions["compute"] = function
-            return self._time_of_step()
+            return self._measure_step()
 
-        timing = timed(self._time_of_step, partial(self._on_each_worker, function, CalibrationOrder("compute", 1)), time_of_compiled_step)
+        timing = timed(self._measure_step, partial(self._on_each_worker, function, CalibrationOrder("compute", 1)), time_compiled_step)
         return settle(timing, 1)
 
-    def _time_of_step(self) -> float:
+    def _measure_step(self) -> float:
         self.calibrate(CalibrationOrder("compute", 1))
         results = self.calibrate(CalibrationOrder("compute", 1, TIMED_SECONDS))
         return sum(result.seconds / result.count for result in results) / len(results)
@@ -261,7 +261,7 @@ class AsyncSession:
     def _on_each_worker(self, function: tf.types.experimental.ConcreteFunction, order: CalibrationOrder) -> list[tuple[float, ...]]:
         """Give an order to as many workers as there are, or to some of them repeatedly; return the answers."""
         batches = calibration_batches(self._sampler)
-        arguments = tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order))
+        arguments = tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(order_limits(order))
         return [tuple(answer.tolist()) for answer in self._results_of(function, [arguments] * self._job.workers)]
 
     def _results_of(self, function: tf.types.experimental.ConcreteFunction, calls: Sequence[tuple[tf.Tensor, ...]]) -> Iterator[Array]:

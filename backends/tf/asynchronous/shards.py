@@ -118,7 +118,7 @@ class Shard:
         return [self.values] if self.tail is None else [self.values, self.tail]
 
 
-def staleness_of(message: tf.Tensor) -> tf.Tensor:
+def read_staleness(message: tf.Tensor) -> tf.Tensor:
     """In ops: return the staleness, int64, at the end of a message from `push`."""
     return tf.bitcast(message[-2:], tf.int64)
 

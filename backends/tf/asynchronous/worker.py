@@ -23,8 +23,8 @@ from ...capabilities import Device
 from ..data import SPLITS, VALUES, Batch, Layout, Resident, file_contents, layout_for, resident_from_arrays, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, flattened, summed
 from ..optimizers import accumulated, clipped, precision_used, unscaled
-from ..runtime import SERVER_INTER_OP_THREADS, cluster_tasks, kind_of, translated_errors
-from .shards import PULL_EXTRA, SKIP, Shard, staleness_of
+from ..runtime import SERVER_INTER_OP_THREADS, cluster_tasks, device_kind, translated_errors
+from .shards import PULL_EXTRA, SKIP, Shard, read_staleness
 from .tickets import Work, pack_outcome, unpack
 
 # TensorFlow's bare server runs no Python, but ops can read ``/dev/fd/N``: so the worker provides its arrays as anonymous files at agreed
@@ -146,7 +146,7 @@ def _updates(
         # A loop's values stay where the first one is made: without the copy each message would travel three times.
         first_pull = [tf.identity(shard.pull()) for shard in shards]
     scaled = shards[0].skipping
-    gradients_of = WorkerGradients(model, passes, job.accumulate)
+    worker_gradients = WorkerGradients(model, passes, job.accumulate)
 
     def body(
         step: tf.Tensor, scale: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray
@@ -163,9 +163,9 @@ def _updates(
             return data.batch(indices, None if work.changes is None else work.changes[first:stop]), indices
 
         if job.accumulate == 1:
-            loss_sum, gradients, decrements = gradients_of.batch(*take(begin, end), values, slope, number)
+            loss_sum, gradients, decrements = worker_gradients.batch(*take(begin, end), values, slope, number)
         else:
-            loss_sum, gradients, decrements = gradients_of.micro_batches(
+            loss_sum, gradients, decrements = worker_gradients.micro_batches(
                 lambda first, stop: take(begin + first, begin + stop), end - begin, values, slope, number
             )
         rate = tf.gather(work.learning_rates, step)
@@ -178,7 +178,7 @@ def _updates(
         messages = [
             shard.push(gradient[shard.start : shard.stop], rate, pulled, update) for shard, pulled in zip(shards, messages, strict=True)
         ]
-        return step + 1, scale, messages, losses.write(step, loss_sum / weight), staleness.write(step, staleness_of(messages[0]))
+        return step + 1, scale, messages, losses.write(step, loss_sum / weight), staleness.write(step, read_staleness(messages[0]))
 
     losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
     _, scale, messages, losses, staleness = tf.while_loop(
@@ -277,7 +277,7 @@ def open_server(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: st
         server = tf.distribute.Server(
             cluster_tasks(task.cluster), job_name=task.placed.role, task_index=task.placed.index, protocol="grpc", config=config
         )
-    return TfServer(server, precision_used(job.precision, device), kind_of(device))
+    return TfServer(server, precision_used(job.precision, device), device_kind(device))
 
 
 class TfServer:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from ....data.sampler import Batches
 from ...base import CalibrationOrder, StepComponent
 from ...timing import repeat
-from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, limits_of, repeated
+from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, any_element, order_limits, ready_after, repeated
 from ..data import Batch, ColumnTensors, Resident, part_of
 from .collectives import Collectives, Traced
 from .steps import Replica
 
 Gradients = Callable[[ColumnTensors, ColumnTensors, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
-AddUp = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+Reduce = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
 class Calibrator:
@@ -42,7 +42,7 @@ class Calibrator:
         if self._is_by_count(order.component):
             function(tf.zeros([2], tf.float64))
             return repeat(order, lambda times: function(tf.constant([times, 0], tf.float64)).numpy())
-        count, seconds = function(tf.constant(limits_of(order))).numpy().tolist()
+        count, seconds = function(tf.constant(order_limits(order))).numpy().tolist()
         return int(count), seconds
 
     def _is_looped(self, component: StepComponent) -> bool:
@@ -89,14 +89,14 @@ class RankComponents:
     def make(self, component: StepComponent) -> tuple[State, Step]:
         """Return a component's first state and its step, in ops."""
         if component == "data":
-            return after([self._indices_kb]), self._gather
+            return ready_after([self._indices_kb]), self._gather
         if component in ("compute", "half"):
             size = self._indices_kb.shape[1]
             return self._computing(size // 2 if component == "half" else size)
         if component in ("communicate", "direct"):
-            return self._added(self._replica.zeros()), self._exchange
+            return self._all_reduced(self._replica.zeros()), self._exchange
         if component == "direct_step":
-            return after([self._indices_kb, *self._exchange_apart(None, self._small()[:1])]), self._whole
+            return ready_after([self._indices_kb, *self._exchange_apart(None, self._small()[:1])]), self._whole
         return self._exchange_apart(None, self._small()), self._exchange_apart
 
     def _small(self) -> list[tf.Tensor]:
@@ -108,7 +108,7 @@ class RankComponents:
         return self._data.laid_batch(tf.gather(self._indices_kb, position), changes)
 
     def _gather(self, done: tf.Tensor, state: State) -> State:
-        return [a_number(self._batch(tf.math.floormod(done, self._count)))]
+        return [any_element(self._batch(tf.math.floormod(done, self._count)))]
 
     def _computing(self, size: int) -> tuple[State, Step]:
         batch, indices = part_of((self._batch(0), self._indices_kb[0]), 0, size)
@@ -116,7 +116,7 @@ class RankComponents:
         def compute(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
             return self._updated(laid, target, indices, lambda gradients: gradients)
 
-        return after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(compute, *batch)]
+        return ready_after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(compute, *batch)]
 
     def _whole(self, done: tf.Tensor, state: State) -> State:
         """Make a whole step as in training, after earlier ops: loops with variables do not wait for an earlier exchange."""
@@ -125,22 +125,22 @@ class RankComponents:
         indices = tf.gather(self._indices_kb, position)
 
         def compute(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
-            return self._updated(laid, target, indices, self._ranks.add_up)
+            return self._updated(laid, target, indices, self._ranks.all_reduce)
 
         return [self._ranks.on_replica(compute, *self._batch(position))]
 
-    def _updated(self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, add_up: AddUp) -> tf.Tensor:
+    def _updated(self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, all_reduce: Reduce) -> tf.Tensor:
         number = tf.constant(0, tf.int64) if self._dropout else None
         loss_sum, gradients = self._gradients(laid, target, indices, number, tf.constant(self._weight))
-        self._replica.apply(add_up(gradients), tf.unstack(tf.constant(self._scalars)))
-        return tf.reshape(loss_sum + self._replica.a_number(), [1])
+        self._replica.apply(all_reduce(gradients), tf.unstack(tf.constant(self._scalars)))
+        return tf.reshape(loss_sum + self._replica.any_element(), [1])
 
     def _exchange(self, _done: tf.Tensor, state: State) -> State:
-        return self._added(state)
+        return self._all_reduced(state)
 
     def _exchange_apart(self, _done: tf.Tensor | None, state: State) -> State:
-        return [self._added([tensor])[0] for tensor in state]
+        return [self._all_reduced([tensor])[0] for tensor in state]
 
-    def _added(self, tensors: State) -> State:
-        summed: State = self._ranks.on_replica(lambda *local: tuple(self._ranks.add_up(local)), *tensors)
+    def _all_reduced(self, tensors: State) -> State:
+        summed: State = self._ranks.on_replica(lambda *local: tuple(self._ranks.all_reduce(local)), *tensors)
         return list(summed)

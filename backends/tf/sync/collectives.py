@@ -58,14 +58,14 @@ class Collectives:
         return placed
 
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
-        """In a traced function, also in a loop: call `function` where it may use `add_up`."""
+        """In a traced function, also in a loop: call `function` where it may use `all_reduce`."""
         return function(*arguments)
 
-    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """In `on_replica`: return each tensor's sum over all ranks."""
         return tensors
 
-    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+    def all_reduce_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """In `on_replica`: return a vector's sum in rank order: no element depends on the number of others."""
         return vector
 
@@ -73,7 +73,7 @@ class Collectives:
         """Return the number of messages for gradients of these sizes."""
         return 0
 
-    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+    def broadcast(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Broadcast rank 0's float32 array; others give None. Called on all ranks alike."""
         if array is None:
             raise RuntimeError("the first leading task was given no state")
@@ -101,7 +101,7 @@ def _sequential(trace: Callable[[], Any]) -> Traced:
     return run
 
 
-class MultiWorker(Collectives):
+class NativeCollectives(Collectives):
     """A rank connected by MultiWorkerMirroredStrategy."""
 
     def __init__(self, task: Task, job: Job, device: str) -> None:
@@ -120,7 +120,9 @@ class MultiWorker(Collectives):
         with translated_errors(task):
             self._strategy: tf.distribute.Strategy = within(job.start_timeout, "forming the cluster", connect)
         self._rank = task.rank
-        self._sum = self.traced(lambda vector: self.on_replica(lambda v: self.add_up([v])[0], vector), tf.TensorSpec([None], tf.float32))
+        self._sum = self.traced(
+            lambda vector: self.on_replica(lambda v: self.all_reduce([v])[0], vector), tf.TensorSpec([None], tf.float32)
+        )
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
         """Trace for TensorFlow's parallel executor, which collectives need."""
@@ -135,16 +137,16 @@ class MultiWorker(Collectives):
         """Run the function on this rank's replica."""
         return self._strategy.run(function, args=arguments)
 
-    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """All-reduce the tensors; those of one type travel together, in packs."""
         placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy needs their devices
         return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed))
 
-    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+    def all_reduce_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """All-reduce a matrix with a row per rank, then sum the rows: a reduced vector's order would depend on the place."""
         ranks = self._strategy.num_replicas_in_sync
         rows = tf.pad(vector[None], [[self._rank, ranks - 1 - self._rank], [0, 0]])
-        first, *rest = tf.unstack(self.add_up([rows])[0], ranks)
+        first, *rest = tf.unstack(self.all_reduce([rows])[0], ranks)
         for row in rest:
             first += row
         return first
@@ -153,7 +155,7 @@ class MultiWorker(Collectives):
         """Return the number of packs for gradients of these sizes."""
         return max(1, math.ceil(sum(sizes_bytes) / PACK_BYTES))
 
-    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+    def broadcast(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Add rank 0's array to the others' −0, which changes no number, not even a −0."""
         summand = np.full(shape, -0.0, np.float32) if array is None else array
         return np.asarray(self._sum(tf.constant(summand.ravel())).numpy().reshape(shape))

@@ -18,12 +18,12 @@ from ....exchange.mesh import Mesh, Vector
 from ....models.base import Array
 from ...timing import DirectTrial
 from .calibration import Calibrator
-from .collectives import Collectives, MultiWorker, Traced
+from .collectives import Collectives, NativeCollectives, Traced
 
 ALIGNMENT_BYTES = 64  # TensorFlow uses arrays aligned so without a copy
 
 
-class DirectRanks(Collectives):
+class TcpCollectives(Collectives):
     """A rank of a mesh: as a single process with sums over all ranks."""
 
     def __init__(self, mesh: Mesh, device: str, *, sequential: bool) -> None:
@@ -35,7 +35,7 @@ class DirectRanks(Collectives):
         """Return None: XLA has no Python functions."""
         return None
 
-    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """In ops: return sums over all ranks, by bucket while others are computed; TensorFlow runs Python functions in order."""
         tensors = list(tensors)
         known = all(tensor.shape.is_fully_defined() for tensor in tensors)
@@ -43,7 +43,7 @@ class DirectRanks(Collectives):
             buckets_of([tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors]) if known else [list(range(len(tensors)))]
         )
         if len(buckets) <= 1:
-            return _in_ops(self._added_up, tensors, tensors)
+            return _in_ops(self._reduce_arrays, tensors, tensors)
         rooms = [self._room(number, [tensors[place] for place in bucket]) for number, bucket in enumerate(buckets)]
         for bucket, room in zip(buckets, rooms, strict=True):
             _in_ops(partial(self._submit, room), [tensors[place] for place in bucket], [])
@@ -62,9 +62,9 @@ class DirectRanks(Collectives):
             self._rooms[key] = _Room(shapes, kind)
         return self._rooms[key]
 
-    def _added_up(self, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    def _reduce_arrays(self, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
         vector = np.concatenate([array.ravel() for array in arrays])
-        self._mesh.add_up(vector)
+        self._mesh.all_reduce(vector)
         pieces = np.split(vector, np.cumsum([array.size for array in arrays])[:-1])
         return [piece.reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
@@ -76,17 +76,17 @@ class DirectRanks(Collectives):
         self._mesh.wait()
         return room.views
 
-    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+    def all_reduce_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """In ops: return a vector's sum over all ranks."""
-        return self.add_up([vector])[0]
+        return self.all_reduce([vector])[0]
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
         """Return the number of messages for gradients of these sizes."""
         return len(buckets_of(sizes_bytes))
 
-    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+    def broadcast(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Broadcast the first rank's array."""
-        return self._mesh.spread(array, shape)
+        return self._mesh.broadcast(array, shape)
 
     def leave(self) -> None:
         """Close the connections after a barrier."""
@@ -143,24 +143,26 @@ def open_trial(
     device: str,
     silence_seconds: float,
     sequential: bool,
-    make: Callable[[DirectRanks], Calibrator],
+    make: Callable[[TcpCollectives], Calibrator],
 ) -> DirectTrial:
     """Try a second mesh, whose calibrator `make` returns."""
-    traced = ranks.traced(lambda vector: ranks.on_replica(ranks.add_in_order, vector), tf.TensorSpec([None], tf.float32))
+    traced = ranks.traced(lambda vector: ranks.on_replica(ranks.all_reduce_in_order, vector), tf.TensorSpec([None], tf.float32))
 
-    def add_up(vector: Vector) -> Vector:
+    def all_reduce(vector: Vector) -> Vector:
         return np.asarray(traced(tf.constant(vector)).numpy())
 
     on_cpu = not device.startswith("GPU")
-    return DirectTrial.of(task, on_cpu, add_up, silence_seconds, lambda mesh: make(DirectRanks(mesh, device, sequential=sequential)).run)
+    return DirectTrial.of(
+        task, on_cpu, all_reduce, silence_seconds, lambda mesh: make(TcpCollectives(mesh, device, sequential=sequential)).run
+    )
 
 
-def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
+def init_collectives(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
     """Connect the job's ranks. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
     if not job.wrapped:
         return Collectives(device, sequential=sequential)
     if job.exchange == "direct":
         if device.startswith("GPU"):
             raise gpu_error()
-        return DirectRanks(Mesh(task, job.start_timeout, job.node_timeout), device, sequential=sequential)
-    return MultiWorker(task, job, device)
+        return TcpCollectives(Mesh(task, job.start_timeout, job.node_timeout), device, sequential=sequential)
+    return NativeCollectives(task, job, device)

@@ -18,20 +18,20 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import Plan, State, StepResult, calibration_batches
 from ...compiling import settle, timed, to_be_chosen
-from ...loading import keep_freed_memory
+from ...loading import tune_malloc
 from ...rank_session import RankSession
-from ...timing import CarryOut, DirectTrial, time_of_step
+from ...timing import CarryOut, DirectTrial, measure_step
 from ...vectors import StateMemory, evaluation_batch
 from ..calibration import StepProfiler
-from ..compiler import refusals_told
+from ..compiler import explained_refusals
 from ..data import Resident, layout_for, resident
 from ..decoding import TfStepper
 from ..model import ForwardContexts, TfModel, build_model, micro_batches_on, summed
 from ..optimizers import precision_used
-from ..runtime import kind_of
+from ..runtime import device_kind
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
-from .direct import join, open_trial
+from .direct import init_collectives, open_trial
 from .steps import Replica, Steps
 
 MAX_KEPT_BYTES = 1 << 27  # freed by a small model's step; large models gain nothing and take a sixth more memory
@@ -41,11 +41,11 @@ WARM_SPLIT: Split = "test"  # others are traced on first use
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
     """Join the other ranks, create data and parameters, and warm up."""
     chooses = to_be_chosen(job, spec, data)
-    ranks = join(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
+    ranks = init_collectives(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
     session = SyncSession(task, job, spec, data, device, ranks)
     startup_phase("warming up")
-    session.steps.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
-    with refusals_told(job):
+    session.steps.compile(on=session.compile_is_faster() if chooses else job.compile == "on")
+    with explained_refusals(job):
         session.warm_up()
     return session
 
@@ -61,7 +61,7 @@ class SyncSession(RankSession[StateMemory]):
         self._passes = ForwardContexts(job, spec, task.rank)
         self._device, self._updates = device, 0
 
-        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
+        self.precision_used, self.device_used = precision_used(job.precision, device), device_kind(device)
         if job.accumulate > 1:  # else sums of gradients become temporary variables, which clash in nested loops
             tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         layout = layout_for(job, spec, data.info)
@@ -70,7 +70,7 @@ class SyncSession(RankSession[StateMemory]):
             self._splits: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
             self._replica = Replica(job, self._model)
         if self._micro_batches > 1:
-            keep_freed_memory(MAX_KEPT_BYTES, MAX_KEPT_BYTES // 4, one_arena=False)
+            tune_malloc(MAX_KEPT_BYTES, MAX_KEPT_BYTES // 4, one_arena=False)
         first = self._sampler.for_rank(0, 0, 1, task.rank)
         self.steps = Steps(job, self._model, self._replica, ranks, self._splits["train"], self._passes, first, self._micro_batches)
         self._evaluations = {split: ranks.traced(partial(self._evaluate, split)) for split in self._splits}
@@ -79,19 +79,19 @@ class SyncSession(RankSession[StateMemory]):
         self._averaging = ranks.traced(partial(ranks.on_replica, self._average_in_ops))
         self._tracer = StepProfiler(job.profile, here=task.rank == 0)
 
-    def pays_to_compile(self) -> bool:
+    def compile_is_faster(self) -> bool:
         """Return whether compiled steps are faster on all ranks together; the caller then chooses how to compute."""
-        timing = timed(self._time_of_step, self.steps.to_compile_gradient(), self._time_of_compiled_step)
-        pays = settle(timing, self._job.workers)
+        timing = timed(self._measure_step, self.steps.to_compile_gradient(), self._measure_compiled_step)
+        faster = settle(timing, self._job.workers)
         self._replica.reset()
-        return pays
+        return faster
 
-    def _time_of_step(self) -> float:
-        return time_of_step(self._make_repetition())
+    def _measure_step(self) -> float:
+        return measure_step(self._make_repetition())
 
-    def _time_of_compiled_step(self) -> float:
+    def _measure_compiled_step(self) -> float:
         self.steps.compile(on=True)
-        return self._time_of_step()
+        return self._measure_step()
 
     def warm_up(self) -> None:
         """Trace and run everything once, on all ranks, then restore the initial state."""
@@ -148,8 +148,8 @@ class SyncSession(RankSession[StateMemory]):
 
     def load(self, state: State | None) -> None:
         """Replace the state by rank 0's on every rank. Raises ValueError if it does not fit the model or optimiser."""
-        self._replica.install(state, self._ranks.spread)
-        self._updates = self._spread_count(None if state is None else state.updates)
+        self._replica.install(state, self._ranks.broadcast)
+        self._updates = self._broadcast_count(None if state is None else state.updates)
         self._averaged = True
 
     def _open_trial(self) -> DirectTrial:
@@ -171,17 +171,17 @@ class SyncSession(RankSession[StateMemory]):
     def _leave(self) -> None:
         self._ranks.leave()
 
-    def _spread_count(self, count: int | None) -> int:
+    def _broadcast_count(self, count: int | None) -> int:
         """Return rank 0's count, sent as two exact float32 (each below 2²⁴)."""
         halves = None if count is None else np.array(divmod(count, 1 << 24), np.float32)
-        high, low = self._ranks.spread(halves, (2,)).tolist()
+        high, low = self._ranks.broadcast(halves, (2,)).tolist()
         return (int(high) << 24) + int(low)
 
     def _average(self) -> None:
         self._averaging()
 
     def _average_in_ops(self) -> tf.Tensor:
-        self._replica.average_buffers(self._ranks.add_up, self._job.workers)
+        self._replica.average_buffers(self._ranks.all_reduce, self._job.workers)
         return tf.constant(True)
 
     def _call(self, batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> Array:
@@ -196,7 +196,7 @@ class SyncSession(RankSession[StateMemory]):
         parameters, buffers = self._replica.read(to_evaluate=True)
         context = self._passes.evaluation(buffers)
         sums = summed(self._model, self._splits[split], parameters, context, *self._share(split), self._micro_batches)
-        return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
+        return self._ranks.on_replica(lambda local: self._ranks.all_reduce([local])[0], sums)
 
     def _predict(self, split: Split, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         parameters, buffers = self._replica.read(to_evaluate=True)

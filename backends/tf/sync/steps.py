@@ -24,7 +24,7 @@ from ..optimizers import LossScale, Optimizer, accumulated, build_optimizer, cli
 from ..runtime import checked_values, copy_all
 from .collectives import Collectives
 
-Spread = Callable[[Array | None, tuple[int, ...]], Array]
+Broadcast = Callable[[Array | None, tuple[int, ...]], Array]
 
 
 class Replica:
@@ -71,7 +71,7 @@ class Replica:
         """In ops: return zeros in the shapes of the gradients."""
         return [tf.zeros(variable.shape) for variable in self._parameters]
 
-    def a_number(self) -> tf.Tensor:
+    def any_element(self) -> tf.Tensor:
         """In ops: return a number of the largest parameter, whose update takes longest."""
         largest = max(self._parameters, key=lambda variable: int(np.prod(variable.shape)))
         return tf.reshape(_read(largest), [-1])[0]
@@ -81,9 +81,9 @@ class Replica:
         for name, value in updated.items():
             self._buffers[name].assign(value)
 
-    def average_buffers(self, add_up: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]], workers: int) -> None:
+    def average_buffers(self, all_reduce: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]], workers: int) -> None:
         """In ops: replace the buffers by their mean over the ranks."""
-        sums = add_up([_read(variable) for variable in self._buffers.values()])
+        sums = all_reduce([_read(variable) for variable in self._buffers.values()])
         for variable, summed in zip(self._buffers.values(), sums, strict=True):
             variable.assign(summed / workers)
 
@@ -116,17 +116,17 @@ class Replica:
         pairs = [pair for variables in trained for pair in zip(self._spec.parameters, variables, strict=True)]
         return pairs + [(buffer, self._buffers[buffer.name]) for buffer in self._spec.buffers]
 
-    def install(self, state: State | None, spread: Spread) -> None:
-        """Take over rank 0's state, which `spread` broadcasts; absent slots are reset. Others give None. Raises ValueError."""
+    def install(self, state: State | None, broadcast: Broadcast) -> None:
+        """Take over rank 0's state, which `broadcast` broadcasts; absent slots are reset. Others give None. Raises ValueError."""
         variables = self._variables()
         values = [None] * len(variables) if state is None else checked_values(self._spec, self.optimizer.slots, state)
         for (spec, variable), value in zip(variables, values, strict=True):
             array = np.zeros(spec.shape, np.float32) if value is None and state is not None else value
-            variable.assign(self._held(spec.name, spread(array, spec.shape)))
+            variable.assign(self._held(spec.name, broadcast(array, spec.shape)))
         if self.loss_scale is not None:
             scalars = {} if state is None else state.scalars
             array = np.array([scalars.get(name, value) for name, value in LossScale.initial().items()], np.float32)
-            scale = spread(None if state is None else array, array.shape)
+            scale = broadcast(None if state is None else array, array.shape)
             self.loss_scale.restore(dict(zip(LossScale.initial(), scale.tolist(), strict=True)))
 
     def _held(self, name: str, canonical: Array) -> Array:
@@ -269,7 +269,7 @@ class Steps:
 
         loss_sums = tf.TensorArray(tf.float32, size=count, element_shape=[])
         _, loss_sums = tf.while_loop(lambda step, _: step < count, body, (tf.constant(0), loss_sums))
-        return self._ranks.on_replica(self._ranks.add_in_order, loss_sums.stack() / weights_k)
+        return self._ranks.on_replica(self._ranks.all_reduce_in_order, loss_sums.stack() / weights_k)
 
     def _step(
         self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, share: tf.Tensor, *scalars: tf.Tensor
@@ -284,7 +284,7 @@ class Steps:
                 return self._data.laid_batch(taken, None if changes is None else changes[begin:end]), taken
 
             loss_sum, gradients = self._accumulated(take, tf.size(indices), number, share)
-        self._replica.apply(self._ranks.add_up(gradients), scalars)
+        self._replica.apply(self._ranks.all_reduce(gradients), scalars)
         return loss_sum
 
     def _accumulated(
