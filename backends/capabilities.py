@@ -1,4 +1,4 @@
-"""What a backend supports of a job's settings; anything else is refused before the run starts."""
+"""Settings that a backend supports; others are refused before the run starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Exchange = Literal["native", "direct"]
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """`usage` is Python code that loads it, IMAGES being an image batch's shape; `text_…` are for models that translate."""
+    """Format of exported models.
+
+    `usage` is Python code that loads it, IMAGES being an image batch's shape. `text_…` are for models that translate.
+    """
 
     summary: str
     usage: str
@@ -85,7 +88,10 @@ COMPLETE = Capabilities(
 
 
 def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> None:
-    """Raise UsageError, beginning with the field's name, for the first setting that the backend does not support."""
+    """Raise UsageError for the first setting that the backend does not support.
+
+    The message begins with the field's name.
+    """
     for name, value, supported in _asked(job, capabilities):
         if value not in supported:
             listed = ", ".join(supported) or "nothing"
@@ -103,7 +109,7 @@ def check_precision(job: Job, *, gpu: bool) -> None:
 
 
 def unused_precision(precision: str, model: str, backend: str) -> UsageError:
-    """Return the error about a model whose forward function computes nothing in `precision`, which is below fp32."""
+    """Return the error about a model that computes nothing in `precision`, which is below fp32."""
     return UsageError(
         f"precision: got {precision!r}, but the forward function of model {model!r} on {backend} computes nothing in it; "
         "allowed there: fp32. Choose fp32, or let the function compute its products in context.compute (docs/adding-a-model.md)."

@@ -1,4 +1,4 @@
-"""`--compile auto`: each task times a step as it is and compiled, and the timings of all tasks decide for all."""
+"""Decision of `--compile auto`, from timings of a plain and a compiled step on all tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ MAX_REASON_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of a step on one task, as it is and compiled; `reason` says why the second is missing."""
+    """Seconds of a plain and of a compiled step on one task.
+
+    `reason` explains a missing `compiled_seconds`.
+    """
 
     plain_seconds: float
     compiled_seconds: float | None
@@ -42,7 +45,10 @@ def pays(timings: Iterable[Timing]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CompileChoice:
-    """What all tasks decided, the mean seconds of a step of either kind, and the reason where one could not be timed."""
+    """Decision of all tasks, with the mean seconds of either kind of step.
+
+    `reason` explains a missing `compiled_seconds`.
+    """
 
     compiled: bool
     plain_seconds: float
@@ -67,7 +73,10 @@ def decide_by(decide: Decide) -> None:
 
 
 def settle(timing: Timing, tasks: int) -> bool:
-    """Return whether to compile, the same for each of the `tasks` that time; a process by itself decides alone."""
+    """Return whether to compile, the same for each of the `tasks` that time.
+
+    A single process decides without others.
+    """
     return _deciding[0](timing, tasks) if _deciding else pays([timing])
 
 
@@ -92,7 +101,10 @@ def timed(
     give_up: Callable[[], object] = lambda: None,
     limit_seconds: float = DECISION_SECONDS,
 ) -> Timing:
-    """Time both kinds of step; `compile_step` runs in its own thread, may outlast `give_up`, and its error is the reason."""
+    """Time both kinds of step.
+
+    `compile_step` runs in its own thread, may outlast `give_up`, and its error is the reason.
+    """
     plain_seconds = plain()
     compiling = call_in_thread(compile_step, "compile")
     if wait([compiling], limit_seconds).not_done:
@@ -106,7 +118,10 @@ def timed(
 
 
 def compiled_sizes(size: int, *parts: int) -> frozenset[int]:
-    """Return the sizes to compile for: a batch and half of it (`StepComponent`), cut into `parts` like micro-batches, in turn."""
+    """Return the batch sizes to compile for.
+
+    They are those of a batch and half of it (`StepComponent`), cut into `parts` like micro-batches, in turn.
+    """
     sizes = {size, size // 2}
     for most in parts:
         sizes = {after - before for whole in sizes for before, after in pairwise(_borders(whole, most))}
@@ -119,7 +134,10 @@ def _borders(size: int, most: int) -> list[int]:
 
 
 def to_be_chosen(job: Job, model: ModelSpec, data: Dataset) -> bool:
-    """Return whether to time both kinds of steps; not for examples of varying length, for which ``on`` raises UsageError."""
+    """Return whether to time both kinds of steps.
+
+    Examples of varying length are not timed; for them ``on`` raises UsageError.
+    """
     columns = [data.info.column(name) for name in dict.fromkeys((*model.inputs, model.target))]
     if not any(column.varies for column in columns):
         return job.compile == "auto"

@@ -1,4 +1,4 @@
-"""The functions of a model's forward module, and those of a translating one to decode step by step.
+"""Functions of a model's forward module, and those by which it translates step by step.
 
 ``encode(parameters, inputs, context) -> memory`` of padded sources; ``empty_cache(memory) -> cache``; ``decode_step(parameters, tokens_b,
 position, memory, cache, context) -> (logits_bv, cache)``: float32 logits after the pieces at `position` (BEGIN at 0). Memory and cache are
@@ -37,7 +37,7 @@ class DecodingFunctions:
     decode_step: Callable[..., tuple[Any, Any]]
 
     def called(self, call: Callable[..., Any]) -> DecodingFunctions:
-        """Return the functions as `call` calls them, with a function and its arguments but parameters and context."""
+        """Return the functions without parameters and context, which `call` adds."""
         return DecodingFunctions(partial(call, self.encode), self.empty_cache, partial(call, self.decode_step))
 
     @classmethod
@@ -50,7 +50,10 @@ class DecodingFunctions:
 
 @dataclass(frozen=True, slots=True)
 class ModelFunctions:
-    """The functions of a model on one backend: of its `losses` [batch], None for cross entropy, and the objective's further parts."""
+    """Functions of a model on one backend.
+
+    `losses` [batch] is None for cross entropy; `example_sums` are the objective's further parts.
+    """
 
     module: Any
     losses: Callable[..., Any] | None
@@ -59,7 +62,10 @@ class ModelFunctions:
 
     @classmethod
     def of(cls, model: str, backend: str, objective: Objective, shape_of: ShapeOf) -> ModelFunctions:
-        """Find them. Raises UsageError without a forward function, the named loss, or what a translating model decodes with."""
+        """Find the functions of a model.
+
+        Raises UsageError without a forward function, the named loss, or what a translating model decodes with.
+        """
         module, name = load(forward_plugin(model, backend), "forward"), objective.loss
         if name != CROSS_ENTROPY and not hasattr(module, name):
             raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
@@ -155,7 +161,10 @@ def _differ(size: int | None, rows: int | None) -> bool:
 
 
 class CachedStepper(ABC):
-    """A `models.decoding.search.Stepper` with memory and cache of a model's functions. Raises UsageError (`DecodingChecks`)."""
+    """Implementation of `models.decoding.search.Stepper` with a model's memory and cache.
+
+    Raises UsageError (`DecodingChecks`).
+    """
 
     def __init__(self, pieces: int, shape_of: ShapeOf) -> None:
         self._checks = DecodingChecks(shape_of, pieces)
@@ -203,7 +212,10 @@ FIRST_TEXT_PIECE = 4
 
 
 class Translating:
-    """Decoding on a leading task, for its share of a dataset. Raises RuntimeError where the objective does not translate."""
+    """Translator on a leading task, for its share of a dataset.
+
+    Raises RuntimeError where the objective does not translate.
+    """
 
     def __init__(self, data: Dataset, objective: Objective, stepper: Stepper, task: int, tasks: int) -> None:
         if objective.translation is None:
@@ -213,7 +225,7 @@ class Translating:
         self._task, self._tasks = task, tasks
 
     def scored(self, split: Split, start: int, stop: int, decoding: Decoding, heartbeat: Callable[[], None]) -> Scored:
-        """Translate this task's share of the sentences start … stop − 1; return its sums for the quality.
+        """Translate this task's share of the sentences start … stop − 1; return its quality sums.
 
         `heartbeat` is called before each step.
         """
@@ -222,7 +234,10 @@ class Translating:
         return self._scorer.scored(stepper, split, start + first, start + last, decoding)
 
     def translate(self, sources: Sequence[NDArray[np.integer]], decoding: Decoding, n_best: int) -> list[list[Hypothesis]]:
-        """Return the best hypotheses of sentences that end with END, in order; see `models.decoding.search`."""
+        """Return the best hypotheses of sentences that end with END, in order.
+
+        See `models.decoding.search`.
+        """
         return decode(self._stepper, sources, decoding, n_best)
 
     def warm_up(self) -> None:

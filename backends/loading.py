@@ -19,7 +19,10 @@ MEMBERS = ("name", "capabilities", "probe", "placement", "preload", "open")
 
 
 def load_backend(name: str) -> Backend:
-    """Return a usable backend, framework not imported. Raises MissingPackageError, or UsageError for an unknown or incomplete one."""
+    """Return a usable backend, framework not imported.
+
+    Raises MissingPackageError, or UsageError for an unknown or incomplete one.
+    """
     plugin = find("backend", name)
     backend = _complete(plugin, load(plugin, "backend"))
     for package in missing_packages(backend.capabilities.packages):
@@ -28,7 +31,10 @@ def load_backend(name: str) -> Backend:
 
 
 def declared_capabilities(plugin: Plugin) -> Capabilities:
-    """Return what a backend declares, installed or not. Raises UsageError as `load_backend` does."""
+    """Return what a backend declares, installed or not.
+
+    Raises UsageError as `load_backend` does.
+    """
     return _complete(plugin, load(replace(plugin, requires=""), "backend")).capabilities
 
 
@@ -72,7 +78,10 @@ def _check_types(plugin: Plugin, declared: Capabilities) -> None:
 
 
 def recorded_packages(backend: str) -> dict[str, Sequence[str]]:
-    """Return the modules to record, each with its possible distributions; none of a backend that cannot be loaded."""
+    """Return the modules to record, each with its possible distributions.
+
+    A backend that cannot be loaded has none.
+    """
     rows = BUILT_IN["backend"]
     packages: dict[str, Sequence[str]] = {row.requires: row.distributions for row in rows}
     if backend not in {row.name for row in rows}:
@@ -87,9 +96,10 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # parameters of mallopt(
 
 
 def tune_malloc(most_bytes: int, piece_bytes: int, *, one_arena: bool) -> None:
-    """Have the C library keep freed memory, up to `most_bytes` in pieces of `piece_bytes`; only on Linux with glibc.
+    """Have the C library keep freed memory; only on Linux with glibc.
 
-    Otherwise each step faults it in again. Call it after loading data. `one_arena`: other threads' arenas hold no piece above 64 MiB.
+    It keeps up to `most_bytes` in pieces of `piece_bytes`, which each step would fault in again. Call it after loading data. `one_arena`:
+    other threads' arenas hold no piece above 64 MiB.
     """
     if sys.platform != "linux":
         return

@@ -121,7 +121,10 @@ class RankSession(ABC, Generic[Memory]):
         return memory.state(self._updates_done, self._scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        """Repeat a component of a step; see `Session.calibrate`.
+
+        Buffers and slots change, parameters do not.
+        """
         with self._meeting():
             if order.component in DIRECT_COMPONENTS:
                 self._trial = self._trial or self._open_trial()
@@ -132,7 +135,10 @@ class RankSession(ABC, Generic[Memory]):
 
     @contextmanager
     def _meeting(self) -> Iterator[None]:
-        """Exchange something with the other ranks within the block; if that fails, `close` does not wait for them."""
+        """Exchange something with the other ranks within the block.
+
+        If that fails, `close` does not wait for them.
+        """
         self._healthy = False
         yield
         self._healthy = True

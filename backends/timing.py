@@ -21,7 +21,10 @@ CarryOut = Callable[[CalibrationOrder], tuple[int, float]]
 
 
 def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple[int, float]:
-    """Return a component's repetitions and seconds; `carry_out(n)` returns when n are complete, on a device too."""
+    """Return a component's repetitions and seconds.
+
+    `carry_out(n)` returns when n are complete, on a device too.
+    """
     done, wanted, elapsed = 0, order.count, 0.0
     began = time.perf_counter()
     while wanted:
@@ -51,7 +54,10 @@ class Exchange(Protocol):
 
 
 class Calibrator:
-    """Repeats components of a step on `batches`, which `gather` yields; `exchange` is None without other tasks."""
+    """Repetition of a step's components on `batches`, which `gather` yields.
+
+    `exchange` is None without other tasks.
+    """
 
     def __init__(
         self,
@@ -65,7 +71,10 @@ class Calibrator:
         self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
 
     def run(self, order: CalibrationOrder, component: str | None = None) -> tuple[int, float]:
-        """Return count and seconds of the order's component, or another name's: ``step`` uses the next batch. Raises ValueError."""
+        """Return count and seconds of the order's component, or another name's.
+
+        ``step`` uses the next batch. Raises ValueError.
+        """
         component = component or order.component
         step = self._step(component)
 
@@ -114,7 +123,10 @@ class Calibrator:
 
 @dataclass(frozen=True, slots=True)
 class DirectTrial:
-    """A trial of the direct exchange after a run with another one: its mesh and what repeats components, or why it is `refused`."""
+    """Trial of the direct exchange after a run with another one.
+
+    It has a mesh and what repeats components, or why it is `refused`.
+    """
 
     rank: int
     refused: str | None
@@ -130,7 +142,10 @@ class DirectTrial:
         silence_seconds: float,
         make: Callable[[Mesh], CarryOut],
     ) -> DirectTrial:
-        """Open a second mesh on all ranks by their `all_reduce`; not on GPUs, as the exchange sums in the host's memory."""
+        """Open a second mesh on all ranks by their `all_reduce`.
+
+        GPUs are refused, as the exchange sums in the host's memory.
+        """
         mesh, refused = open_trial_mesh(task, all_reduce, silence_seconds) if on_cpu else (None, "it is for CPUs")
         return cls(task.rank, refused) if mesh is None else cls(task.rank, None, mesh, make(mesh))
 
@@ -150,7 +165,10 @@ FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
 
 
 class StepTracer(ABC):
-    """Traces from the first `begin` until `left`, the updates to trace, is 0; elsewhere than `here`, the tracing task, it only counts."""
+    """Trace from the first `begin` until `left`, the updates to trace, is 0.
+
+    Only the tracing task, `here`, writes it; others count.
+    """
 
     def __init__(self, updates: int, *, here: bool) -> None:
         self.left = updates

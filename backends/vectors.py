@@ -1,4 +1,7 @@
-"""Flat vectors of a model's values. Fresh memory for AlexNet's state, 488 MB, would cost 1.2 s a copy."""
+"""Flat vectors of a model's values.
+
+Fresh memory for AlexNet's state, 488 MB, would cost 1.2 s a copy.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def cut(flat: NDArray[np.float32], specs: Sequence[ParameterSpec]) -> dict[str, 
 
 
 def each_value(spec: ModelSpec, slots: Sequence[str], state: State) -> Iterator[Array | None]:
-    """Yield the values: parameters, each slot (None if absent; moving averages as the weights), buffers. Raises ValueError."""
+    """Yield the values of a state: parameters, each slot, buffers. Raises ValueError.
+
+    An absent slot is None, or the weights for moving averages.
+    """
     yield from _values(spec, spec.parameters, state.parameters, "parameter")
     for slot in slots:
         if slot in state.slots:
@@ -53,7 +59,10 @@ def _values(spec: ModelSpec, wanted: Sequence[ParameterSpec], values: Mapping[st
 
 
 class StateMemory:
-    """Memory for one copy of the state; `arrays` are its values in canonical shapes, in the order of `each_value`."""
+    """Memory for one copy of the state.
+
+    `arrays` are its values in canonical shapes, in the order of `each_value`.
+    """
 
     def __init__(self, spec: ModelSpec, slots: Sequence[str], allocate: Callable[[int], Array] | None = None) -> None:
         self._spec, self._slots = spec, tuple(slots)
@@ -66,12 +75,15 @@ class StateMemory:
         self.arrays = [*shaped, *cut(self.buffers, spec.buffers).values()]
 
     def fill(self, state: State) -> None:
-        """Copy a state; absent slots become zeros. Raises ValueError where it does not fit the model."""
+        """Copy a state; absent slots become zeros.
+
+        Raises ValueError where it does not fit the model.
+        """
         for kept, value in zip(self.arrays, each_value(self._spec, self._slots, state), strict=True):
             np.copyto(kept, 0.0 if value is None else value)
 
     def shard(self, start: int, stop: int) -> list[Array]:
-        """Return the non-empty pieces in elements start … stop − 1 of the vector of parameters and buffers."""
+        """Return the non-empty pieces of elements start … stop − 1 of parameters and buffers."""
         size = self._spec.size
         pieces = [vector[start : min(stop, size)] for vector in self.vectors if start < min(stop, size)]
         tail = self.buffers[max(start, size) - size : max(stop, size) - size]
@@ -95,7 +107,10 @@ class GatheredSplit:
     def __init__(
         self, data: Dataset, split: Split, *, inputs: Sequence[str] = (IMAGE,), target: str = LABEL, changing: bool = False
     ) -> None:
-        """Load the split. `changing`: images are augmented from stored pixels. Raises UsageError for a missing column."""
+        """Load the split. `changing`: images are augmented from stored pixels.
+
+        Raises UsageError for a missing column.
+        """
         self._size = data.info.sizes[split]
         self._columns = {name: data.column(split, name) for name in (*inputs, target)}
         self._inputs, self._target = tuple(inputs), target
@@ -109,12 +124,18 @@ class GatheredSplit:
         return self._size
 
     def longest(self, start: int, stop: int) -> int:
-        """Return the longest length of the examples start … stop − 1 in any varying column; 0 without one."""
+        """Return the longest length of the examples start … stop − 1 in any varying column.
+
+        It is 0 without one.
+        """
         bounds = [column.offsets[start : stop + 1] for column in self._columns.values() if column.offsets is not None]
         return max((int(np.diff(offsets).max(initial=0)) for offsets in bounds), default=0)
 
     def take(self, indices: Indices, changes: Changes | None = None) -> tuple[ColumnArrays, ColumnArrays]:
-        """Return copies of inputs and target of the examples at `indices`, with `changes` [n, 3] made on images."""
+        """Return copies of inputs and target of the examples at `indices`.
+
+        `changes` [n, 3] are made on images.
+        """
         inputs = {name: self._take_images(indices, changes) if name == IMAGE else self._take(name, indices) for name in self._inputs}
         return only_or_named(inputs), self._take(self._target, indices)
 
@@ -157,7 +178,10 @@ def only_or_named(columns: Mapping[str, Values | dict[str, Values]]) -> Values |
 
 
 class Factors(NamedTuple):
-    """The numbers of one update, computed in float64; passed as values, so that nothing is compiled again when they change."""
+    """Numbers of one update, computed in float64.
+
+    They are passed as values, so that nothing is compiled again when they change.
+    """
 
     lr: float
     decay: float  # adamw's factor of the weights
@@ -182,7 +206,10 @@ class UpdateFormulas:
         return Factors(lr, decay, lr / (1.0 - job.beta1**update), math.sqrt(1.0 - job.beta2**update), averaging)
 
     def updated(self, arrays: Any, weights: Any, gradient: Any, slots: Mapping[str, Any], factors: Factors) -> tuple[Any, dict[str, Any]]:
-        """Return weights and slots after an update, as arrays of the module `arrays`; inputs are not changed."""
+        """Return weights and slots after an update, as arrays of the module `arrays`.
+
+        Inputs are not changed.
+        """
         job = self._job
         if job.weight_decay and job.optimizer != "adamw":
             gradient = gradient + job.weight_decay * weights
@@ -204,7 +231,10 @@ class UpdateFormulas:
 
 
 def clip(gradient: Array, limit: float) -> None:
-    """Scale a flat gradient in place to a norm of at most about `limit`: g · min(1, limit / (‖g‖ + 1e-6))."""
+    """Scale a flat gradient in place to a norm of at most about `limit`.
+
+    g · min(1, limit / (‖g‖ + 1e-6)).
+    """
     factor = limit / (float(np.linalg.norm(gradient)) + 1e-6)
     if factor < 1.0:
         gradient *= np.float32(factor)
@@ -214,7 +244,10 @@ BLOCK_ELEMENTS = 2**16  # intermediate results stay in a second-level cache
 
 
 class VectorRule:
-    """The rule with its vector; an `UpdateRule` of the parameter server and of `backends.arrays`."""
+    """Update rule with its vector.
+
+    It is an `UpdateRule` of the parameter server and of `backends.arrays`.
+    """
 
     def __init__(self, job: Job, parameters: Vector) -> None:
         self.updates = 0
@@ -247,17 +280,26 @@ EVALUATION_BYTES = 2**25  # of images per pass: 55 of 224 × 224; AlexNet's acti
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
-    """Return the maximum of examples in an evaluation's pass; for sequences see `examples_at_once`."""
+    """Return the maximum of examples in an evaluation's pass.
+
+    For sequences see `examples_at_once`.
+    """
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
 
 
 def examples_at_once(spec: ModelSpec, longest: int, most: int) -> int:
-    """Return how many of `most` examples, with lengths up to `longest`, an evaluation's pass takes: at least one."""
+    """Return how many of `most` examples an evaluation's pass takes, at least one.
+
+    `longest` is the maximum of their lengths.
+    """
     return max(1, min(most, EVALUATION_LOGITS_BYTES // max(1, 4 * spec.logits_per_position * longest)))
 
 
 def evaluation_passes(spec: ModelSpec, longest: Callable[[int, int], int], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of an evaluation's passes over the examples start … stop − 1, the longest of a range being `longest`."""
+    """Yield the bounds of an evaluation's passes over the examples start … stop − 1.
+
+    `longest` returns the maximum length in a range.
+    """
     while start < stop:
         most = min(evaluation_batch(spec), stop - start)
         end = start + examples_at_once(spec, longest(start, start + most), most)
@@ -266,7 +308,10 @@ def evaluation_passes(spec: ModelSpec, longest: Callable[[int, int], int], start
 
 
 class FlatValues:
-    """Parameters, then buffers, in a float32 `vector` in the spec's order; `parameters` and `buffers` are views of it."""
+    """Parameters, then buffers, in a float32 `vector` in the spec's order.
+
+    `parameters` and `buffers` are views of it.
+    """
 
     def __init__(self, spec: ModelSpec, vector: Array | None = None) -> None:
         self.vector: Array = np.zeros(spec.size + spec.buffers_size, np.float32) if vector is None else vector
@@ -292,7 +337,10 @@ def _chosen(condition: Any, then: Any, otherwise: Any) -> Any:
 def next_scale(
     scale: Any, clean: Any, finite: Any, *, where: Callable[[Any, Any, Any], Any] = _chosen, smaller: Callable[[Any, Any], Any] = min
 ) -> tuple[Any, Any]:
-    """Return scale and updates in a row without overflow after an update; `where` and `smaller` are the framework's, for its scalars."""
+    """Return scale and updates in a row without overflow after an update.
+
+    `where` and `smaller` are the framework's, for its scalars.
+    """
     unbroken = where(finite, clean + 1, clean * 0)
     grows = unbroken >= CLEAN_STEPS
     kept = where(grows, smaller(scale * 2.0, MAX_SCALE), scale)
@@ -331,7 +379,10 @@ class ChiefLossScale(LossScale):
     """That of async workers, on the chief, which sends it and learns from their updates."""
 
     def learn(self, begun: float, ended: float, updates: int) -> None:
-        """Learn from a worker's `updates`: a lower scale holds for all. Raises RunFailedError if it is exhausted."""
+        """Learn from a worker's `updates`: a lower scale holds for all.
+
+        Raises RunFailedError if it is exhausted.
+        """
         with self._lock:
             if ended < begun:
                 self.scale, self.clean_steps = min(self.scale, ended), 0

@@ -21,7 +21,10 @@ TIMEOUT_SECONDS = 120.0  # beyond a cold import from a slow disk, the framework 
 
 
 def probe(name: str) -> Availability:
-    """Probe a backend in a child process; a failure is an answer. Raises UsageError for an unknown name."""
+    """Probe a backend in a child process; a failure is an answer.
+
+    Raises UsageError for an unknown name.
+    """
     plugin = find("backend", name)
     if not plugin.installed:
         return Availability(name, None, problem=f"the package {plugin.requires} is not installed", hint=plugin.install)
@@ -65,7 +68,10 @@ def _death(child: subprocess.CompletedProcess[str]) -> str:
 
 
 def main(name: str) -> None:
-    """Probe in this process; the framework's output goes to standard error, as standard output is JSON."""
+    """Probe in this process.
+
+    The framework's output goes to standard error, as standard output is JSON.
+    """
     answer_to = os.dup(1)
     os.dup2(2, 1)
     try:

@@ -57,7 +57,10 @@ ByWorker = Mapping[int, Figures]
 
 @dataclass
 class CalibrationRun:
-    """Calibration of `workers` workers with `seconds` per component and `timeout_seconds` per answer."""
+    """Calibration of `workers` workers.
+
+    `seconds` per component, `timeout_seconds` per answer.
+    """
 
     leaders: TaskGroup
     seconds: float
@@ -107,7 +110,10 @@ class CalibrationRun:
         return tries
 
     def _order(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Send an order to all leading tasks and return all answers. Raises RunFailedError on time-out."""
+        """Send an order to all leading tasks and return all answers.
+
+        Raises RunFailedError on time-out.
+        """
         self._sequence += 1
         self.leaders.send(Calibrate(order, sequence=self._sequence))
         results: list[CalibrationResult] = []
@@ -160,10 +166,10 @@ def calibrate(
     exchanges: Collection[Exchange] = frozenset({"native"}),
     compiling_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Calibrate; return the content of ``calibration.json`` (docs/run-directory.md explains each field).
+    """Calibrate; return the content of ``calibration.json``.
 
-    `batch_size` overrides the job's; `compiling_seconds`: the longest compilation, None without one.
-    Raises RunFailedError where a task fails or does not answer, InterruptedRunError on an interrupt.
+    docs/run-directory.md explains each field. `batch_size` overrides the job's; `compiling_seconds`: the longest compilation, None without
+    one. Raises RunFailedError where a task fails or does not answer, InterruptedRunError on an interrupt.
     """
     began = time.monotonic()
     batch_size = batch_size or job.per_worker_batch

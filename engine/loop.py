@@ -62,7 +62,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Destinations of a run's records, progress and checkpoints; `clock` is the run clock in seconds."""
+    """Destinations of a run's records, progress and checkpoints.
+
+    `clock` is the run clock in seconds.
+    """
 
     recorder: Recorder
     progress: Progress
@@ -71,7 +74,10 @@ class Outputs:
 
 
 class TrainingLoop:
-    """Training loop of a job; `on_silent` gets the number of an async worker that is silent too long."""
+    """Training loop of a job.
+
+    `on_silent` gets the number of an async worker that is silent too long.
+    """
 
     def __init__(
         self,
@@ -121,8 +127,9 @@ class TrainingLoop:
         self._last_position = float(self.epochs.epochs_at(self.triggers.total, 1)[0])
 
     def advance(self) -> bool:
-        """Send what is due and handle one answer; return False once the stopping rule holds or interrupted.
+        """Send what is due and handle one answer.
 
+        Return False once the stopping rule holds or interrupted.
         Exceptions of `tasks.receive` pass; `outcome` stays valid, and a further call continues.
         """
         more, self._running = False, True
@@ -158,8 +165,9 @@ class TrainingLoop:
             yield from self._translate_all()
 
     def interrupt(self) -> bool:
-        """Stop with a checkpoint after the queued commands; return False without intermediate checkpoints.
+        """Stop with a checkpoint after the queued commands.
 
+        Return False without intermediate checkpoints.
         After training, stop the final translations. Safe in a signal handler of the loop's thread.
         """
         if not self._running or not (self._trained or self.checkpoints.saves_on_interrupt):
@@ -255,7 +263,10 @@ class TrainingLoop:
         self.tasks.send(message)
 
     def _await(self) -> None:
-        """Handle one answer. Raises StalledRunError on time-out; suspended time counts one tick at most."""
+        """Handle one answer. Raises StalledRunError on time-out.
+
+        Suspended time counts one tick at most.
+        """
         self.recorder.check()
         self._workers.tick()
         answer = self.tasks.receive(TICK_SECONDS)

@@ -25,7 +25,10 @@ class TaskGroup(Protocol):
         """Send a command to every leading task."""
 
     def receive(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
-        """Return the next answer and its leading task, or None. Raises RunFailedError for a failed task, InterruptedRunError."""
+        """Return the next answer and its leading task, or None.
+
+        Raises RunFailedError for a failed task, InterruptedRunError.
+        """
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
         """Drop the node of an impossible answer. Raises RunFailedError."""
@@ -77,12 +80,18 @@ class CheckpointSink(Protocol):
         """Wait until every received state is written or has failed."""
 
     def ending(self, step: int) -> bool:
-        """Release the disk space reserved for the rest of the run; return whether to retry this state."""
+        """Release the disk space reserved for the rest of the run.
+
+        Return whether to retry this state.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Start of a run or resumption: seconds so far, evaluations, checkpoint figures (oldest first)."""
+    """Start of a run or resumption.
+
+    Seconds and evaluations are those so far, `saved` the checkpoints' figures, oldest first.
+    """
 
     cursor: DataCursor = START
     train_seconds: float = 0.0

@@ -127,7 +127,10 @@ class CheckpointPolicy:
         return self._budget.checkpoint_due(step)
 
     def unsaved(self, step: int) -> bool:
-        """Return whether the final state, after `step` updates, is still unsaved; notify the saver of the end."""
+        """Return whether the final state, after `step` updates, is still unsaved.
+
+        Notify the saver of the end.
+        """
         refused = self._saver.ending(step)
         return refused or self._improved or step != self._last_step
 
@@ -170,7 +173,10 @@ class CheckpointPolicy:
 
 
 class Patience:
-    """Early stopping (``--patience N``) by the metric of ``--keep-best`` or the model's first, across resumptions."""
+    """Early stopping (``--patience N``), across resumptions.
+
+    It follows the metric of ``--keep-best`` or the model's first.
+    """
 
     def __init__(self, job: Job, objective: Objective, start: ResumePoint, recorder: Recorder, progress: Progress) -> None:
         self._limit, self._recorder, self._progress = job.patience, recorder, progress
@@ -196,7 +202,10 @@ class Patience:
 
 
 class LossGuard:
-    """Check of losses for NaN and infinity (``--on-nan``); fp16's skipped updates do not count: only gradients overflowed."""
+    """Check of losses for NaN and infinity (``--on-nan``).
+
+    Updates that fp16 skips do not count: only gradients overflowed.
+    """
 
     def __init__(self, on_nan: Literal["fail", "continue"], rate: float, show: Callable[[str], None]) -> None:
         self._fails = on_nan == "fail"
@@ -205,7 +214,10 @@ class LossGuard:
         self._shown = False
 
     def trained(self, first_step: int, losses: NDArray[Any], rates: NDArray[Any]) -> None:
-        """Check losses and learning rates, [k] each; `first_step` counts from 0. Raises RunFailedError where a loss ends the run."""
+        """Check losses and learning rates, [k] each; `first_step` counts from 0.
+
+        Raises RunFailedError where a loss ends the run.
+        """
         self._rate = float(rates[-1])
         if bad := np.flatnonzero(~np.isfinite(losses)).tolist():
             number = first_step + bad[0]
@@ -213,7 +225,10 @@ class LossGuard:
             self._not_finite(f"the loss of step {number + 1:,}", float(losses[bad[0]]), float(rates[bad[0]]), record)
 
     def evaluated(self, step: int, split: str, loss: float) -> None:
-        """Check an evaluation's loss after `step` updates. Raises RunFailedError where it ends the run."""
+        """Check an evaluation's loss after `step` updates.
+
+        Raises RunFailedError where it ends the run.
+        """
         if not np.isfinite(loss):
             self._not_finite(f"the {split} loss after {step:,} steps", loss, self._rate)
 

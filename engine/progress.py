@@ -135,7 +135,10 @@ def terminal(stream: TextIO, environment: Mapping[str, str] | None = None) -> bo
 
 
 def make_progress(stream: TextIO, quiet: bool) -> Progress:
-    """Return progress for the stream: drawn on a terminal, plain lines elsewhere, none if `quiet`."""
+    """Return progress for the stream.
+
+    It is drawn on a terminal, plain lines elsewhere, none if `quiet`.
+    """
     if quiet:
         return QuietProgress()
     if not terminal(stream):

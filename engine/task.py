@@ -45,7 +45,10 @@ _MESSAGES: MessageParser[WireMessage] = MessageParser(Prepare, ToTask)
 
 
 def placed_task(task: Task, cluster: str | None = None) -> PlacedTask:
-    """Return a task as a part of messages; `cluster` is its cluster's JSON, if prepared for all tasks."""
+    """Return a task as a part of messages.
+
+    `cluster` is its cluster's JSON, if prepared for all tasks.
+    """
     return PlacedTask(task.name, cluster or json.dumps(task.cluster.to_json()), task.threads, task.local_index)
 
 
@@ -108,7 +111,10 @@ class CommandLoop:
     _trained_seconds: float = 0.0
 
     def run(self) -> None:
-        """Execute commands until ``close``; answer others with ``done`` and their seconds, then with any state."""
+        """Execute commands until ``close``.
+
+        Answer others with ``done`` and their seconds, then with any state.
+        """
         while True:
             command = self.commands.next()
             begin = time.perf_counter()
@@ -289,7 +295,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_task(connection: socket.socket, parent_pid: int, stacks: int | None) -> NoReturn:
-    """Run a task whose agent is the peer of `connection`; leaves with os._exit, as exit handlers may wait for lost peers."""
+    """Run a task whose agent is the peer of `connection`.
+
+    It leaves with os._exit, as exit handlers may wait for lost peers.
+    """
     ignore_interrupts()
     die_with_parent(parent_pid)
     _allow_open_files()
@@ -317,7 +326,10 @@ def _allow_open_files() -> None:
 
 
 def _await_opening(stream: Stream) -> Open:
-    """Import the framework and return ``open``; a ``prepare`` before it starts the import earlier."""
+    """Import the framework and return ``open``.
+
+    A ``prepare`` before it starts the import earlier.
+    """
     message = _received(stream)
     assert isinstance(message, Prepare | Open)
     job = Job.model_validate(json.loads(message.job))

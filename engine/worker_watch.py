@@ -12,7 +12,10 @@ RESULTS_OF_OTHERS = 2  # others' results per worker: tickets rotate, so the sile
 
 
 class WorkerWatch:
-    """Silence of each worker while others deliver, beyond `limit_seconds`; an entire cluster's silence is not reported."""
+    """Detection of workers silent beyond `limit_seconds` while others deliver.
+
+    An entire cluster's silence is not reported.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Sums of vectors over all ranks, in rank order, and the buckets of gradients that a backward pass submits."""
+"""All-reduce of vectors in rank order, and buckets of a backward pass's gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ BUCKET_BYTES = 4 << 20  # large enough for a link's speed, small enough to overl
 
 
 def buckets_of(sizes_bytes: Sequence[int]) -> list[list[int]]:
-    """Return the places of gradients, last first, in buckets closed at `BUCKET_BYTES`; no gradient is cut."""
+    """Return the places of gradients, last first, in buckets closed at `BUCKET_BYTES`.
+
+    No gradient is cut.
+    """
     buckets: list[list[int]] = []
     room = 0
     for place in reversed(range(len(sizes_bytes))):
@@ -30,7 +33,10 @@ def buckets_of(sizes_bytes: Sequence[int]) -> list[list[int]]:
 
 
 class BucketSums:
-    """Sums vectors in a thread, in the same order on all ranks; no other `all_reduce` may run between `submit` and `wait`."""
+    """All-reduce of vectors in a thread, in the same order on all ranks.
+
+    No other `all_reduce` may run between `submit` and `wait`.
+    """
 
     def __init__(self, all_reduce: Callable[[NDArray[Any]], None]) -> None:
         self._all_reduce = all_reduce
@@ -41,12 +47,18 @@ class BucketSums:
         self._thread.start()
 
     def submit(self, vector: NDArray[Any]) -> None:
-        """Replace a contiguous vector by its sum over all ranks; it must not be used before `wait` has returned."""
+        """Replace a contiguous vector by its sum over all ranks.
+
+        It must not be used before `wait` has returned.
+        """
         self._outstanding += 1
         self._todo.put(vector)
 
     def wait(self) -> None:
-        """Wait for everything submitted. Raises the first failure, after which all later vectors fail too."""
+        """Wait for everything submitted.
+
+        Raises the first failure, after which all later vectors fail too.
+        """
         failure = None
         while self._outstanding:
             failure = failure or self._done.get()
@@ -71,7 +83,10 @@ class BucketSums:
 
 
 def add_in_rank_order(parts: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
-    """Write ((parts[0] + parts[1]) + parts[2]) + … into `into`, maybe one of them; the first of several is overwritten."""
+    """Write ((parts[0] + parts[1]) + parts[2]) + … into `into`, maybe one of them.
+
+    The first of several is overwritten.
+    """
     total, *rest = parts
     if not rest:
         if total is not into:
@@ -89,7 +104,10 @@ PIECE_BYTES = 256 << 10  # small enough for a core's cache, with the same piece 
 
 
 class AllReduce:
-    """Sums vectors of one size and type, with memory for at most a vector, or n − 1 if they are sent whole."""
+    """All-reduce of vectors of one size and type.
+
+    Its memory is at most a vector, or n − 1 if they are sent whole.
+    """
 
     def __init__(self, links: Links, elements: int, kind: np.dtype[Any]) -> None:
         self._links, self._elements = links, elements

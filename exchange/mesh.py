@@ -1,4 +1,7 @@
-"""The direct exchange: each rank connects to every earlier one, for vectors and for heartbeats, before any is used."""
+"""Mesh of the direct exchange: each rank connects to every earlier one.
+
+There is a connection for vectors and one for heartbeats; all are ready before any is used.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,10 @@ BROADCAST_ELEMENTS = 1 << 18  # broadcasts need no memory of a model's size
 
 
 class Mesh:
-    """A rank of the mesh; all call the same methods in order, from one thread. Raises PeerLostError for a lost rank."""
+    """Connections of a rank to all others.
+
+    All ranks call the same methods in order, from one thread. Raises PeerLostError for a lost rank.
+    """
 
     def __init__(self, task: Task, start_seconds: float, silence_seconds: float, listening: socket.socket | None = None) -> None:
         self.rank, self.ranks = task.rank, task.cluster.workers
@@ -168,7 +174,10 @@ class Mesh:
             self._sum_for(vector.size, vector.dtype).all_reduce(vector)
 
     def submit(self, vector: NDArray[Any]) -> None:
-        """Sum a vector in the background; neither it nor the mesh may be used before `wait` has returned."""
+        """Sum a vector in the background.
+
+        Neither it nor the mesh may be used before `wait` has returned.
+        """
         if self._background is None:
             self._background = BucketSums(self.all_reduce)
         self._background.submit(vector)
@@ -179,7 +188,10 @@ class Mesh:
             self._background.wait()
 
     def broadcast(self, array: NDArray[Any] | None, shape: tuple[int, ...], kind: Any = np.float32) -> NDArray[Any]:
-        """Broadcast the first rank's array; others give None. Adding −0 changes no number, not even a −0."""
+        """Broadcast the first rank's array; others give None.
+
+        Adding −0 changes no number, not even a −0.
+        """
         vector = np.full(shape, -0.0, kind) if array is None else np.array(array, kind).reshape(shape)
         flat = vector.reshape(-1)
         for first in range(0, flat.size, BROADCAST_ELEMENTS):
@@ -218,7 +230,10 @@ Vector = NDArray[np.float32]
 def open_trial_mesh(
     task: Task, all_reduce: Callable[[Vector], Vector], silence_seconds: float, open_seconds: float = OPEN_SECONDS
 ) -> tuple[Mesh | None, str | None]:
-    """Open a second mesh on all ranks or none; return it, or the reason, empty if another rank has it. Raises `all_reduce`'s errors."""
+    """Open a second mesh on all ranks or none.
+
+    Return it, or the reason, empty if another rank has it. Raises `all_reduce`'s errors.
+    """
     listening, problem = _listen(task)
     ports = np.zeros(task.cluster.workers, np.float32)  # a port is below 2¹⁶, and such a number is exact in a float32
     ports[task.rank] = 0 if listening is None else listening.getsockname()[1]

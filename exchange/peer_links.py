@@ -1,4 +1,4 @@
-"""A rank's connections to the others: heartbeats, frame heads, and transfers until a rank is lost."""
+"""Connections of a rank to the others: heartbeats, frame heads, and transfers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _MAX_BYTES = 4096
 
 
 class Heartbeat:
-    """Heartbeats in a thread until `close`; `silent` are ranks not heard of for the limit, or with a closed connection."""
+    """Heartbeats in a thread until `close`.
+
+    `silent` are ranks not heard of for the limit, or with a closed connection.
+    """
 
     def __init__(self, connections: Mapping[int, socket.socket], limit_seconds: float) -> None:
         self.silent: frozenset[int] = frozenset()
@@ -112,7 +115,10 @@ class Links:
         self._frames = 0
 
     def next_head(self, size: int) -> bytes:
-        """Return the head of the next frame, of `size` bytes: all ranks send the same frames in the same order."""
+        """Return the head of the next frame, of `size` bytes.
+
+        All ranks send the same frames in the same order.
+        """
         self._frames += 1
         return _HEAD.pack(self._attempt, self._frames, size)
 
@@ -141,7 +147,10 @@ _NOW = socket.MSG_DONTWAIT
 
 
 class Stream:
-    """A frame's bytes between two ranks, in consecutive buffers; only the first `ready` of `out` may be sent yet."""
+    """Bytes of a frame between two ranks, in consecutive buffers.
+
+    Only the first `ready` of `out` may be sent yet.
+    """
 
     __slots__ = ("_into", "_out", "ready", "received", "sent", "to_receive", "to_send")
 
@@ -169,7 +178,10 @@ class Stream:
             return
 
     def receive(self, connection: socket.socket, flags: int = _NOW) -> bool:
-        """Receive the available bytes, or all until the timeout with MSG_WAITALL; return False if the peer has closed. Raises OSError."""
+        """Receive the available bytes, or all until the timeout with MSG_WAITALL.
+
+        Return False if the peer has closed. Raises OSError.
+        """
         try:
             got = connection.recvmsg_into(_between(self._into, self.received, self.to_receive), 0, flags)[0]
         except BlockingIOError:
@@ -179,7 +191,10 @@ class Stream:
 
 
 def transfer(links: Links, streams: Mapping[int, Stream], advance: Callable[[], None] | None = None) -> None:
-    """Send and receive everything; `advance` runs after each arrival and may make more bytes ready. Raises PeerLostError."""
+    """Send and receive everything.
+
+    `advance` runs after each arrival and may make more bytes ready. Raises PeerLostError.
+    """
     for peer, stream in streams.items():
         _send(links, peer, stream)
     if advance is None and all(stream.sent == stream.to_send for stream in streams.values()):
@@ -205,7 +220,10 @@ def _receive(links: Links, peer: int, stream: Stream, flags: int) -> None:
 
 
 def _receive_in_turn(links: Links, streams: Mapping[int, Stream]) -> None:
-    """Receive when nothing is left to send: one call per rank, until one keeps the others waiting."""
+    """Receive when nothing is left to send, with one call per rank.
+
+    It ends when a rank makes the others wait.
+    """
     until = time.monotonic() + links.WAIT_SECONDS
     for peer, stream in streams.items():
         _receive(links, peer, stream, socket.MSG_WAITALL)

@@ -81,7 +81,10 @@ class NodeTasks:
         self._sockets_read = False
 
     def watch(self, name: str, pid: int) -> float:
-        """Watch a task in place of an older one; return its earlier CPU seconds. A process already watched is renamed."""
+        """Watch a task in place of an older one; return its earlier CPU seconds.
+
+        A process already watched is renamed.
+        """
         known = next((tree for tree in self._trees if tree.pid == pid and tree.alive), None)
         if known is not None and known.name == name:
             return 0.0
@@ -142,7 +145,10 @@ class NodeTasks:
         return sum_pairs(known) if len(known) == len(self._trees) + len(self._ended) and not self._failed else None
 
     def socket_bytes(self) -> Bytes | None:
-        """Return the (sent, received) TCP payload bytes of all tasks, watched and ended; None if unreadable."""
+        """Return the (sent, received) TCP payload bytes of all tasks, watched and ended.
+
+        None if unreadable.
+        """
         return self._sockets.total() if self._sockets is not None and self._sockets_read and not self._blind else None
 
     def close(self) -> None:
@@ -298,7 +304,10 @@ class NodeSampler:
             self._tasks.close()
 
     def sample(self) -> SystemRecord:
-        """Return a record with `time_seconds` since the start, `interval_seconds` since the last sample."""
+        """Return a record.
+
+        `time_seconds` is since the start, `interval_seconds` since the last sample.
+        """
         with self._lock:
             began = time.thread_time()
             now = self._clock()

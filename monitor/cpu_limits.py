@@ -26,7 +26,10 @@ class _Mount:
 
 
 def cpu_quota_cores(pid: int | None = None) -> float | None:
-    """Return the smallest CPU quota, in cores, of all groups of the process (default: this one), or None."""
+    """Return the smallest CPU quota, in cores, of all groups of the process, or None.
+
+    The default is this process.
+    """
     limit = _smallest("cpu", pid, _read_quota)
     return None if limit is None else limit[0]
 
@@ -38,8 +41,9 @@ class QuotaCounter:
         self._limit = _smallest("cpu", pid, _read_quota)
 
     def read(self) -> tuple[float, float] | None:
-        """Return cumulative (granted, throttled) seconds, None without a quota. Raises OSError if not counted.
+        """Return cumulative (granted, throttled) seconds, None without a quota.
 
+        Raises OSError if not counted.
         Granted is the quota of periods in which the group ran; throttled is summed over cores with a runnable thread.
         """
         if self._limit is None:
@@ -54,7 +58,10 @@ class QuotaCounter:
 
 
 def memory_limit_bytes(pid: int | None = None) -> int | None:
-    """Return the smallest memory limit of all groups of the process (default: this one), or None."""
+    """Return the smallest memory limit of all groups of the process, or None.
+
+    The default is this process.
+    """
     limit = _smallest("memory", pid, _read_memory_limit)
     return None if limit is None else int(limit[0])
 
@@ -92,7 +99,10 @@ def _words(path: Path) -> list[str] | None:
 
 
 def control_groups(controller: str, pid: int | None = None) -> Iterator[tuple[Literal[1, 2], list[Path]]]:
-    """Yield version and visible groups, the process's own first, of each hierarchy that may limit `controller` (default: this process)."""
+    """Yield version and visible groups of each hierarchy that may limit `controller`.
+
+    The first group is that of the process (default: this one).
+    """
     memberships = _memberships(pid)
     for mount in _mounts():
         if mount.controllers and controller not in mount.controllers:
@@ -116,7 +126,10 @@ def _upwards(mount: _Mount, group: str) -> Iterator[Path]:
 
 
 def _memberships(pid: int | None) -> list[tuple[frozenset[str], str]]:
-    """Return (controllers, path) per hierarchy from lines ``4:cpu,cpuacct:/jobs/7``; version 2 has no controllers."""
+    """Return (controllers, path) per hierarchy from lines ``4:cpu,cpuacct:/jobs/7``.
+
+    Version 2 has no controllers.
+    """
     fields = [line.split(":", 2) for line in read_lines(Path(f"/proc/{pid or os.getpid()}/cgroup"))]
     return [(frozenset(names.split(",")) - {""}, path) for _, names, path in fields]
 
@@ -140,7 +153,10 @@ _PRESSURE_FILES = ("/proc/pressure/cpu", "/sys/fs/cgroup/cpu.pressure")  # the m
 
 
 class WaitCounter:
-    """Cumulative seconds that threads waited for a core, except right before their end. Raises OSError if not counted."""
+    """Cumulative seconds that threads waited for a core, except right before their end.
+
+    Raises OSError if not counted.
+    """
 
     def __init__(self) -> None:
         if read_file("/proc/thread-self/schedstat").split() == [b"0"] * 3:
@@ -164,7 +180,10 @@ class WaitCounter:
 
 
 def read_machine_cpu_seconds() -> float:
-    """Return all programs' user, nice and system seconds on usable cores, without interrupts and steal. Raises OSError."""
+    """Return all programs' user, nice and system seconds on usable cores. Raises OSError.
+
+    Interrupts and steal do not count.
+    """
     usable = {f"cpu{core}".encode() for core in os.sched_getaffinity(0)}
     ticks = 0
     for line in read_file("/proc/stat").split(b"\n"):

@@ -39,7 +39,10 @@ class VisibleGpu:
 
 
 def visible_gpus(gpus: Sequence[Gpu], variable: str | None, *, in_pci_order: bool = True) -> list[VisibleGpu]:
-    """Return the devices of `variable` in its order, all without it; unless `in_pci_order` its indices name unknown devices."""
+    """Return the devices of `variable` in its order, all without it.
+
+    Unless `in_pci_order`, its indices name unknown devices.
+    """
     if variable is None:
         devices = list(_all(gpus))
     elif variable.startswith((_GPU, _PARTITION)):
@@ -130,7 +133,7 @@ _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers and compute car
 
 @dataclass(frozen=True, slots=True)
 class GpuHardware:
-    """NVIDIA GPUs on the PCI bus, usable ones (``/dev/nvidia0`` …), and whether a driver is loaded."""
+    """NVIDIA GPUs on the PCI bus, usable ones (``/dev/nvidia0`` …), and a driver if loaded."""
 
     on_bus: int
     device_nodes: int
@@ -138,7 +141,10 @@ class GpuHardware:
 
 
 def nvidia_hardware(root: Path = Path("/")) -> GpuHardware:
-    """Count the hardware below `root`; containers see the whole bus, but only their device nodes."""
+    """Count the hardware below `root`.
+
+    Containers see the whole bus, but only their device nodes.
+    """
     cards = [folder for folder in (root / "sys/bus/pci/devices").glob("*") if _is_gpu(folder)]
     return GpuHardware(len(cards), nvidia_device_nodes(root), (root / "proc/driver/nvidia/version").exists())
 
@@ -149,7 +155,10 @@ def nvidia_device_nodes(root: Path = Path("/")) -> int:
 
 
 def unreadable_gpu_possible(root: Path = Path("/")) -> bool:
-    """Return whether a GPU without NVIDIA's device file may exist: another maker's, or under WSL."""
+    """Return whether a GPU without NVIDIA's device file may exist.
+
+    That is another maker's, or one under WSL.
+    """
     return any(next(root.glob(pattern), None) is not None for pattern in _OTHERS)
 
 
@@ -168,7 +177,10 @@ _MAX_PARTITIONS = 64  # of a GPU; existing ones have seven at most
 
 
 class GpuProbe:
-    """Probe of the host's NVIDIA devices and their tasks. Never raises: `problem` has the reason."""
+    """Probe of the host's NVIDIA devices and their tasks.
+
+    Never raises: `problem` has the reason.
+    """
 
     def __init__(self, gpu_of_task: Mapping[str, int] | None = None) -> None:
         self._gpu_of_task = gpu_of_task or {}
@@ -184,7 +196,10 @@ class GpuProbe:
         return tuple(self._read_device(number, handle) for number, handle in enumerate(self._handles)) or None
 
     def describe(self) -> list[dict[str, Any]] | None:
-        """Return ``name``, ``memory_total_bytes``, ``uuid`` and ``partitions`` (MIG UUIDs) of each device, or None."""
+        """Return the description of each device, or None.
+
+        Its keys are ``name``, ``memory_total_bytes``, ``uuid`` and ``partitions`` (MIG UUIDs).
+        """
         return [self._describe_device(handle) for handle in self._handles] or None
 
     def driver_version(self) -> str | None:
@@ -199,7 +214,10 @@ class GpuProbe:
             self._ask(nvml, nvml.nvmlShutdown)
 
     def _open(self, *, driver_there: bool) -> None:
-        """Query the driver's devices; a library alone is no problem, as container images may have it."""
+        """Query the driver's devices.
+
+        A library alone is no problem, as container images may have it.
+        """
         try:
             import pynvml
         except ImportError:

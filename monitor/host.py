@@ -32,14 +32,20 @@ PACKAGES: Mapping[str, Sequence[str]] = {"crosstrain": ("crosstrain",), "numpy":
 
 
 def cores_available(pid: int | None = None) -> float | None:
-    """Return the usable cores of a process (default: this one) by affinity and CPU quota; None if unknown."""
+    """Return the usable cores of a process by affinity and CPU quota; None if unknown.
+
+    The default is this process.
+    """
     affinity = _affinity(pid)
     limits = [limit for limit in (affinity, cpu_quota_cores(pid)) if limit is not None]
     return float(min(limits)) if limits else None
 
 
 def describe_host(framework_packages: Mapping[str, Sequence[str]], gpus: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return this node's, network namespace's or container's description; null if unknown. `gpus`: result of `describe_gpus`."""
+    """Return this node's, network namespace's or container's description; null if unknown.
+
+    `gpus`: result of `describe_gpus`.
+    """
     quota = cpu_quota_cores()
     return {
         "hostname": platform.node() or None,
@@ -129,7 +135,10 @@ _RUNS_PROGRAMS = r"^(core\.(fsmonitor|worktree)|filter\..*|include\..*|includeif
 
 
 def provenance(typed_in: Path) -> dict[str, Any]:
-    """Return the releases of installed ``packages``, and the `work_tree` of ``typed_in`` and ``crosstrain``."""
+    """Return the releases of installed ``packages``, and two work trees.
+
+    They are the `work_tree` of ``typed_in`` and of ``crosstrain``.
+    """
     return {
         "packages": installed_packages(sys.path),
         "typed_in": work_tree(typed_in),
@@ -138,7 +147,10 @@ def provenance(typed_in: Path) -> dict[str, Any]:
 
 
 def installed_packages(folders: Iterable[str]) -> dict[str, str]:
-    """Return the release of each distribution in the folders, by metadata name; the first counts."""
+    """Return the release of each distribution in the folders, by metadata name.
+
+    The first counts.
+    """
     releases: dict[str, str] = {}
     for folder in folders:
         try:
@@ -153,7 +165,10 @@ def installed_packages(folders: Iterable[str]) -> dict[str, str]:
 
 
 def work_tree(folder: Path) -> dict[str, Any] | None:
-    """Return a git work tree's ``commit`` and whether files ``changed``, or None; `changed` is None if git times out or is unsafe."""
+    """Return a git work tree's ``commit`` and whether files ``changed``, or None.
+
+    `changed` is None if git times out or is unsafe.
+    """
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if commit is None or re.fullmatch("[0-9a-f]{40,64}", commit) is None:
         return None

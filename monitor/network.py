@@ -37,7 +37,10 @@ _LISTENER_BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """Connection's acknowledged and received payload bytes; unique `cookie`; `inode` is 0 if unopened."""
+    """Acknowledged and received payload bytes of a connection.
+
+    `cookie` is unique; `inode` is 0 if unopened.
+    """
 
     cookie: int
     inode: int
@@ -72,7 +75,10 @@ class SockDiag:
         return list(self._answers())
 
     def closed_sockets(self) -> list[TcpSocket]:
-        """Return connections closed since the last call, with inode 0. Raises OSError (ENOBUFS) for lost notices; retry works."""
+        """Return connections closed since the last call, with inode 0.
+
+        Raises OSError (ENOBUFS) for lost notices; retry works.
+        """
         closed: list[TcpSocket] = []
         while True:
             try:
@@ -138,7 +144,10 @@ class InterfaceCounters:
         self._totals: dict[str, Bytes] = dict.fromkeys(self._before, (0, 0))
 
     def read(self) -> dict[str, Bytes]:
-        """Return (sent, received) bytes by interface, which never fall, even if recreated or removed."""
+        """Return (sent, received) bytes by interface.
+
+        They never fall, even if an interface is recreated or removed.
+        """
         now = _read_interfaces()
         for name, (sent, received) in now.items():
             sent_before, received_before = self._before.get(name, (0, 0))
@@ -167,7 +176,10 @@ def _read_interfaces() -> dict[str, Bytes]:
 
 @dataclass(slots=True)
 class _Connection:
-    """Task's connection as last seen; `absent_since`: monotonic time of the first dump without it."""
+    """Task's connection as last seen.
+
+    `absent_since`: monotonic time of the first dump without it.
+    """
 
     owner: object
     sent: int = 0
@@ -181,7 +193,10 @@ class _Connection:
 
 
 class SocketCounters:
-    """TCP payload bytes of each task, with loopback; without connections between two readings. Raises OSError without sock_diag."""
+    """TCP payload bytes of each task, with loopback; without connections between two readings.
+
+    Raises OSError without sock_diag.
+    """
 
     def __init__(self) -> None:
         self._diag = SockDiag()
@@ -190,7 +205,10 @@ class SocketCounters:
         self._closed: dict[object, Bytes] = {}
 
     def read(self, members: Mapping[object, Callable[[], set[int]]]) -> list[str]:
-        """Count traffic since the last call; `members` return open inodes. Returns minor problems; raises OSError if refused."""
+        """Count traffic since the last call; `members` return open inodes.
+
+        Returns minor problems; raises OSError if refused.
+        """
         problems = self._take_notices()
         present = self._diag.open_sockets()
         self._claim(present, members)
@@ -260,5 +278,8 @@ class SocketCounters:
 
 
 def open_inodes(pids: list[int]) -> set[int]:
-    """Return the inodes of sockets open in the processes. Raises PermissionError for another user's."""
+    """Return the inodes of sockets open in the processes.
+
+    Raises PermissionError for another user's.
+    """
     return set().union(*(read_socket_inodes(pid) for pid in pids))

@@ -23,7 +23,10 @@ TICK_SECONDS = 1.0 / _TICKS_PER_SECOND
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """``/proc/PID/stat`` of a process and reaped children; `start_ticks` identifies it if its id is reused; zombies are `ended`."""
+    """``/proc/PID/stat`` of a process and reaped children.
+
+    `start_ticks` identifies it if its id is reused; zombies are `ended`.
+    """
 
     pid: int
     parent: int
@@ -40,7 +43,10 @@ class ProcessStat:
 
 
 def read_file(path: str) -> bytes:
-    """Return a small file's content. Raises OSError, FileNotFoundError or ProcessLookupError for an ended process."""
+    """Return a small file's content.
+
+    Raises OSError, FileNotFoundError or ProcessLookupError for an ended process.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -71,7 +77,10 @@ def read_process_file(pid: int, name: str) -> bytes | None:
 
 
 def list_process_folder(pid: int, name: str) -> list[str]:
-    """Return the names in a folder below ``/proc/PID``, none if the process has ended. Raises PermissionError."""
+    """Return the names in a folder below ``/proc/PID``, none if the process has ended.
+
+    Raises PermissionError.
+    """
     try:
         return os.listdir(f"/proc/{pid}/{name}")
     except _GONE:
@@ -97,7 +106,10 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def _own_cpu_seconds(pid: int, ticks: int) -> float:
-    """Return CPU time from the process's clock (clock_getcpuclockid(3)), else from ``stat``, whose ticks are 10 ms."""
+    """Return CPU time from the process's clock (clock_getcpuclockid(3)), else from ``stat``.
+
+    The ticks of ``stat`` are 10 ms.
+    """
     try:
         return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
     except OSError:
@@ -105,7 +117,10 @@ def _own_cpu_seconds(pid: int, ticks: int) -> float:
 
 
 def read_disk_bytes(pid: int) -> tuple[int, int] | None:
-    """Return (read, written) storage bytes with reaped children, None if gone. Raises PermissionError."""
+    """Return (read, written) storage bytes with reaped children, None if gone.
+
+    Raises PermissionError.
+    """
     content = read_process_file(pid, "io")
     if content is None:
         return None
@@ -114,7 +129,10 @@ def read_disk_bytes(pid: int) -> tuple[int, int] | None:
 
 
 def read_pss_bytes(pid: int) -> int | None:
-    """Return proportional memory, None if gone, at a cost of milliseconds. Raises PermissionError."""
+    """Return proportional memory, None if gone, at a cost of milliseconds.
+
+    Raises PermissionError.
+    """
     match = re.search(rb"^Pss:\s*(\d+)", read_process_file(pid, "smaps_rollup") or b"", re.MULTILINE)
     return None if match is None else int(match[1]) * 1024
 
@@ -204,7 +222,10 @@ class TaskTree:
             self.disk_seen = (max(seen[0], now[0]), max(seen[1], now[1]))
 
     def pss_bytes(self) -> int | None:
-        """Return proportional memory (costs milliseconds a process), None if none is alive. Raises PermissionError."""
+        """Return proportional memory (costs milliseconds a process), None if none is alive.
+
+        Raises PermissionError.
+        """
         values = [value for pid in self.members if (value := read_pss_bytes(pid)) is not None]
         return sum(values) if values else None
 
@@ -212,7 +233,10 @@ class TaskTree:
         return self._kept_cpu_seconds + sum(stat.cpu_seconds for stat in self.members.values())
 
     def _read_members(self) -> tuple[dict[int, ProcessStat], dict[int, ProcessStat]]:
-        """Return the living and the vanished members; parents first, and again if one vanishes, so that reaped time counts once."""
+        """Return the living and the vanished members.
+
+        Parents are read first, and all again if one vanishes, so that reaped time counts once.
+        """
         expected, vanished = dict(self.members), {}
         living: dict[int, ProcessStat] = {}
         for _ in range(_MAX_PASSES):

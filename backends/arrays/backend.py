@@ -45,7 +45,10 @@ class Ranks(Protocol):
     """All ranks as one of them sees them; all call the same methods in the same order."""
 
     def add_up(self, vector: NDArray[Any]) -> None:
-        """Replace a flat vector, float32 or float64, by its sum over all ranks. Raises ConnectionError where one is lost."""
+        """Replace a flat vector, float32 or float64, by its sum over all ranks.
+
+        Raises ConnectionError where one is lost.
+        """
 
     def close(self, *, healthy: bool) -> None:
         """Leave together with the other ranks, at once if this one has failed."""
@@ -92,7 +95,10 @@ def broadcast(ranks: Ranks, rank: int, vector: NDArray[Any]) -> None:
 
 
 class ArraySession(RankSession[StateMemory]):
-    """A rank of a sync run, from a model's gradients, an update rule and a sum over ranks; a `Session`."""
+    """A rank of a sync run, from a model's gradients, an update rule and a sum over ranks.
+
+    A `Session`.
+    """
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, model: ArrayModel, make_rule: MakeRule, ranks: Ranks) -> None:
         super().__init__(task, job, spec, data)
@@ -226,7 +232,10 @@ class ArraySession(RankSession[StateMemory]):
 
 
 class ArrayBackend(ABC):
-    """A `Backend` for both modes and any columns; a subclass declares `name` and `capabilities`, but no fp16 or translation."""
+    """A `Backend` for both modes and any columns.
+
+    A subclass declares `name` and `capabilities`, but no fp16 or translation.
+    """
 
     name: str
     capabilities: Capabilities
@@ -237,10 +246,16 @@ class ArrayBackend(ABC):
 
     @abstractmethod
     def model(self, task: Task, job: Job, spec: ModelSpec) -> ArrayModel:
-        """Return the computation of a model for a sync rank or async worker, with `task.threads` threads."""
+        """Return the computation of a model for a sync rank or async worker.
+
+        It uses `task.threads` threads.
+        """
 
     def rule(self, job: Job, parameters: Vector) -> UpdateRule:
-        """Bind the job's update rule to a vector, in numpy unless a subclass has a faster one. See `MakeRule`."""
+        """Bind the job's update rule to a vector, in numpy unless a subclass has a faster one.
+
+        See `MakeRule`.
+        """
         return VectorRule(job, parameters)
 
     def ranks(self, task: Task, job: Job) -> Ranks:
@@ -256,7 +271,10 @@ class ArrayBackend(ABC):
         """See `Backend.preload`."""
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
-        """Join the cluster and warm up; see `Backend.open`. Raises UsageError for translation and fp16."""
+        """Join the cluster and warm up; see `Backend.open`.
+
+        Raises UsageError for translation and fp16.
+        """
         if model.objective.translation is not None:
             raise UsageError(f"model: {job.model!r} translates, which backend {self.name} does not do.")
         if job.precision == "fp16":

@@ -1,4 +1,7 @@
-"""What `ArrayBackend` needs of a framework, with numpy arrays on both sides, and passes over a split with it."""
+"""Interface of a framework on numpy arrays, and passes over a split with it.
+
+A framework implements `ArrayModel`.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """A forward pass's result (of a classifier logits [n, classes]), losses [n], and the objective's further `sums` [n] by name."""
+    """Result of a forward pass.
+
+    `logits` are those of a classifier, [n, classes]; `losses` [n]; `sums`: the objective's further ones, [n] by name.
+    """
 
     logits: ArrayLike
     losses: ArrayLike
@@ -62,12 +68,18 @@ class Outputs:
 
 
 class ArrayModel(Protocol):
-    """A model on a device. Parameters and buffers are float32 by canonical name, in canonical layout, and must not be changed."""
+    """A model on a device.
+
+    Parameters and buffers are float32 by canonical name, in canonical layout, and must not be changed.
+    """
 
     device_used: Device
 
     def gradients(self, parameters: Values, buffers: Values, batch: Batch, weight: float) -> Gradients:
-        """Return Σ example losses / `weight`, with its gradients; `weight` is that of the whole update's examples."""
+        """Return Σ example losses / `weight`, with its gradients.
+
+        `weight` is that of the whole update's examples.
+        """
 
     def outputs(self, parameters: Values, buffers: Values, batch: Batch) -> Outputs:
         """Return the outputs for evaluations and predictions."""
@@ -81,7 +93,7 @@ def refuse_other_columns(spec: ModelSpec, backend: str) -> None:
 
 
 def refuse_own_losses(spec: ModelSpec, backend: str) -> None:
-    """Raise UsageError for a model with another loss than the cross entropy of one label per example."""
+    """Raise UsageError for a loss other than cross entropy with one label per example."""
     if spec.objective.loss != CROSS_ENTROPY:
         raise UsageError(f"model: {spec.name!r} has the loss {spec.objective.loss!r}; backend {backend} knows {CROSS_ENTROPY} alone.")
 
@@ -119,7 +131,10 @@ class Passes:
         return Batch(*self._splits["train"].take(indices, changes), indices, step, number)
 
     def gradients(self, batches: Batches, first_step: int, values: FlatValues, out: FlatValues) -> Iterator[float]:
-        """Yield each update's loss when its gradient, and each buffer's old value less its new one, is in `out`; zeros without examples."""
+        """Yield each update's loss, with its gradient in `out`.
+
+        `out` also gets each buffer's old value less its new one; all are zeros without examples.
+        """
         for gathered, weight in zip(self.gather(batches, first_step), batches.weights.tolist(), strict=True):
             yield self.gradient(gathered, weight, values, out)
 
@@ -169,7 +184,10 @@ class Passes:
             yield self._model.outputs(values.parameters, values.buffers, batch), batch
 
     def warm_up(self, batches: Batches, values: FlatValues, out: FlatValues, pieces: list[tuple[int, int]]) -> None:
-        """Train once with each batch size, and evaluate these pieces of the test split; buffers change."""
+        """Train once with each batch size, and evaluate these pieces of the test split.
+
+        Buffers change.
+        """
         _, places = np.unique(np.diff(batches.offsets), return_index=True)
         for place in places[::-1][:WARM_SIZES].tolist():
             for _ in self.gradients(batches.slice(place, 1), 0, values, out):

@@ -1,4 +1,7 @@
-"""Tickets: pieces of a plan or evaluation for free workers; a lost worker's unapplied updates go back."""
+"""Tickets: pieces of a plan or evaluation for free workers.
+
+A lost worker's unapplied updates return to the queue.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def cut_plan(plan: Plan, workers: int) -> list[TrainTicket]:
 
 
 def cut_evaluation(split: Split, size: int, workers: int, least: int) -> list[EvalTicket]:
-    """Cut a split into a few tickets per worker, of at least `least` examples if there are as many."""
+    """Cut a split into a few tickets per worker, if possible of at least `least` examples."""
     pieces = max(1, min(4 * workers, size // least))
     return [EvalTicket(split, start, stop) for start, stop in split_evenly(size, pieces) if stop > start]
 
@@ -112,7 +115,10 @@ R = TypeVar("R", bound=Result)
 
 
 class TicketQueue:
-    """Hands tickets to connection threads and collects results for the session's thread. `finished` counts tickets."""
+    """Queue of tickets for connection threads, and their results for the session's thread.
+
+    `finished` counts tickets.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -133,7 +139,10 @@ class TicketQueue:
             self._changed.notify_all()
 
     def take(self, worker: int) -> tuple[Ticket | None, bool]:
-        """Wait for a ticket; return it, None at the end, and whether it waited. Raises ConnectionError for a dismissed worker."""
+        """Wait for a ticket; return it, None at the end, and whether it waited.
+
+        Raises ConnectionError for a dismissed worker.
+        """
         with self._changed:
             waited = not self._has_ticket(worker) and not self._ended
             while not self._has_ticket(worker) and not self._ended and worker not in self._dismissed:
@@ -248,7 +257,10 @@ class TicketQueue:
             return self._results.pop(kind, [])
 
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `ready`, called after each change, or the timeout; return whether it is. Raises a connection's error."""
+        """Wait until `ready`, called after each change, or the timeout; return whether it is.
+
+        Raises a connection's error.
+        """
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
@@ -263,7 +275,10 @@ class TicketQueue:
 
 
 class TicketProgress:
-    """Collects loss, staleness and times of a ticket's updates; `examples` counts those in its first n updates."""
+    """Loss, staleness and times of a ticket's updates.
+
+    `examples` counts those in its first n updates.
+    """
 
     def __init__(self, worker: int, examples: Callable[[TrainTicket, int], int], profiled_updates: int = 0) -> None:
         self._worker, self._examples = worker, examples
@@ -299,7 +314,10 @@ class TicketProgress:
         return None if self._ticket is None or not self._losses else self._ticket.first_step + len(self._losses) - 1
 
     def close(self, *, without_last: bool = False) -> StepResult | None:
-        """End the ticket; return its applied updates or None; `without_last` if some shard does not have that one."""
+        """End the ticket; return its applied updates or None.
+
+        `without_last`: some shard misses the last one.
+        """
         ticket, self._ticket = self._ticket, None
         if without_last:
             self._losses, self._staleness = self._losses[:-1], self._staleness[:-1]

@@ -1,4 +1,4 @@
-"""Repetition of a step's components in ops, timed, each complete before the next, and traces of steps."""
+"""Timed repetition of a step's components in ops, and traces of steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def order_limits(order: CalibrationOrder) -> NDArray[np.float64]:
 
 
 def repeated(step: Step, state: State, limits: tf.Tensor, *, by_count: bool = False) -> tf.Tensor:
-    """In ops: repeat a step within `limits`; return number and seconds, float64 [2]. `by_count`: without a clock."""
+    """Repeat a step within `limits`, in ops; return number and seconds, float64 [2].
+
+    `by_count`: without a clock.
+    """
     if by_count:
         return _repeated_by_count(step, state, tf.cast(limits[0], tf.int32))
     count = tf.cast(limits[0], tf.int32)
@@ -52,7 +55,10 @@ def _repeated_by_count(step: Step, state: State, count: tf.Tensor) -> tf.Tensor:
 
 
 def _now(state: State) -> tf.Tensor:
-    """In ops: return the time when the state is complete: a number of it comes to the host, which waits for the device."""
+    """Return the time when the state is complete, in ops.
+
+    One of its numbers comes to the host, which waits for the device.
+    """
     with tf.control_dependencies(state):
         number = tf.reshape(state[-1], [-1])[0]
         with tf.device("CPU:0"), tf.control_dependencies([tf.identity(number)]):
@@ -60,7 +66,10 @@ def _now(state: State) -> tf.Tensor:
 
 
 def ready_after(tensors: State) -> State:
-    """In ops: return a state of one 0 that is ready when all tensors are: a component's inputs, before its clock starts."""
+    """Return a state of one 0 that is ready when all tensors are, in ops.
+
+    It stands for a component's inputs, before its clock starts.
+    """
     with tf.control_dependencies(tensors):
         return [tf.identity(tf.constant([0.0]))]
 
@@ -71,7 +80,10 @@ def any_element(batch: Batch) -> tf.Tensor:
 
 
 class StepProfiler(StepTracer):
-    """The trace of the first updates on the first sync rank, or the chief: async workers are TensorFlow's servers."""
+    """Trace of the first updates on the first sync rank or the chief.
+
+    Async workers are TensorFlow's servers, which cannot be traced.
+    """
 
     def _start(self, folder: str) -> None:
         tf.profiler.experimental.start(folder)

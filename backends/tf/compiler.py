@@ -1,4 +1,7 @@
-"""Gradients compiled by XLA for most batch sizes, without Python functions and collectives, which end the process."""
+"""Gradients compiled by XLA for most batch sizes.
+
+They contain no Python functions and collectives, which would end the process.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ class CompiledGradients:
     def __call__(
         self, parameters: HeldParameters, x: ColumnTensors, y: ColumnTensors, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """In ops: return Σ example losses and the gradients of `weight` times that, and new buffers in `context`."""
+        """Return Σ example losses and the gradients of `weight` times that, in ops.
+
+        New buffers are in `context`.
+        """
 
         def op_by_op() -> Found:
             separate: Context = _like(context, context.buffers)
@@ -100,7 +106,10 @@ class CompiledGradients:
 
 
 def _of_size(size: int, tensor: tf.Tensor) -> tf.Tensor:
-    """Set a tensor's number of examples for tracing. Unchecked: TensorFlow's optimiser would move a check out of its branch."""
+    """Set a tensor's number of examples for tracing.
+
+    It is unchecked: TensorFlow's optimiser would move a check out of its branch.
+    """
     sized = tf.identity(tensor)
     sized.set_shape([size, *tensor.shape[1:]])
     return sized
@@ -137,14 +146,17 @@ Step = Callable[..., tf.Tensor]  # (indices int32 [size], scalars) -> Σ losses,
 
 
 class CompiledLoop:
-    """Makes steps on batches of `size`; calls always have one `capacity` and end early, as XLA compiles for one shape."""
+    """Compiled loop of steps on batches of `size`.
+
+    Calls always have one `capacity` and end early, as XLA compiles for one shape.
+    """
 
     def __init__(self, function: Traced, size: int, capacity: int) -> None:
         self._function, self._size, self._capacity = function, size, capacity
 
     @classmethod
     def of(cls, step: Step, compiled: Callable[..., Traced | None], size: int, scalars: int, most_steps: int) -> CompiledLoop | None:
-        """Return a loop of steps with so many scalars each; None if `compiled`, which compiles by XLA, cannot."""
+        """Return a loop of steps with so many scalars each, None if `compiled` cannot compile it."""
         if not size:
             return None
         capacity = max(1, min(most_steps, MAX_INDICES // size))
@@ -163,7 +175,10 @@ class CompiledLoop:
                 first += count
 
     def __call__(self, batches: Batches, scalars_ks: NDArray[np.float32]) -> Array:
-        """Make a part's steps and return their losses, float32 [k]; row i of `scalars_ks` is for step i."""
+        """Make a part's steps and return their losses, float32 [k].
+
+        Row i of `scalars_ks` is for step i.
+        """
         count = len(batches)
         indices_kb = batches.indices[batches.offsets[0] : batches.offsets[-1]].reshape(count, self._size)
         arguments = (self._filled(array) for array in (indices_kb, batches.weights.astype(np.float32), scalars_ks))

@@ -1,4 +1,7 @@
-"""The dataset as resident tensors: a batch is a gather by index, without an input pipeline; see models/base.py."""
+"""Dataset as resident tensors, without an input pipeline: a batch is a gather by index.
+
+See models/base.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +28,10 @@ BLOCK_ELEMENTS = 1 << 22  # intermediate results take twice the memory of the re
 
 
 def normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
-    """Return (pixel / 255 − mean) / std, float32, of [n, h, w, c] or [n, c, h, w]: as a float64 line if exact, else by a table."""
+    """Return (pixel / 255 − mean) / std, float32, of [n, h, w, c] or [n, c, h, w].
+
+    It is computed as a float64 line if that is exact, else by a table.
+    """
     shape = tf.shape(pixels)
     channels, height, width = info.input_shape
     rows = tf.reshape(pixels, [-1, width * channels] if channels_last else [shape[0], channels, height * width])
@@ -39,7 +45,10 @@ def normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.
 
 
 def compiled_normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
-    """Return the same by XLA, compiled in 0.2 s per size: 64 images of 224 × 224 × 3 take 2 ms on two cores, not 11 ms."""
+    """Return the same by XLA, compiled in 0.2 s per size.
+
+    64 images of 224 × 224 × 3 take 2 ms on two cores, not 11 ms.
+    """
     compiled = tf.function(lambda batch: normalised(batch, info, channels_last=channels_last), jit_compile=True, autograph=False)
     return tf.ensure_shape(compiled(pixels), pixels.shape)
 
@@ -85,12 +94,16 @@ MAPPED_BYTES = 64 << 20  # larger sequences are mapped: TensorFlow holds int32, 
 SPLITS: tuple[Split, ...] = ("train", "test")
 ColumnTensors: TypeAlias = tf.Tensor | dict[str, tf.Tensor]  # one column of a fixed shape, or tensors by name
 Batch: TypeAlias = tuple[ColumnTensors, ColumnTensors]  # inputs, target; of images x_bchw, y_b
+Structure = TypeVar("Structure")
 VALUES, OFFSETS = ".values", ".offsets"  # arrays of a column of varying length
 
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A column's file as TensorFlow maps it: `elements` of `dtype`, the first `header` of which are no values."""
+    """Column's file as TensorFlow maps it: `elements` of `dtype`.
+
+    The first `header` of them are no values.
+    """
 
     filename: str
     dtype: np.dtype[Any]
@@ -104,7 +117,10 @@ class MappedFile:
 
 
 def mapped_file(values: NDArray[Any]) -> MappedFile | None:
-    """Return the file of a large column of sequences, None if `values` are small or not all of one file."""
+    """Return the file of a large column of sequences, else None.
+
+    `values` must not be small, and all of one file.
+    """
     if not isinstance(values, np.memmap) or values.filename is None or values.ndim != 1 or values.offset % values.itemsize:
         return None
     if values.nbytes < MAPPED_BYTES:
@@ -156,7 +172,10 @@ class Layout:
         return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
 
     def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
-        """Return arrays by name: pixels uint8, whole numbers int32, offsets int64, others float32; mapped columns: offsets."""
+        """Return the arrays of a split by name.
+
+        Pixels are uint8, whole numbers int32, offsets int64, others float32. Mapped columns have only offsets here.
+        """
         arrays: dict[str, NDArray[Any]] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
@@ -174,7 +193,10 @@ class Layout:
         return arrays
 
     def array_specs(self, split: Split) -> dict[str, tf.TensorSpec]:
-        """Return the specs of `arrays` in order, of unknown total length for sequences, and those of mapped files."""
+        """Return the specs of `arrays` in order, and those of mapped files.
+
+        Sequences are of unknown total length.
+        """
         size = self.info.sizes[split]
         specs: dict[str, tf.TensorSpec] = {}
         for spec in self.columns:
@@ -197,9 +219,10 @@ class Layout:
         return list(specs.values())
 
 
-def part_of(tensors: Any, begin: tf.Tensor | int, end: tf.Tensor | int) -> Any:
-    """In ops: return the examples begin … end − 1 of tensors in any structure."""
-    return tf.nest.map_structure(lambda tensor: tensor[begin:end], tensors)
+def part_of(tensors: Structure, begin: tf.Tensor | int, end: tf.Tensor | int) -> Structure:
+    """Return the examples begin … end − 1 of tensors in any structure, in ops."""
+    part: Structure = tf.nest.map_structure(lambda tensor: tensor[begin:end], tensors)
+    return part
 
 
 def _number_type(column: ColumnSpec) -> tf.DType:
@@ -207,7 +230,10 @@ def _number_type(column: ColumnSpec) -> tf.DType:
 
 
 def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
-    """Return a model's layout: convolutions and augmentation work channels last. Compiling is untried with a GPU."""
+    """Return a model's layout: convolutions and augmentation work channels last.
+
+    Compiling is untried with a GPU.
+    """
     changing = job.augment != "none"
     reads_images = IMAGE in spec.inputs
     convolves = reads_images and any(len(parameter.shape) == 4 for parameter in spec.parameters)
@@ -218,7 +244,10 @@ def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A split on the device: tensors by name, in the order of `Layout.arrays`; images normalised float32 or stored uint8."""
+    """Split on the device: tensors by name, in the order of `Layout.arrays`.
+
+    Images are normalised float32 or stored uint8.
+    """
 
     layout: Layout
     tensors: Mapping[str, tf.Tensor]
@@ -229,7 +258,10 @@ class Resident:
         return cls(layout, dict(zip(layout.array_specs(split), tensors, strict=True)))
 
     def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Batch:
-        """Return inputs and target of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3]."""
+        """Return inputs and target of the examples at `indices`, int32 [batch].
+
+        `changes` int32 [batch, 3] are made on images.
+        """
         laid, target = self.laid_batch(indices, changes)
         return self.as_read(laid), target
 
@@ -240,7 +272,10 @@ class Resident:
         return only_or_named(inputs), self._gathered(self.layout.target, indices)
 
     def longest(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-        """In ops: return the longest length, int64, of the examples start … stop − 1 in any varying column."""
+        """Return the longest length, int64, of the examples start … stop − 1, in ops.
+
+        All varying columns count.
+        """
         offsets = [tensor for name, tensor in self.tensors.items() if name.endswith(OFFSETS)]
         return tf.reduce_max([tf.reduce_max(column[start + 1 : stop + 1] - column[start:stop]) for column in offsets])
 
@@ -269,7 +304,10 @@ class Resident:
         return {name: tf.where(inside, values, tf.zeros([], values.dtype)), name + LENGTHS: tf.cast(lengths, tf.int32)}
 
     def micro_batches(self, laid: ColumnTensors, target: ColumnTensors, count: int) -> list[Batch]:
-        """Cut a `laid_batch` into micro-batches (inputs, target), maybe empty. Raises ValueError unless of images with a class."""
+        """Cut a `laid_batch` into micro-batches (inputs, target), maybe empty.
+
+        Raises ValueError unless of images with a class.
+        """
         if count == 1:
             return [(self.as_read(laid), target)]
         if isinstance(laid, dict) or isinstance(target, dict):
@@ -279,7 +317,10 @@ class Resident:
         return [(self.as_read(laid[begin:end]), target[begin:end]) for begin, end in itertools.pairwise(borders)]
 
     def as_read(self, laid: ColumnTensors) -> ColumnTensors:
-        """Return inputs with images as x_bchw; the optimiser removes this and its inverse in a model that works channels last."""
+        """Return inputs with images as x_bchw.
+
+        The optimiser removes this and its inverse in a model that works channels last.
+        """
         if not self.layout.channels_last:
             return laid
         if isinstance(laid, dict):
@@ -288,7 +329,10 @@ class Resident:
 
 
 def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
-    """Put a split on the current device; large columns of sequences stay in the store's files, shared by a node's tasks."""
+    """Put a split on the current device.
+
+    Large columns of sequences stay in the store's files, shared by a node's tasks.
+    """
     layout = with_mapped_files(layout, data)
     arrays = layout.arrays(data, split)
     mapped: dict[str, tf.Tensor] = {}
@@ -300,14 +344,20 @@ def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
 
 
 def with_mapped_files(layout: Layout, data: Dataset) -> Layout:
-    """Return the layout with large columns of sequences left in their files, alike in every process with the same data."""
+    """Return the layout with large columns of sequences in their files.
+
+    It is the same in every process with the same data.
+    """
     columns = [(split, spec.name) for split in SPLITS for spec in layout.columns if spec.varies]
     files = {(split, name): mapped_file(data.column(split, name).values) for split, name in columns}
     return replace(layout, mapped={key: file for key, file in files.items() if file is not None})
 
 
 def file_contents(file: MappedFile, path: str) -> tf.Tensor:
-    """In ops: map the file at `path` where they run, header included. They fail if it is too short."""
+    """Map the file at `path`, header included, in ops.
+
+    They fail where they run if it is too short.
+    """
     with tf.device("CPU"):
         return tf.raw_ops.ImmutableConst(dtype=file.spec.dtype, shape=file.spec.shape, memory_region_name=path)
 

@@ -1,4 +1,7 @@
-"""A model on TensorFlow, for every mode. Shapes: x_bchw float32, y_b int32, logits_bk [batch, classes]."""
+"""Model on TensorFlow, for every mode.
+
+Shapes: x_bchw float32, y_b int32, logits_bk [batch, classes].
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ FIRST_STEP_OF_NO_RUN = 1 << 40  # separates the draws of micro-batches from thos
 
 
 class ForwardContexts:
-    """Makes a worker's contexts; draws depend on rank and step, not on earlier ones, so that a resumed run draws the same."""
+    """Contexts of a worker's passes.
+
+    Draws depend on rank and step, not on earlier ones, so that a resumed run draws the same.
+    """
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int) -> None:
         self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
@@ -48,7 +54,10 @@ class ForwardContexts:
         return ForwardContext(training=False, buffers=buffers, compute=self._low, settings=self._settings)
 
     def training(self, buffers: Buffers, step: tf.Tensor | None, indices: tf.Tensor, micro_batch: tf.Tensor | None = None) -> Context:
-        """Return the context of update `step` (int64; None without dropout), and of its `micro_batch` (int32) if it has several."""
+        """Return the context of update `step` (int64; None without dropout).
+
+        `micro_batch` (int32) is given if the update has several.
+        """
         context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low, settings=self._settings)
         context.dropout = self._dropout(step, indices, micro_batch) if self.dropout else refused_dropout(self._name)
         return context
@@ -77,7 +86,10 @@ class ForwardContexts:
 
 
 class Dropout:
-    """Dropout of an update. `mask(static, dynamic shape, rate, layer)` returns the kept elements, in ops."""
+    """Dropout of an update.
+
+    `mask(static, dynamic shape, rate, layer)` returns the kept elements, in ops.
+    """
 
     def __init__(self, mask: Callable[[tf.TensorShape, tf.Tensor, float, int], tf.Tensor]) -> None:
         self._mask = mask
@@ -97,7 +109,10 @@ def dropped(x: tf.Tensor, kept: tf.Tensor, rate: float) -> tf.Tensor:
 
 
 def _half_words(key: tf.Tensor, shape: tf.Tensor, rate: float) -> tf.Tensor:
-    """Return the boolean mask: a half word of Philox per element, exact to 1 in 2¹⁷; half the time of a number each."""
+    """Return the boolean mask from a half word of Philox per element, exact to 1 in 2¹⁷.
+
+    That takes half the time of a number each.
+    """
     size = tf.reduce_prod(shape)
     drawn = tf.random.stateless_uniform([(size + 3) // 4], key, minval=None, maxval=None, dtype=tf.uint64, alg="philox")
     halves = tf.reshape(tf.bitcast(drawn, tf.uint16), [-1])[:size]
@@ -130,7 +145,10 @@ class TfModel:
     def stepper(
         self, read: Callable[[], tuple[HeldParameters, Buffers]], evaluation: Callable[[Buffers], Context], device: str
     ) -> TfStepper:
-        """Return what decodes with the current values of `read`, in ops. Raises RuntimeError for a model that does not translate."""
+        """Return a stepper with the current values of `read`, in ops.
+
+        Raises RuntimeError for a model that does not translate.
+        """
         quality, functions = self.spec.objective.translation, self.decoding
         if quality is None or functions is None:
             raise RuntimeError(f"{self.spec.name!r} does not translate")
@@ -148,9 +166,10 @@ class TfModel:
     def loss_and_gradients(
         self, parameters: HeldParameters, micro_batches: Sequence[Batch], weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return Σ example losses of all micro-batches and the gradients of `weight` times that, in the spec's order, as held.
+        """Return Σ example losses of all micro-batches and the gradients of `weight` times that.
 
-        With 1 / (weight of all workers' examples) they sum to the mean's gradients. New buffers are in `context`.
+        Gradients are in the spec's order and the stored layout; with 1 / (weight of all workers' examples) they sum to the mean's.
+        New buffers are in `context`.
         """
         compute = self._loss_and_gradients if self.computing is None else self.computing
         computed = [compute(parameters, *batch, weight, context) for batch in micro_batches]
@@ -189,7 +208,10 @@ class TfModel:
         return tf.stack([tf.reduce_sum(tf.cast(parts[name], tf.float64)) for name in self.spec.objective.sums])
 
     def _cross_entropy(self, logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return each example's loss, [batch], and its gradient by the logits, [batch, classes]; GPUs have no repeatable raw op."""
+        """Return each example's loss, [batch], and its gradient by the logits, [batch, classes].
+
+        GPUs have no repeatable raw op.
+        """
         if not self.deterministic:
             losses_b, slopes_bk = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits_bk, labels=y_b)
             return losses_b, slopes_bk
@@ -213,7 +235,10 @@ class TfModel:
 
 
 def examples_at_once(spec: ModelSpec, longest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
-    """In ops: return how many of `most` examples, with lengths up to `longest`, an evaluation's pass takes: at least one."""
+    """Return how many of `most` examples an evaluation's pass takes, at least one, in ops.
+
+    `longest` is the maximum of their lengths.
+    """
     bytes_each = 4 * spec.logits_per_position * tf.maximum(longest, tf.constant(1, tf.int64))
     fit = tf.minimum(EVALUATION_LOGITS_BYTES // bytes_each, EVALUATION_BATCH)
     return tf.maximum(1, tf.minimum(most, tf.cast(fit, tf.int32)))
@@ -225,11 +250,11 @@ def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
-    """Return the number of parallel micro-batches of a sync worker's steps: one per compute thread, or 1.
+    """Return the number of parallel micro-batches of a sync worker's steps.
 
-    Threads then wait for each other once a step, not in every op: the small CNN makes 1.5 times as many steps of 16 examples, 1.2 times
-    as many of 256. Not for large models, batch statistics or shared dropout masks, nor async, as the chief does not know workers'
-    threads.
+    It is one per compute thread, or 1. Threads then wait for each other once a step, not in every op: the small CNN makes 1.5 times as many
+    steps of 16 examples, 1.2 times as many of 256. Not for large models, batch statistics or shared dropout masks, nor async, as the chief
+    does not know workers' threads.
     """
     convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
     suitable = (
@@ -245,7 +270,10 @@ def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> in
 
 
 def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> TfModel:
-    """Find the functions of a model. Raises UsageError without a forward function or the named loss."""
+    """Find the functions of a model.
+
+    Raises UsageError without a forward function or the named loss.
+    """
     functions = ModelFunctions.of(name, "tf", spec.objective, shape_of)
     layouts = functions.module.storage_layouts(spec) if hasattr(functions.module, "storage_layouts") else {}
     forward = watched(functions.module.forward, name)
@@ -253,7 +281,7 @@ def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> T
 
 
 def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
-    """Convert sparse gradients (of a gathered table), so that all are summed and applied alike, as on torch."""
+    """Convert sparse gradients (of a gathered table), which torch does not have."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
@@ -266,7 +294,10 @@ def summed(
     stop: tf.Tensor | int,
     micro_batches: int = 1,
 ) -> tf.Tensor:
-    """Return `TfModel.sums`, float64 [sums], of the examples start … stop − 1, in so many parallel micro-batches."""
+    """Return `TfModel.sums`, float64 [sums], of the examples start … stop − 1.
+
+    They are computed in so many parallel micro-batches.
+    """
     size = evaluation_batch(model.spec)
 
     def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

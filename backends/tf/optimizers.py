@@ -1,6 +1,6 @@
-"""The update rules, by torch's formulas, over one variable and its slots; gradient clipping and loss scaling.
+"""Update rules over one variable and its slots, gradient clipping and loss scaling.
 
-SGD: g ← g + d·w; b ← μ·b + g; w ← w − η·b (Nesterov: w − η·(g + μ·b))
+SGD: g ← g + d·w; b ← μ·b + g; w ← w − η·b (Nesterov: w − η·(g + μ·b)), as torch
 Adam: g ← g + d·w (AdamW: w ← w − η·d·w); m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²; w ← w − η/(1−β₁ᵗ)·m / (√v/√(1−β₂ᵗ) + ε)
 TensorFlow's op computes w − α·m/(√v + ε'): the same with α = η·√(1−β₂ᵗ)/(1−β₁ᵗ) and ε' = ε·√(1−β₂ᵗ), computed in float64 from the op's
 float32 values of β: 1 − 0.999 in float32 is off by 1.3e-5, and so would be the first update.
@@ -27,22 +27,34 @@ Slots = Mapping[str, tf.Variable]
 
 
 class Optimizer:
-    """An update rule with slots from zero; `host_scalars` come before the loop, `scalars` in it where `needs_count`."""
+    """Update rule with slots from zero.
+
+    `host_scalars` come before the loop, `scalars` in it where `needs_count`.
+    """
 
     slots: tuple[str, ...]
     needs_count = True  # whether the scalars depend on the number of the update
 
     def values(self, module: Any, rate: Any, update: Any) -> Sequence[Any]:
-        """Return the scalars, float64, of updates by learning rate and number (from 1), by the functions of numpy or TensorFlow."""
+        """Return the scalars, float64, of updates by learning rate and number (from 1).
+
+        `module` is numpy or TensorFlow.
+        """
         raise NotImplementedError
 
     def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
-        """Return the scalars of consecutive updates, float32 [count, scalars]; `first_update` counts from 1."""
+        """Return the scalars of consecutive updates, float32 [count, scalars].
+
+        `first_update` counts from 1.
+        """
         update = np.arange(first_update, first_update + len(learning_rates), dtype=np.float64)
         return np.stack(self.values(np, learning_rates, update), axis=1).astype(np.float32)
 
     def scalars(self, learning_rate: tf.Tensor, update: tf.Tensor | None) -> Scalars:
-        """Return those of one update, float32, in ops; `learning_rate` float32, `update` int64 from 1."""
+        """Return those of one update, float32, in ops.
+
+        `learning_rate` float32, `update` int64 from 1.
+        """
         if not self.needs_count:
             return (learning_rate,)
         values = self.values(tf, tf.cast(learning_rate, tf.float64), tf.cast(update, tf.float64))
@@ -101,7 +113,10 @@ class Adam(Optimizer):
         return rate * root / (1.0 - _float32(self.beta1) ** update), self.epsilon * root, rate * self.weight_decay
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
-        """Apply one update; see the formula on top. The op's own bias correction is off: both powers are 0."""
+        """Apply one update; see the formula on top.
+
+        The op's own bias correction is off: both powers are 0.
+        """
         step_size, epsilon, decay = scalars
         before: list[tf.Operation] = []
         if self.weight_decay and self.decoupled:
@@ -127,7 +142,10 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class Averaging(Optimizer):
-    """A rule with a moving average of its parameters (`core.update_rules`). Scalars: those of `rule`, then 1 − dₜ."""
+    """Rule with a moving average of its parameters (`core.update_rules`).
+
+    Scalars: those of `rule`, then 1 − dₜ.
+    """
 
     slots: tuple[str, ...]
     rule: Optimizer
@@ -155,7 +173,10 @@ def build_optimizer(job: Job) -> Optimizer:
 
 
 def clipped(gradients: Sequence[tf.Tensor], limit: float) -> list[tf.Tensor]:
-    """In ops: scale gradients down to a norm of about `limit` together: g · min(1, limit / (‖g‖ + 1e-6)), as clip_grad_norm_."""
+    """Scale gradients down to a norm of about `limit` together, in ops.
+
+    g · min(1, limit / (‖g‖ + 1e-6)), as clip_grad_norm_.
+    """
     factor = tf.minimum(1.0, limit / (tf.linalg.global_norm(gradients) + 1e-6))
     return [gradient * factor for gradient in gradients]
 
@@ -168,7 +189,10 @@ Compute = Callable[..., Sequence[tf.Tensor]]  # (begin, end, number int32, sums 
 
 
 def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the sums of `compute`, with the shapes of `zeros`, over the micro-batches ⌊size·j / k⌋ with k = min(most, size) ≥ 1."""
+    """Return the sums of `compute` over micro-batches, with the shapes of `zeros`.
+
+    Their borders are ⌊size·j / k⌋ with k = min(most, size) ≥ 1.
+    """
     count = tf.minimum(most, tf.maximum(size, 1))
 
     def border(number: tf.Tensor) -> tf.Tensor:
@@ -199,7 +223,7 @@ def precision_used(precision: str, device: str) -> str:
 
 
 def watched(forward: Callable[..., tf.Tensor], model: str) -> Callable[..., tf.Tensor]:
-    """Return a forward function whose tracing raises UsageError if it computes nothing in the low format."""
+    """Return a forward function whose tracing raises UsageError without the low format."""
 
     def watching(parameters: Any, x: Any, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
         if context.compute is None or tf.executing_eagerly():
@@ -257,7 +281,10 @@ class LossScale:
         refuse_exhausted(float(self.scale.numpy()))
 
     def guarded(self, gradients: Sequence[tf.Tensor], apply: Callable[[Sequence[tf.Tensor]], object]) -> None:
-        """In ops: `apply` the divided gradients if all are finite, and adapt the scale; ranks with summed gradients agree."""
+        """Apply the divided gradients if all are finite, and adapt the scale, in ops.
+
+        Ranks with summed gradients agree.
+        """
         divided, finite = unscaled(gradients, self.scale)
 
         def take() -> tf.Tensor:

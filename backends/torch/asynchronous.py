@@ -1,4 +1,7 @@
-"""A worker's computation with torch. On the CPU parameters and gradients lie in the network's buffers."""
+"""Computation of an async worker with torch.
+
+On the CPU parameters and gradients lie in the network's buffers.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,10 @@ class FlatRule(Wrapping):
 
 
 class ChiefTranslating:
-    """A copy of the model on the chief, made on first use; a `Translate` of `backends.parameter_server`."""
+    """Translator on the chief, with a copy of the model made on first use.
+
+    It is a `Translate` of `backends.parameter_server`.
+    """
 
     def __init__(self, job: Job, spec: ModelSpec, data: Dataset) -> None:
         self._job = job if job.precision != "fp16" else job.model_copy(update={"precision": "fp32"})  # fp16 takes a GPU

@@ -1,4 +1,4 @@
-"""Repetition of a step's components after training, on a sync rank and an async worker, and traces of steps."""
+"""Repetition of a step's components after training, and traces of steps."""
 
 from __future__ import annotations
 
@@ -36,10 +36,13 @@ def make_calibrator(data: ResidentSplit, batches: Batches, compute: Compute, exc
 
 
 class DdpExchange:
-    """The exchange of a sync step: DDP's own buckets with the gradients, averaged over `world` ranks."""
+    """Exchange of a sync step: DDP's buckets with the gradients, averaged over `world` ranks."""
 
     def __init__(self, gradients: Sequence[torch.Tensor], world: int) -> None:
-        """Find the buckets: with ``gradient_as_bucket_view`` each gradient is a view of one, so that no memory is needed."""
+        """Find the buckets.
+
+        With ``gradient_as_bucket_view`` each gradient is a view of one, so that no memory is needed.
+        """
         storages = {gradient.untyped_storage().data_ptr(): gradient for gradient in gradients}
         self._buckets = [torch.empty(0, device=view.device).set_(view.untyped_storage()) for view in storages.values()]
         self._small = [torch.zeros(min(len(bucket), SMALL_ELEMENTS * world), device=bucket.device) for bucket in self._buckets]

@@ -1,4 +1,7 @@
-"""The other ranks: none, or a process group, formed on the first rank's port; `direct.py` has the direct exchange."""
+"""Collectives of a single rank or of a process group, formed on the first rank's port.
+
+`direct.py` has the direct exchange.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from ..base import interface_of, set_nccl_interface
 
 
 class Collectives:
-    """All ranks of a job, as one of them sees them; called alike on all. This class is a single rank, which does nothing."""
+    """Collectives of all ranks of a job, called in the same order on all.
+
+    This class is a single rank, which does nothing.
+    """
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace a contiguous tensor by its sum over all ranks."""
@@ -27,14 +33,20 @@ class Collectives:
         """Wait for all ranks."""
 
     def leave(self, *, healthy: bool) -> None:
-        """Wait for all, so that none ends while another needs it, and disconnect; do not wait after a failure."""
+        """Wait for all, so that none ends while another needs it, and disconnect.
+
+        Do not wait after a failure.
+        """
 
 
 class NativeCollectives(Collectives):
-    """The ranks of torch's default process group."""
+    """Collectives of torch's default process group."""
 
     def __init__(self, task: Task, job: Job, device: torch.device) -> None:
-        """Form the group: gloo, or nccl if each rank has a GPU. Raises OSError with EADDRINUSE, or DistError for missing ranks."""
+        """Form the group: gloo, or nccl if each rank has a GPU.
+
+        Raises OSError with EADDRINUSE, or DistError for missing ranks.
+        """
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(task.address)
         store = _store(task, job)
         collectives = _choose_backend(store, task, device)
@@ -67,7 +79,10 @@ class NativeCollectives(Collectives):
 
 
 def _store(task: Task, job: Job) -> dist.TCPStore:
-    """Return the key-value store by which ranks find each other, served by the first rank on its own address only."""
+    """Return the key-value store by which ranks find each other.
+
+    The first rank serves it, on its address only.
+    """
     host, port = task.cluster.endpoint(task.cluster.of_role("worker")[0])
     waits = timedelta(seconds=job.start_timeout)
     if task.rank:
@@ -79,7 +94,10 @@ def _store(task: Task, job: Job) -> dist.TCPStore:
 
 
 def _choose_backend(store: dist.TCPStore, task: Task, device: torch.device) -> str:
-    """Return ``nccl`` if no two ranks share a GPU (nccl refuses that), else ``gloo``; the same on every rank."""
+    """Return ``nccl`` if no two ranks share a GPU (nccl refuses that), else ``gloo``.
+
+    The same on every rank.
+    """
     mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     store.set(f"device/{task.rank}", mine)
     devices = [store.get(f"device/{rank}").decode() for rank in range(task.cluster.workers)]

@@ -40,7 +40,10 @@ def find_missing_part() -> str | None:
 
 
 def configure_compiler() -> None:
-    """Import the compiler, with temporary files of this task and no processes apart from those that compile."""
+    """Import the compiler, with temporary files of this task.
+
+    It starts no processes apart from those that compile.
+    """
     os.environ.setdefault(CACHE_VARIABLE, os.path.join(os.environ.get("TMPDIR") or tempfile.gettempdir(), "torchinductor"))
     import torch._dynamo
     import torch._inductor.config
@@ -51,7 +54,7 @@ def configure_compiler() -> None:
 
 
 def kill_children(thread: threading.Thread) -> None:
-    """Kill a thread's child processes until it has ended; returns at once."""
+    """Kill a thread's child processes until it has ended, in the background."""
 
     def end() -> None:
         while thread.is_alive():
@@ -108,7 +111,10 @@ class CompiledLoss:
     def __call__(
         self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: torch.Tensor, context: Context, *, apart: bool = False
     ) -> torch.Tensor:
-        """Return the sum of losses, and new buffers in `context`; `apart` changes nothing of training, not even generators."""
+        """Return the sum of losses, and new buffers in `context`.
+
+        `apart` changes nothing of training, not even generators.
+        """
         masks = {layer: self._factors(context, like, rate, layer, apart=apart) for like, rate, layer in self._drawn(named, x, y, context)}
         loss, updated = self._function(dict(named), dict(context.buffers), x, y, masks, context.compute, context.settings)
         if not apart:
@@ -161,7 +167,10 @@ class CompiledLoss:
 
 
 def choose(job: Job, model: Model, data: ResidentSplit, first: Batches, step: Callable[[], float], tasks: int, *, timing: bool) -> None:
-    """Compile training losses if required, or if faster on all `tasks` with `timing`. Raises UsageError if impossible."""
+    """Compile training losses if required, or if faster on all `tasks` with `timing`.
+
+    Raises UsageError if impossible.
+    """
     if job.compile == "off" or (job.compile == "auto" and not timing):
         return
     problem = find_missing_part()
@@ -215,7 +224,10 @@ def _loss(job: Job, model: Model, first: Batches) -> CompiledLoss:
 
 
 def _copied(data: ResidentSplit, first: Batches, accumulate: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return copies of a micro-batch of each size in a batch; the next batch overwrites the split's own memory."""
+    """Return copies of a micro-batch of each size in a batch.
+
+    The next batch overwrites the split's own memory.
+    """
     ((x, y),) = next(iter(data.blocks(first)))
     parts, _ = first.in_micro_batches(accumulate)
     sizes = {int(size) for size in np.diff(parts.offsets)} - {0}

@@ -1,4 +1,7 @@
-"""The dataset as tensors on the device, batch by batch; models/base.py describes what a model gets (`ColumnTensors`)."""
+"""Dataset as tensors on the device, batch by batch.
+
+models/base.py describes what a model gets (`ColumnTensors`).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ CHUNK_ELEMENTS = 2**18  # a second-level cache holds their float64 values: 64 ×
 
 
 class Normaliser:
-    """Computes (pixel / 255 − mean) / std in float64, rounded to float32: as a line if that gives the same bits."""
+    """Computation of (pixel / 255 − mean) / std in float64, rounded to float32.
+
+    A line replaces it if that gives the same bits.
+    """
 
     def __init__(self, info: DataInfo, device: torch.device, *, channels_last: bool) -> None:
         self._shape = info.input_shape
@@ -41,7 +47,10 @@ class Normaliser:
         return torch.from_numpy(np.ascontiguousarray(tiled)).to(self._device)
 
     def empty(self, count: int) -> torch.Tensor:
-        """Return memory for `count` normalised images: [n, h, w · c] channels last, else [n, c, h · w]."""
+        """Return memory for `count` normalised images.
+
+        Its shape is [n, h, w · c] channels last, else [n, c, h · w].
+        """
         channels, height, width = self._shape
         rows = (height, width * channels) if self._channels_last else (channels, height * width)
         return torch.empty(count, *rows, device=self._device)
@@ -105,7 +114,10 @@ class ResidentColumn(Protocol):
         """Return the examples start … stop − 1 as stored, valid until the next call."""
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        """Return the examples at `chosen`, int64, in batches of the given sizes, with `changes` of images."""
+        """Return the examples at `chosen`, int64, in batches of the given sizes.
+
+        `changes` are made on images.
+        """
 
 
 class _Images:
@@ -125,7 +137,10 @@ class _Images:
         self._room = self._normaliser.empty(0)
 
     def _normalise(self, images_bchw: torch.Tensor) -> torch.Tensor:
-        """Normalise into memory that the next call overwrites: fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch."""
+        """Normalise into memory that the next call overwrites.
+
+        Fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch.
+        """
         if len(self._room) < len(images_bchw):
             self._room = self._normaliser.empty(len(images_bchw))
         rows = self._room[: len(images_bchw)]
@@ -219,7 +234,10 @@ class ResidentSplit:
         return any(isinstance(held, _Images) and held.normalised for held in self._inputs.values())
 
     def longest(self, start: int, stop: int) -> int:
-        """Return the longest length of the examples start … stop − 1 in any varying column; 0 without one."""
+        """Return the longest length of the examples start … stop − 1 in any varying column.
+
+        It is 0 without one.
+        """
         columns = [held for held in (*self._inputs.values(), self._target) if isinstance(held, _Sequences)]
         return max((held.longest(start, stop) for held in columns), default=0)
 
@@ -229,7 +247,10 @@ class ResidentSplit:
         return only_or_named(inputs), self._target.span(start, stop)
 
     def blocks(self, batches: Batches) -> Iterator[list[Batch]]:
-        """Yield the batches, several together, in a list valid until the next one; `wait_seconds` grows by the host's time."""
+        """Yield the batches, several together, in a list valid until the next one.
+
+        `wait_seconds` grows by the host's time.
+        """
         start, stop = batches.offsets[0], batches.offsets[-1]
         indices = torch.from_numpy(batches.indices[start:stop].astype(np.int64)).to(self._device)
         changes = None if batches.changes is None else batches.changes[start:stop]
@@ -259,7 +280,10 @@ def _numbers(values: NDArray[Any]) -> torch.Tensor:
 
 
 def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> dict[Split, ResidentSplit]:
-    """Load both splits; channels last for convolutions, as AlexNet's step on two cores takes 750 ms, not 1050 (224 × 224)."""
+    """Load both splits; channels last for convolutions.
+
+    AlexNet's step on two cores then takes 750 ms, not 1050 (224 × 224).
+    """
     channels_last = any(len(parameter.shape) == 4 for parameter in model.parameters)
     changing = job.augment != "none"
 
@@ -275,7 +299,10 @@ def part_of(tensors: ColumnTensors, begin: int, end: int) -> ColumnTensors:
 
 
 def share(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor on the array's memory: a read-only map stays shared by the node's tasks, and is never written."""
+    """Return a tensor on the array's memory, which is never written.
+
+    A read-only map stays shared by the node's tasks.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         return torch.from_numpy(np.ascontiguousarray(array))

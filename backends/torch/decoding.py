@@ -1,4 +1,7 @@
-"""Decoding with a model on torch. Shapes: padded_bs, source_bs, pieces_bt [batch, time]; logits_nv [rows, pieces]."""
+"""Decoding with a model on torch.
+
+Shapes: padded_bs, source_bs, pieces_bt [batch, time]; logits_nv [rows, pieces].
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ Logits = Callable[[torch.Tensor], torch.Tensor]  # pieces_bt -> logits_btv, whic
 
 
 def greedy(logits: Logits, source_bs: torch.Tensor, lengths_b: torch.Tensor, extra: int) -> torch.Tensor:
-    """Return translations, int64 pieces_bt, `extra` longer than the source: each padded after END, or cut off at its maximum."""
+    """Return translations, int64 pieces_bt, `extra` longer than the source.
+
+    Each is padded after END, or cut off at its maximum.
+    """
     batch, time = source_bs.shape
     total = time + extra
 

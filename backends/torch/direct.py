@@ -1,4 +1,7 @@
-"""The direct exchange: ranks without a process group; large models send gradients during the backward pass."""
+"""Collectives and gradients of the direct exchange, without a process group.
+
+Large models send gradients during the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from .optimizers import LossScale
 
 
 class TcpCollectives(Collectives):
-    """The ranks of a mesh."""
+    """Collectives of a mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -47,7 +50,10 @@ class TcpCollectives(Collectives):
 
 
 class TcpGradients(LocalGradients):
-    """Sums over all ranks; gradients are copied into flat buckets in reverse order, which are summed during the pass."""
+    """Sums of gradients over all ranks, by flat buckets.
+
+    Buckets are filled in reverse order, and summed during the backward pass.
+    """
 
     def __init__(self, model: Model, loss_scale: LossScale | None, ranks: TcpCollectives) -> None:
         super().__init__(model, loss_scale, slices=True)
@@ -166,7 +172,10 @@ def open_trial(
 
 
 class CollectivesSetup(NamedTuple):
-    """The ranks, the source of gradients, what makes a step's exchange (None for a single process), and DDP if used."""
+    """Collectives, source of gradients, maker of a step's exchange, and DDP if used.
+
+    `exchange` is None for a single process.
+    """
 
     ranks: Collectives
     source: LocalGradients
@@ -175,7 +184,10 @@ class CollectivesSetup(NamedTuple):
 
 
 def init_collectives(task: Task, job: Job, model: Model, loss_scale: LossScale | None, device: torch.device) -> CollectivesSetup:
-    """Join the job's ranks. DDP is not promised a static graph, which gains nothing (0.9 to 1.1 times the steps per second)."""
+    """Connect the job's ranks.
+
+    DDP is not promised a static graph, which gains nothing (0.9 to 1.1 times the steps per second).
+    """
     if not job.wrapped:
         return CollectivesSetup(Collectives(), LocalGradients(model, loss_scale, slices=False), None, None)
     if job.exchange == "direct":

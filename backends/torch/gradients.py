@@ -1,4 +1,7 @@
-"""The sources of an update's gradients; `scale` is a source's `factor` / (weight of the global batch)."""
+"""Sources of an update's gradients.
+
+`scale` is a source's `factor` / (weight of the global batch).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ LossAndGradients = tuple[torch.Tensor, Sequence[torch.Tensor]]  # loss, gradient
 
 
 class LocalGradients:
-    """Gradients of a single process, or with `slices` of one rank's slice, which may be empty; a subclass sums over all ranks."""
+    """Gradients of a single process, or with `slices` of one rank's slice, which may be empty.
+
+    A subclass sums over all ranks.
+    """
 
     factor = 1.0  # or the number of ranks for a mean over them
 
@@ -36,7 +42,10 @@ class LocalGradients:
         return loss.detach(), gradients
 
     def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> LossAndGradients:
-        """Compute `count` micro-batches in turn, with one's gradients and their sum in memory; ranks exchange once."""
+        """Compute `count` micro-batches in turn, with one's gradients and their sum in memory.
+
+        Ranks exchange once.
+        """
         total: list[torch.Tensor] = []
         losses = []
         for x, y, context in micro_batches:
@@ -106,7 +115,10 @@ COMPILER = "torch._dynamo"
 
 
 class _Deferred(ModuleType):
-    """Stands for a compiler's module: has the given attributes, and imports the real one for any other."""
+    """Substitute for a compiler's module.
+
+    It has the given attributes, and imports the real module for any other.
+    """
 
     def __init__(self, name: str, **attributes: Any) -> None:
         super().__init__(name)
@@ -130,7 +142,10 @@ def data_parallel(module: torch.nn.Module, device_ids: list[torch.device] | None
 
 @contextmanager
 def compiler_deferred() -> Iterator[None]:
-    """Within the block, DDP is made and first called without importing the compiler, unless it is imported already."""
+    """Make and first call DDP within the block without importing the compiler.
+
+    A compiler that is imported already stays.
+    """
     if COMPILER in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""A model's parameters and buffers as tensors, its forward function, and its loss."""
+"""Parameters and buffers of a model as tensors, its forward function, and its loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ TENSORS = TensorFunctions(
 
 
 class Dropout:
-    """Dropout by a generator seeded with (seed, step, rank, layer) or the shared masks; without state between steps."""
+    """Dropout by a generator seeded with (seed, step, rank, layer) or the shared masks.
+
+    It has no state between steps.
+    """
 
     def __init__(self, job: Job, rank: int) -> None:
         self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
@@ -64,7 +67,10 @@ class Dropout:
 
 
 def _half_words(seed: int, shape: torch.Size, rate: float) -> torch.Tensor:
-    """Return the boolean mask: a half word of SFC64 per element, exact to 1 in 2¹⁷; an eighth of torch's time."""
+    """Return the boolean mask from a half word of SFC64 per element, exact to 1 in 2¹⁷.
+
+    That takes an eighth of torch's time.
+    """
     size = math.prod(shape)
     drawn = np.random.SFC64(seed).random_raw(-(-size // 4)).view(np.uint16)[:size]
     return torch.from_numpy(drawn >= np.uint16(round(rate * 2**16))).view(shape)
@@ -85,7 +91,10 @@ class ForwardContexts:
         return replace(self._training, updated={})
 
     def training(self, step: int, batches: Batches, position: int, micro_batch: int = 0) -> Context:
-        """Return the context of update `step` on a batch, and of its `micro_batch`: the same object, with nothing updated."""
+        """Return the context of update `step` on a batch, and of its `micro_batch`.
+
+        It is always the same object, with nothing updated.
+        """
         if self._dropout is not None:
             self._dropout.set_step(step, batches.batch(position), micro_batch)
         if self.buffers:
@@ -109,7 +118,10 @@ class CompiledLoss(Protocol):
 
 
 class Model:
-    """Trainable tensors by canonical name (`values`: without gradients), buffers, and computations on them."""
+    """Trainable tensors by canonical name, buffers, and computations on them.
+
+    `values` are the tensors without gradients.
+    """
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int, leaves: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
         self.spec = spec
@@ -156,7 +168,10 @@ class Model:
         return logits_bk.float()
 
     def stepper(self) -> TorchStepper:
-        """Return what decodes with the current parameters. Raises RuntimeError for a model that does not translate."""
+        """Return a stepper with the current parameters.
+
+        Raises RuntimeError for a model that does not translate.
+        """
         quality, functions = self.spec.objective.translation, self._decoding
         if quality is None or functions is None:
             raise RuntimeError(f"{self.spec.name!r} does not translate")
@@ -168,7 +183,10 @@ class Model:
         return TorchStepper(functions.called(call), quality.source, self.spec.logits_per_position, self._device)
 
     def compute_loss(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
-        """Return the sum of losses with these parameters: this is compiled, and touches only its arguments."""
+        """Return the sum of losses with these parameters.
+
+        This is compiled, and touches only its arguments.
+        """
         if self._low is None:
             outputs = self._unwatched(named, x, context)
         else:
@@ -194,7 +212,10 @@ class Model:
         return self._own_losses(self.forward(x, context), y, context).sum()
 
     def gradients(self, loss: torch.Tensor) -> list[torch.Tensor]:
-        """Return the gradients by `leaves`, in separate memory if updates write to them: to check that takes 3 µs of 115."""
+        """Return the gradients by `leaves`, in separate memory if updates write to them.
+
+        The check takes 3 µs of 115.
+        """
         gradients = torch.autograd.grad(loss, self.leaves)
         return apart(gradients) if self._overwritten else list(gradients)
 
@@ -239,7 +260,10 @@ class Model:
 
 
 def apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return gradients in separate memory: autograd may return one tensor or overlapping views for several."""
+    """Return gradients in separate memory.
+
+    Autograd may return one tensor or overlapping views for several.
+    """
     separate, seen = [], set()
     for gradient in gradients:
         memory = gradient.untyped_storage().data_ptr()
@@ -260,7 +284,10 @@ def cut_into_micro_batches(model: Model, x: ColumnTensors, y: ColumnTensors, bat
 def updates_in_micro_batches(
     model: Model, data: ResidentSplit, batches: Batches, most: int, first_step: int
 ) -> Iterator[tuple[Iterator[MicroBatch], int]]:
-    """Yield each batch's micro-batches, to be taken before the next batch's, and their number; batch i is update `first_step` + i."""
+    """Yield each batch's micro-batches, to be taken before the next batch's, and their number.
+
+    Batch i is update `first_step` + i.
+    """
     cut, counts = batches.in_micro_batches(most)
     examples = enumerate(batch for block in data.blocks(cut) for batch in block)
 

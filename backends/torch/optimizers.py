@@ -1,4 +1,4 @@
-"""The update rules, by torch's formulas, gradient clipping and loss scaling.
+"""Update rules by torch's formulas, gradient clipping and loss scaling.
 
 They make 14,800 updates/s of logistic regression, torch.optim.SGD 11,000.
 """
@@ -23,7 +23,10 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Rule(Protocol):
-    """An update rule bound to contiguous parameters; `updates` counts, `slots` are its tensors by slot name."""
+    """Update rule bound to contiguous parameters.
+
+    `updates` counts, `slots` are its tensors by slot name.
+    """
 
     updates: int
     slots: Mapping[str, list[torch.Tensor]]
@@ -33,7 +36,7 @@ class Rule(Protocol):
 
 
 def make_rule(job: Job, parameters: Tensors) -> Rule:
-    """Return the job's rule for these detached parameters, with slots as before the first update."""
+    """Return the job's rule for these detached parameters, with slots before the first update."""
     slots = {name: [torch.zeros_like(parameter) for parameter in parameters] for name in slot_names(job)}
     rule: Rule = Sgd(job, parameters, slots) if job.optimizer == "sgd" else Adam(job, parameters, slots)
     if not job.ema_decay:
@@ -52,13 +55,19 @@ def reset_slots(slots: Mapping[str, list[torch.Tensor]], parameters: Tensors) ->
 
 
 def overwrites_gradients(job: Job) -> bool:
-    """Return whether a job's updates write to gradients: to sum, unscale or clip them, or to add Adam's decay."""
+    """Return whether a job's updates write to gradients.
+
+    They do to sum, unscale or clip them, or to add Adam's decay.
+    """
     decays = job.optimizer == "adam" and bool(job.weight_decay)
     return job.accumulate > 1 or job.precision == "fp16" or bool(job.clip_norm) or decays
 
 
 def clipped(gradients: Tensors, limit: float) -> list[torch.Tensor]:
-    """Scale gradients, in place if contiguous, to a norm of about `limit`: g · min(1, limit / (‖g‖ + 1e-6)), as torch."""
+    """Scale gradients, in place if contiguous, to a norm of about `limit`.
+
+    g · min(1, limit / (‖g‖ + 1e-6)), as torch.
+    """
     contiguous = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(contiguous)))
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
@@ -68,8 +77,9 @@ def clipped(gradients: Tensors, limit: float) -> list[torch.Tensor]:
 
 
 class Sgd:
-    """Gradient descent with torch's fused kernel: an AlexNet step with momentum takes 797 ms, 809 with separate operations.
+    """Gradient descent with torch's fused kernel.
 
+    An AlexNet step with momentum takes 797 ms, 809 with separate operations.
     g += weight_decay·w; b = μ·b + g, from 0; w −= lr·g, lr·b with momentum, or lr·(g + μ·b) by Nesterov. Gradients are not changed.
     """
 
@@ -81,7 +91,10 @@ class Sgd:
         self._decay, self._momentum, self._nesterov = job.weight_decay, job.momentum, job.nesterov
 
     def step(self, gradients: Tensors, lr: float) -> None:
-        """Apply one update. The kernel ignores strides, and channels-last images give channels-last gradients of convolutions."""
+        """Apply one update.
+
+        The kernel ignores strides, and channels-last images give channels-last gradients of convolutions.
+        """
         torch._fused_sgd_(
             self._parameters,
             [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients],
@@ -98,9 +111,10 @@ class Sgd:
 
 
 class Adam:
-    """Adam (Kingma and Ba, algorithm 1, with ε outside the corrected root as in torch) and AdamW (Loshchilov and Hutter).
+    """Adam (Kingma and Ba, algorithm 1) and AdamW (Loshchilov and Hutter).
 
-    m += (1−β1)·(g−m); v = β2·v + (1−β2)·g²; w −= lr/(1−β1ᵗ)·m / (√v/√(1−β2ᵗ) + ε). Decay: g += λ·w, or AdamW w −= lr·λ·w first.
+    ε is outside the corrected root as in torch: m += (1−β1)·(g−m); v = β2·v + (1−β2)·g²; w −= lr/(1−β1ᵗ)·m / (√v/√(1−β2ᵗ) + ε). Decay:
+    g += λ·w, or AdamW w −= lr·λ·w first.
     """
 
     def __init__(self, job: Job, parameters: Tensors, slots: Mapping[str, list[torch.Tensor]]) -> None:
@@ -172,7 +186,7 @@ def precision_used(precision: str, device: torch.device) -> str:
 
 
 def watched(forward: Callable[..., torch.Tensor], precision: str, low: torch.dtype, model: str) -> Callable[..., torch.Tensor]:
-    """Return a forward function whose first pass raises UsageError if it computes nothing in `low`."""
+    """Return a forward function whose first pass raises UsageError without operations in `low`."""
     proven = False
 
     def watching(*arguments: Any) -> torch.Tensor:
@@ -216,7 +230,10 @@ class LossScale(vectors.LossScale):
     """Dynamic loss scaling."""
 
     def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Divide the gradients in place and adapt the scale; return whether all are finite. Raises RunFailedError at its end."""
+        """Divide the gradients in place and adapt the scale; return whether all are finite.
+
+        Raises RunFailedError at its end.
+        """
         finite = unscaled(gradients, self.scale)
         self.scale, self.clean_steps = next_scale(self.scale, self.clean_steps, finite)
         refuse_exhausted(self.scale)

@@ -27,7 +27,10 @@ def availability(name: str, install: str) -> Availability:
 
 
 def prepare(task: Task, job: Job) -> torch.device:
-    """Set up the process for its task and return its device. Raises UsageError if a required GPU is missing."""
+    """Configure the process for its task and return its device.
+
+    Raises UsageError if a required GPU is missing.
+    """
     torch.set_num_threads(task.threads)
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
@@ -39,7 +42,10 @@ def prepare(task: Task, job: Job) -> torch.device:
 
 
 def tune_malloc_for_steps() -> None:
-    """Keep what a step frees: allocating it again is a third of the CNN's time at batch 256, a fifth of AlexNet's."""
+    """Retain the memory that a step frees.
+
+    Allocating it again is a third of the CNN's time at batch 256, a fifth of AlexNet's.
+    """
     tune_malloc(2**31 - 1, 2**30, one_arena=True)
 
 

@@ -1,7 +1,7 @@
-"""Synchronous training: each rank takes its slice of the global batch, and all make one update together.
+"""Synchronous training: all ranks make one update together.
 
-DistributedDataParallel averages over ranks, so each scales its losses by world size / global batch size, exact for uneven slices too.
-Buffers are averaged over ranks before they are evaluated or saved.
+Each takes its slice of the global batch. DistributedDataParallel averages over ranks, so each scales its losses by world size / global
+batch size, exact for uneven slices too. Buffers are averaged over ranks before they are evaluated or saved.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ class SyncSession(RankSession[StateMemory]):
         )
 
     def _warm_up(self) -> None:
-        """Run two steps without effect: first kernels, and DDP's rebuild of buckets, which changes the order of summation."""
+        """Run two steps without effect.
+
+        They run first kernels, and DDP's rebuild of buckets, which changes the order of summation.
+        """
         count = self._sampler.examples_at_once(self._job.micro_batch)
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):

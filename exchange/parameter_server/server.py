@@ -1,4 +1,7 @@
-"""Parameter servers: their listener, and leases, by which only a worker's newest connection (generation) may push."""
+"""Parameter servers: their listener, and leases of connections.
+
+Only a worker's newest connection (generation) may push.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Hel
 
 
 class Lease:
-    """A connection's right to push. Held while a push is applied, so that none is in progress when `end` returns."""
+    """Right of a connection to push.
+
+    It is held while a push is applied, so that none is in progress when `end` returns.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +56,10 @@ class Leases:
         self._ended: dict[int, int] = {}
 
     def begin(self, worker: int, generation: int) -> Lease:
-        """Return the lease of a worker's new connection, and end earlier ones. Raises ConnectionError if it is not the newest."""
+        """Return the lease of a worker's new connection, and end earlier ones.
+
+        Raises ConnectionError if it is not the newest.
+        """
         with self._lock:
             newest, before = self._current.get(worker, (0, None))
             if generation <= max(newest, self._ended.get(worker, 0)):
@@ -75,7 +84,10 @@ WARM_ELEMENTS = 2**16  # runs the kernels of large shards, on all threads
 
 
 def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of each shard in the vector of parameters and buffers: equal shares, cut across variables."""
+    """Return (start, stop) of each shard in the vector of parameters and buffers.
+
+    Shards are equal shares, cut across variables.
+    """
     return split_evenly(model.size + model.buffers_size, shards)
 
 
@@ -106,10 +118,16 @@ def pushed_step(frame: Frame) -> int | None:
 
 
 class Listener:
-    """Admits peers until closed; `serve` runs in a thread for each, with its time of arrival, and the end disconnects."""
+    """Listener that admits peers until closed.
+
+    `serve` runs in a thread for each, with its time of arrival, and the end disconnects.
+    """
 
     def __init__(self, task: Task, elements: int, serve: Callable[[Connection, Hello, float], None]) -> None:
-        """Listen on the task's own address. Raises OSError with errno EADDRINUSE if the port was taken."""
+        """Listen on the task's address.
+
+        Raises OSError with errno EADDRINUSE if the port was taken.
+        """
         self._secret, self._elements, self._serve = task.cluster.secret, elements, serve
         self._changed = threading.Condition()
         self._links: set[Connection] = set()
@@ -149,7 +167,10 @@ class Listener:
 
 
 class ShardServer:
-    """A parameter server beyond the first: workers push to its shard, the chief reads and replaces its state."""
+    """Parameter server beyond the first.
+
+    Workers push to its shard, the chief reads and replaces its state.
+    """
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, make_rule: MakeRule) -> None:
         self._shard = initial_shard(job, model, task.placed.index, make_rule)
@@ -221,7 +242,10 @@ class ShardServer:
         return int(self._shard.has_applied(step))
 
     def serve(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set or the chief ends it. Raises RunFailedError if the chief is lost."""
+        """Serve until `stop` is set or the chief ends it.
+
+        Raises RunFailedError if the chief is lost.
+        """
         while not self._ended.wait(0.1) and not stop.is_set():
             pass
         self._listener.close(1.0 if self._failure is None else 0.0)

@@ -1,4 +1,7 @@
-"""Async: the components of a step, as a worker repeats them on the chief's order; see `Session.calibrate`."""
+"""Components of a step, as an async worker repeats them on the chief's order.
+
+See `Session.calibrate`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ PUSHED = 1e-3  # with zeros slots would decay to numbers that are slow to comput
 
 
 class WorkerComponents:
-    """A worker's components (`local_dataset` iterator, ticket with batches, limits) → float64 [3]: its index, and `repeated`."""
+    """Functions of a worker's components.
+
+    Each maps a `local_dataset` iterator, a ticket with batches, and limits to float64 [3]: worker's index, and `repeated`.
+    """
 
     def __init__(self, job: Job, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout) -> None:
         self._accumulate, self._gradients = job.accumulate, WorkerGradients(model, passes, job.accumulate)
@@ -80,7 +86,7 @@ class WorkerComponents:
             number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
             weight = 1.0 / work.weights[0]
             if self._accumulate == 1:
-                (read,) = data.micro_batches(*batch, count=1)
+                (read,) = data.micro_batches(*batch, 1)
                 loss_sum, gradients, decrements = self._gradients.batch(read, indices, values, weight, number)
             else:
 

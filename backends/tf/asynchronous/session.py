@@ -1,4 +1,7 @@
-"""Asynchronous training by ParameterServerStrategy, whose coordinator reruns a lost worker's ticket from its beginning."""
+"""Asynchronous training by ParameterServerStrategy.
+
+Its coordinator repeats a lost worker's ticket from its beginning.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +156,10 @@ class AsyncSession:
             self.state()
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
-        """Hand out the plan until its last ticket is queued; yield finished tickets of this and earlier plans."""
+        """Hand out the plan until its last ticket is queued.
+
+        Yield finished tickets of this and earlier plans.
+        """
         self._tracer.begin()
         tickets = TICKETS_PER_WORKER * self._job.workers
         for begin, count in cut(plan, min(self._job.steps_per_call or STEPS_PER_TICKET, SPAN), tickets):
@@ -190,7 +196,10 @@ class AsyncSession:
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._updates_applied())
 
     def translating(self) -> Translating:
-        """Return what translates with a copy of the parameters on the chief's CPU: workers run graphs only, and a search is none."""
+        """Return a translator with a copy of the parameters on the chief's CPU.
+
+        Workers run only graphs, and a search is none.
+        """
         state = self.state().to_evaluate()
         for name, value in {**state.parameters, **state.buffers}.items():
             held = self._model.layouts[name].to_storage(value) if name in self._model.layouts else value
@@ -228,7 +237,10 @@ class AsyncSession:
         return memory.state(self._updates_applied(), None if self._loss_scale is None else self._loss_scale.scalars)
 
     def load(self, state: State | None) -> None:
-        """Replace the state on the parameter servers. Raises ValueError if it does not fit the model or optimiser."""
+        """Replace the state on the parameter servers.
+
+        Raises ValueError if it does not fit the model or optimiser.
+        """
         if state is None:
             raise RuntimeError("the chief is the only leading task, so it has to be given the state")
         self._require_quiescence("load")
@@ -241,7 +253,10 @@ class AsyncSession:
             self._loss_scale.restore(state.scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a component at a learning rate of 0. Raises RunFailedError if one never gets the order."""
+        """Have every worker repeat a component at a learning rate of 0.
+
+        Raises RunFailedError if one never gets the order.
+        """
         self._require_quiescence("calibrate")
         if order.component not in self._component_functions:
             self._component_functions[order.component] = self._component_function(order.component, self._model)
@@ -259,13 +274,19 @@ class AsyncSession:
         return self._traced(components.function(component), tf.TensorSpec([None], tf.int32), LIMITS)
 
     def _on_each_worker(self, function: tf.types.experimental.ConcreteFunction, order: CalibrationOrder) -> list[tuple[float, ...]]:
-        """Give an order to as many workers as there are, or to some of them repeatedly; return the answers."""
+        """Give an order to as many workers as there are, or to some of them repeatedly.
+
+        Return the answers.
+        """
         batches = calibration_batches(self._sampler)
         arguments = tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(order_limits(order))
         return [tuple(answer.tolist()) for answer in self._results_of(function, [arguments] * self._job.workers)]
 
     def _results_of(self, function: tf.types.experimental.ConcreteFunction, calls: Sequence[tuple[tf.Tensor, ...]]) -> Iterator[Array]:
-        """Have workers call a function of their dataset and further arguments; yield results as they are ready."""
+        """Have workers call a function of their dataset and further arguments.
+
+        Yield results as they are ready.
+        """
         results: ResultQueue[None] = ResultQueue(self._job.workers)
         for arguments in calls:
             results.put(None, self._coordinator.schedule(function, args=(self._datasets, *arguments)))
@@ -273,7 +294,10 @@ class AsyncSession:
             yield results.next()[1]
 
     def close(self) -> None:
-        """Do nothing: servers end with their processes, and TensorFlow's coordinator would wait forever for a dead worker."""
+        """Do nothing: servers end with their processes.
+
+        TensorFlow's coordinator would wait forever for a dead worker.
+        """
 
     def _evaluation(self, split: Split) -> tf.types.experimental.ConcreteFunction:
         if split not in self._evaluations:

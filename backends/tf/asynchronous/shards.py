@@ -1,4 +1,7 @@
-"""Async parameters, then buffers, in equal shards of a flat vector; messages are float32, integers as their bits."""
+"""Async parameters and buffers, in equal shards of a flat vector.
+
+Messages are float32, integers as their bits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _NO_LIMIT = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Elements `start` to `stop` of the flat vector, `tail` of them buffers; `begun` updates give concurrent ones their own t for Adam."""
+    """Elements `start` to `stop` of the flat vector, the last of them buffers (`tail`).
+
+    `begun` updates give concurrent ones different t for Adam.
+    """
 
     device: str
     start: int
@@ -35,7 +41,10 @@ class Shard:
     marks: StepMarks | None = None
 
     def pull(self, staleness: tf.Tensor | None = None, *, to_evaluate: bool = False) -> tf.Tensor:
-        """In ops: return the message float32 [stop − start + PULL_EXTRA], to evaluate with moving averages if kept."""
+        """Return the message float32 [stop − start + PULL_EXTRA], in ops.
+
+        `to_evaluate` takes moving averages if there are any.
+        """
         with tf.device(self.device):
             version = self._read_version()
             with tf.control_dependencies([version]):  # read first, so that a concurrent update increases staleness
@@ -83,7 +92,10 @@ class Shard:
         return applied
 
     def load(self, values: Array, slots: Mapping[str, Array], updates: int) -> None:
-        """Replace everything: `values` is the whole flat vector, each slot that of the parameters; absent ones are reset."""
+        """Replace everything.
+
+        `values` is the whole flat vector, each slot that of the parameters; absent ones are reset.
+        """
         middle = self.start + int(self.values.shape[0])
         self.values.assign(values[self.start : middle])
         if self.tail is not None:
@@ -126,7 +138,10 @@ def read_staleness(message: tf.Tensor) -> tf.Tensor:
 def make_shard(
     index: int, start: int, stop: int, parameters: int, optimizer: Optimizer, *, skipping: bool = False, marking: bool = False
 ) -> Shard:
-    """Create a shard's zero variables on parameter server `index`; the vector's first `parameters` elements have slots."""
+    """Create a shard's zero variables on parameter server `index`.
+
+    The vector's first `parameters` elements have slots.
+    """
     device = f"/job:ps/task:{index}/device:CPU:0"
     trained = max(0, min(stop, parameters) - start)
     with tf.device(device):

@@ -1,4 +1,4 @@
-"""Async: a worker's computations, traced on the chief and run on the worker, and its dataset."""
+"""Async worker's dataset and its computations, traced on the chief and run on the worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _FIRST_MAPPED_DESCRIPTOR = 400  # for the store's files; files at other numbers 
 
 
 def publish(data: Dataset, layout: Layout) -> None:
-    """Worker: provide the arrays and mapped files of every split. Raises RuntimeError if a number is in use."""
+    """Provide the arrays and mapped files of every split, on a worker.
+
+    Raises RuntimeError if a number is in use.
+    """
     number = _FIRST_DESCRIPTOR
     for split in SPLITS:
         arrays = layout.arrays(data, split)
@@ -49,7 +52,10 @@ def publish(data: Dataset, layout: Layout) -> None:
 
 
 def read(layout: Layout) -> Mapping[Split, Mapping[str, tf.Tensor]]:
-    """In ops on a worker: read, once, each split's arrays by name. They fail if its dataset has another size."""
+    """Read each split's arrays by name, once, in ops on a worker.
+
+    They fail if its dataset has another size.
+    """
     arrays: dict[Split, dict[str, tf.Tensor]] = {}
     mapped = {
         (split, name + VALUES): file_contents(file, f"/dev/fd/{number}")
@@ -101,7 +107,10 @@ def _read(number: int, dtype: tf.DType) -> tf.Tensor:
 
 
 def local_dataset(layout: Layout) -> tf.data.Dataset:
-    """Return a dataset whose elements (worker's index, train tensors, test tensors) all share the worker's memory."""
+    """Return a dataset with one repeated element, in the worker's memory.
+
+    It consists of the worker's index, train tensors and test tensors.
+    """
 
     def load(worker: tf.Tensor) -> tuple[tf.Tensor, ...]:
         held = {split: resident_from_arrays(layout, split, arrays) for split, arrays in read(layout).items()}
@@ -119,7 +128,10 @@ def element_spec(layout: Layout) -> tuple[tf.TensorSpec, ...]:
 def training(
     job: Job, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
-    """Make the function (iterator of `local_dataset`, ticket) → outcome; each order of ops between tasks costs a message."""
+    """Make the function (iterator of `local_dataset`, ticket) → outcome.
+
+    Each dependency between ops of different tasks costs a message.
+    """
 
     def loop(*arguments: tf.Tensor) -> tuple[tf.Tensor, ...]:
         *tensors, ticket = arguments
@@ -139,7 +151,10 @@ def training(
 def _updates(
     job: Job, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], data: Resident, work: Work
 ) -> tuple[tf.Tensor, ...]:
-    """Carry out a ticket; return its seconds, float64, final loss scale, losses, and staleness, int64."""
+    """Carry out a ticket.
+
+    Return its seconds, float64, final loss scale, losses, and staleness, int64.
+    """
     with tf.control_dependencies([work.indices]):
         started = tf.timestamp()
     with tf.control_dependencies([started]):
@@ -195,7 +210,10 @@ Gradients = tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]  # Σ losses, gra
 
 @dataclass(frozen=True, slots=True)
 class WorkerGradients:
-    """Computes gradients, in ops, of whole batches or in at most `most` micro-batches; `number` is the update's, for dropout."""
+    """Gradients, in ops, of whole batches or in at most `most` micro-batches.
+
+    `number` is the update's, for dropout.
+    """
 
     model: TfModel
     passes: ForwardContexts
@@ -224,7 +242,10 @@ class WorkerGradients:
         slope: tf.Tensor,
         number: tf.Tensor | None,
     ) -> Gradients:
-        """Compute in micro-batches of examples from `take(begin, end)`; each begins with the buffers left by the one before."""
+        """Compute in micro-batches of examples from `take(begin, end)`.
+
+        Each begins with the buffers left by the one before.
+        """
         parameters, buffers = values
         count = len(self.model.spec.parameters)
         moved: list[tf.Tensor] = [tf.zeros_like(value) for value in buffers.values()]
@@ -243,7 +264,10 @@ class WorkerGradients:
 def evaluation(
     model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout, split: Split
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
-    """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [sums] of `TfModel.sums`."""
+    """Make the function (iterator of `local_dataset`, bounds) → sums.
+
+    Bounds (start, stop) int32 [2]; sums float64 [sums] of `TfModel.sums`.
+    """
     specs = {name: len(layout.tensor_specs(name)) for name in SPLITS}
     begin = 1 + (specs["train"] if split == "test" else 0)
 
@@ -262,7 +286,10 @@ def pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> Values:
 
 
 def open_server(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> TfServer:
-    """Start serving; a worker first provides its dataset. Raises OSError(EADDRINUSE) if the port was taken."""
+    """Start serving; a worker first provides its dataset.
+
+    Raises OSError(EADDRINUSE) if the port was taken.
+    """
     if task.placed.role == "worker":
         publish(data, with_mapped_files(layout_for(job, spec, data.info), data))
     config = tf.compat.v1.ConfigProto(

@@ -1,4 +1,4 @@
-"""The components of a rank's step, repeated separately, for the calibration of a sync run."""
+"""Components of a rank's step, repeated separately, for the calibration of a sync run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Reduce = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
 class Calibrator:
-    """Carries out orders on a sync rank, by the host's clock if deterministic or `compiled`; `make` makes state and step."""
+    """Execution of calibration orders on a sync rank.
+
+    It uses the host's clock if deterministic or `compiled`; `make` makes state and step.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,10 @@ class Calibrator:
 
 
 class RankComponents:
-    """The components of a rank's step on the first of `batches`, and those of its size; `scalars` are for a learning rate of 0."""
+    """Components of a rank's step on the first of `batches`, and on those of its size.
+
+    `scalars` are for a learning rate of 0.
+    """
 
     def __init__(
         self,
@@ -119,7 +125,10 @@ class RankComponents:
         return ready_after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(compute, *batch)]
 
     def _whole(self, done: tf.Tensor, state: State) -> State:
-        """Make a whole step as in training, after earlier ops: loops with variables do not wait for an earlier exchange."""
+        """Make a whole step as in training, after earlier ops.
+
+        Loops with variables do not wait for an earlier exchange.
+        """
         with tf.control_dependencies(state):
             position = tf.math.floormod(done, self._count)
         indices = tf.gather(self._indices_kb, position)

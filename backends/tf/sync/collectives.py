@@ -1,4 +1,4 @@
-"""The other ranks in a traced function: none, or through MultiWorkerMirroredStrategy; the same methods for both."""
+"""Collectives in a traced function, of a single rank or through MultiWorkerMirroredStrategy."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ Traced = Callable[..., tf.Tensor]
 
 
 class Collectives:
-    """All ranks of a job, as one of them sees them; this class is a single rank without a strategy, others are derived from it.
+    """Collectives of all ranks of a job, as one of them sees them.
 
-    `sequential` executor: only for small ops; it does not rewrite ops for oneDNN, so a small CNN's step takes fifteen times as long.
+    This class is a single rank without a strategy, others are derived from it. `sequential` executor: only for small ops; it does not
+    rewrite ops for oneDNN, so a small CNN's step takes fifteen times as long.
     """
 
     def __init__(self, device: str, *, sequential: bool) -> None:
         self._device, self._sequential = device, sequential
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
-        """Return `function` as a graph, called with tensors of the signature; a GPU needs ops in parallel to the host's in any case."""
+        """Return `function` as a graph, called with tensors of the signature.
+
+        A GPU always needs ops in parallel to the host's.
+        """
         trace = partial(tf.function, self._placed(function), input_signature=signature, autograph=False)
         graph: Traced = _sequential(trace) if self._has_small_ops else trace()
         return graph
 
     def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
-        """Return a loop of steps compiled by XLA as a whole, None unless ops are small: between large ones the loop costs nothing.
+        """Return a loop of steps compiled by XLA as a whole, None unless ops are small.
 
-        On a GPU it has not been tried.
+        Between large ones the loop costs nothing. On a GPU it has not been tried.
         """
         if not self._has_small_ops:
             return None
@@ -66,7 +70,10 @@ class Collectives:
         return tensors
 
     def all_reduce_in_order(self, vector: tf.Tensor) -> tf.Tensor:
-        """In `on_replica`: return a vector's sum in rank order: no element depends on the number of others."""
+        """Return a vector's sum in rank order, in `on_replica`.
+
+        No element depends on the number of others.
+        """
         return vector
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
@@ -84,7 +91,10 @@ class Collectives:
 
 
 def _sequential(trace: Callable[[], Any]) -> Traced:
-    """Return a function on the sequential executor if possible, else traced again: loops are other ops on that executor."""
+    """Return a function on the sequential executor if possible, else traced again.
+
+    Loops are other ops on that executor.
+    """
     chosen: list[Traced] = []
 
     def run_sequentially(function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
@@ -102,10 +112,13 @@ def _sequential(trace: Callable[[], Any]) -> Traced:
 
 
 class NativeCollectives(Collectives):
-    """A rank connected by MultiWorkerMirroredStrategy."""
+    """Collectives of MultiWorkerMirroredStrategy."""
 
     def __init__(self, task: Task, job: Job, device: str) -> None:
-        """Connect. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
+        """Connect the rank.
+
+        Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken.
+        """
         super().__init__(device, sequential=False)
         set_tf_config(task)
         if device.startswith("GPU"):
@@ -143,7 +156,10 @@ class NativeCollectives(Collectives):
         return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed))
 
     def all_reduce_in_order(self, vector: tf.Tensor) -> tf.Tensor:
-        """All-reduce a matrix with a row per rank, then sum the rows: a reduced vector's order would depend on the place."""
+        """All-reduce a matrix with a row per rank, then sum the rows.
+
+        A reduced vector's order would depend on the place.
+        """
         ranks = self._strategy.num_replicas_in_sync
         rows = tf.pad(vector[None], [[self._rank, ranks - 1 - self._rank], [0, 0]])
         first, *rest = tf.unstack(self.all_reduce([rows])[0], ranks)
@@ -161,7 +177,10 @@ class NativeCollectives(Collectives):
         return np.asarray(self._sum(tf.constant(summand.ravel())).numpy().reshape(shape))
 
     def leave(self) -> None:
-        """Pass two barriers: a rank may leave the first before another has read its last message; the second may fail."""
+        """Pass two barriers: a rank may leave the first before another has read its last message.
+
+        The second may fail.
+        """
         self._sum(tf.zeros([1])).numpy()
         try:
             self._sum(tf.zeros([1])).numpy()

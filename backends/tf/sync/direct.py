@@ -1,4 +1,4 @@
-"""The direct exchange in a traced function: a Python function between its ops."""
+"""Collectives of the direct exchange: a Python function between ops of a traced function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALIGNMENT_BYTES = 64  # TensorFlow uses arrays aligned so without a copy
 
 
 class TcpCollectives(Collectives):
-    """A rank of a mesh: as a single process with sums over all ranks."""
+    """Collectives of a mesh: as a single process with sums over all ranks."""
 
     def __init__(self, mesh: Mesh, device: str, *, sequential: bool) -> None:
         super().__init__(device, sequential=sequential)
@@ -36,7 +36,10 @@ class TcpCollectives(Collectives):
         return None
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """In ops: return sums over all ranks, by bucket while others are computed; TensorFlow runs Python functions in order."""
+        """Return sums over all ranks, in ops, by bucket while others are computed.
+
+        TensorFlow runs Python functions in order.
+        """
         tensors = list(tensors)
         known = all(tensor.shape.is_fully_defined() for tensor in tensors)
         buckets = (
@@ -55,7 +58,10 @@ class TcpCollectives(Collectives):
         return sums
 
     def _room(self, number: int, tensors: Sequence[tf.Tensor]) -> _Room:
-        """Return a bucket's memory, shared by all traced functions with such gradients: only one runs at a time."""
+        """Return a bucket's memory, shared by all traced functions with such gradients.
+
+        Only one runs at a time.
+        """
         shapes, kind = tuple(tuple(tensor.shape) for tensor in tensors), np.dtype(tensors[0].dtype.as_numpy_dtype)
         key = number, shapes, kind
         if key not in self._rooms:
@@ -94,7 +100,10 @@ class TcpCollectives(Collectives):
 
 
 class _Room:
-    """Memory for a bucket, twice, as TensorFlow may read a step's sums while the next step's gradients are copied."""
+    """Memory for a bucket, twice.
+
+    TensorFlow may read a step's sums while the next step's gradients are copied.
+    """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], kind: np.dtype[Any]) -> None:
         self._shapes, self._kind = shapes, np.dtype(kind)
@@ -158,7 +167,10 @@ def open_trial(
 
 
 def init_collectives(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
-    """Connect the job's ranks. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
+    """Connect the job's ranks.
+
+    Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken.
+    """
     if not job.wrapped:
         return Collectives(device, sequential=sequential)
     if job.exchange == "direct":

@@ -1,4 +1,7 @@
-"""The ranks meet before TensorFlow's server starts: it would wait an hour for a missing rank, with Python's lock held."""
+"""Meeting of the ranks before TensorFlow's server starts.
+
+The server would wait an hour for a missing rank, with Python's lock held.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _RETRY_SECONDS = 0.05
 
 
 def meet(task: Task, seconds: float) -> None:
-    """Return when every rank has called this. Raises RunFailedError after `seconds`, OSError(EADDRINUSE) if the port was taken."""
+    """Return when every rank has called this.
+
+    Raises RunFailedError after `seconds`, OSError(EADDRINUSE) if the port was taken.
+    """
     deadline = time.monotonic() + seconds
     try:
         if task.rank == 0:

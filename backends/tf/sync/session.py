@@ -1,4 +1,7 @@
-"""Synchronous training by MultiWorkerMirroredStrategy, many steps per `tf.function`; one worker needs no strategy."""
+"""Synchronous training by MultiWorkerMirroredStrategy, many steps per `tf.function`.
+
+A single worker needs no strategy.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,10 @@ class SyncSession(RankSession[StateMemory]):
         self._tracer = StepProfiler(job.profile, here=task.rank == 0)
 
     def compile_is_faster(self) -> bool:
-        """Return whether compiled steps are faster on all ranks together; the caller then chooses how to compute."""
+        """Return whether compiled steps are faster on all ranks together.
+
+        The caller then chooses how to compute.
+        """
         timing = timed(self._measure_step, self.steps.to_compile_gradient(), self._measure_compiled_step)
         faster = settle(timing, self._job.workers)
         self._replica.reset()
@@ -147,7 +153,10 @@ class SyncSession(RankSession[StateMemory]):
         return self._replica.scalars
 
     def load(self, state: State | None) -> None:
-        """Replace the state by rank 0's on every rank. Raises ValueError if it does not fit the model or optimiser."""
+        """Replace the state by rank 0's on every rank.
+
+        Raises ValueError if it does not fit the model or optimiser.
+        """
         self._replica.install(state, self._ranks.broadcast)
         self._updates = self._broadcast_count(None if state is None else state.updates)
         self._averaged = True

@@ -28,7 +28,10 @@ Broadcast = Callable[[Array | None, tuple[int, ...]], Array]
 
 
 class Replica:
-    """A rank's variables: its buffers, and parameters and slots, equal on all ranks, in the model's layouts."""
+    """Variables of a rank, in the model's layouts.
+
+    Parameters and slots are equal on all ranks, buffers are not.
+    """
 
     def __init__(self, job: Job, model: TfModel) -> None:
         spec = self._spec = model.spec
@@ -45,7 +48,10 @@ class Replica:
         self._reset_averages()
 
     def read(self, *, to_evaluate: bool = False) -> tuple[HeldParameters, Buffers]:
-        """Return parameters, maybe their moving averages, and buffers, in ops. `read_value` would add a copy of the reference."""
+        """Return parameters, maybe their moving averages, and buffers, in ops.
+
+        `read_value` would add a copy of the reference.
+        """
         variables = self._to_evaluate if to_evaluate else self._parameters
         named = zip((parameter.name for parameter in self._spec.parameters), variables, strict=True)
         parameters = self._model.parameters({name: _read(variable) for name, variable in named})
@@ -88,7 +94,10 @@ class Replica:
             variable.assign(summed / workers)
 
     def reset(self) -> None:
-        """Undo updates with a learning rate of 0, which change no parameter: so no copy of those is needed."""
+        """Undo updates with a learning rate of 0.
+
+        They change no parameter, so no copy of those is needed.
+        """
         for variable in (variable for slots in self._slots for variable in slots.values()):
             variable.assign(tf.zeros_like(variable))
         self._reset_averages()
@@ -117,7 +126,10 @@ class Replica:
         return pairs + [(buffer, self._buffers[buffer.name]) for buffer in self._spec.buffers]
 
     def install(self, state: State | None, broadcast: Broadcast) -> None:
-        """Take over rank 0's state, which `broadcast` broadcasts; absent slots are reset. Others give None. Raises ValueError."""
+        """Take over rank 0's state, which `broadcast` broadcasts; absent slots are reset.
+
+        Others give None. Raises ValueError.
+        """
         variables = self._variables()
         values = [None] * len(variables) if state is None else checked_values(self._spec, self.optimizer.slots, state)
         for (spec, variable), value in zip(variables, values, strict=True):
@@ -146,7 +158,10 @@ _NO_CHANGES = np.zeros((0, 3), np.int32)
 
 
 class Steps:
-    """Makes updates from a rank's examples. `data` are the training examples; XLA compiles for the size of batch `first`."""
+    """Updates from a rank's examples.
+
+    `data` are the training examples; XLA compiles for the size of batch `first`.
+    """
 
     def __init__(
         self,
@@ -180,7 +195,7 @@ class Steps:
         self._loop = self._compiled_loop() if on else None
 
     def _compiled_loop(self) -> CompiledLoop | None:
-        """Return a loop of steps that XLA compiles as a whole, if nothing in a step comes from outside it."""
+        """Return a loop of steps that XLA compiles as a whole, if a step needs nothing from outside."""
         plain = self._job.accumulate == self._micro_batches == 1 and self._replica.loss_scale is None
         if not plain or self._changing or self._passes.dropout:
             return None
@@ -208,7 +223,10 @@ class Steps:
         return self._by_xla
 
     def to_compile_gradient(self) -> Callable[[], object]:
-        """Return what compiles and computes the gradient of a (micro-)batch. It only reads, so it may end late."""
+        """Return what compiles and computes the gradient of a (micro-)batch.
+
+        It only reads, so it may end late.
+        """
         batch, model = self._first, self._compiled_model()
         first, _ = batch.in_micro_batches(self._job.accumulate)
         stop = int(first.offsets[1])
@@ -226,7 +244,10 @@ class Steps:
         return lambda: function().numpy()
 
     def __call__(self, batches: Batches, learning_rates: NDArray[np.float64], updates: int, first_step: int) -> Array:
-        """Make len(batches) updates after `updates` others; return each one's loss over all ranks, float32 [count]."""
+        """Make len(batches) updates after `updates` others.
+
+        Return each one's loss over all ranks, float32 [count].
+        """
         scalars = self._replica.optimizer.host_scalars(learning_rates, updates + 1)
         scalars = np.concatenate([1 / batches.weights.astype(np.float32)[:, None], scalars], axis=1)
         if self._loop is None:
@@ -253,7 +274,10 @@ class Steps:
         first_step: tf.Tensor,
         changes: tf.Tensor,
     ) -> tf.Tensor:
-        """Return k steps' losses [k]; step i takes the next `sizes_k[i]` of `indices`; `scalars_ks` rows: 1 / weight, optimiser's."""
+        """Return k steps' losses [k].
+
+        Step i takes the next `sizes_k[i]` of `indices`; `scalars_ks` rows: 1 / weight, optimiser's.
+        """
         count = tf.size(sizes_k)
         width = self._scalars_of_a_step
         batches = tf.TensorArray(tf.int32, size=count, element_shape=[None], infer_shape=False).split(indices, sizes_k)
@@ -290,7 +314,10 @@ class Steps:
     def _accumulated(
         self, take: Callable[[tf.Tensor, tf.Tensor], tuple[Batch, tf.Tensor]], size: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Do the same as `_gradients` in micro-batches, in turn; `take` returns examples begin … end − 1 and their indices."""
+        """Compute as `_gradients` in micro-batches, in turn.
+
+        `take` returns examples begin … end − 1 and their indices.
+        """
 
         def compute(begin: tf.Tensor, end: tf.Tensor, micro_batch: tf.Tensor, *_sums: tf.Tensor) -> list[tf.Tensor]:
             (laid, target), indices = take(begin, end)
@@ -317,7 +344,10 @@ class Steps:
         share: tf.Tensor,
         micro_batch: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Return the sum of this rank's losses and its part of the gradients; buffers are kept. Images lie as in memory."""
+        """Return the sum of this rank's losses and its part of the gradients; buffers are kept.
+
+        Images lie as in memory.
+        """
         parameters, buffers = self._replica.read()
         context = self._passes.training(buffers, number, indices, micro_batch)
         scale = self._replica.loss_scale
