@@ -122,13 +122,12 @@ def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Seq
     yield "device", job.device, ["auto", *sorted(capabilities.devices)]
     yield "exchange", job.exchange, sorted(capabilities.exchanges, reverse=True)
     yield "compile", job.compile, ["off", *(["on", "auto"] if capabilities.compiling else [])]
-    yield "augment", job.augment, ["none", *([job.augment] if capabilities.augmentation else [])]
-    yield "deterministic", str(job.deterministic).lower(), ["false", *(["true"] if capabilities.deterministic else [])]
-    yield "profile", str(job.profile), ["0", *([str(job.profile)] if capabilities.profiling else [])]
-    for name, without, supported in (
-        ("accumulate", 1, capabilities.accumulation),
-        ("clip_norm", 0, capabilities.clipping),
-        ("ema_decay", 0, capabilities.weight_averaging),
+    for name, value, without, supported in (
+        ("augment", job.augment, "none", capabilities.augmentation),
+        ("deterministic", str(job.deterministic).lower(), "false", capabilities.deterministic),
+        ("profile", str(job.profile), "0", capabilities.profiling),
+        ("accumulate", f"{job.accumulate:g}", "1", capabilities.accumulation),
+        ("clip_norm", f"{job.clip_norm:g}", "0", capabilities.clipping),
+        ("ema_decay", f"{job.ema_decay:g}", "0", capabilities.weight_averaging),
     ):
-        value = getattr(job, name)
-        yield name, f"{value:g}", [f"{without}", *([f"{value:g}"] if supported else [])]
+        yield name, value, [without, value] if supported else [without]

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeVar
 
+from ..core.cluster import split_evenly
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..data.base import Dataset
@@ -38,9 +38,7 @@ Decide = Callable[[Timing, int], bool]  # (timing, number of tasks that time) ->
 
 def pays(timings: Iterable[Timing]) -> bool:
     """Return whether compiling is faster: it works on each task, and saves time in total."""
-    every = list(timings)
-    compiled = [timing.compiled_seconds for timing in every if timing.compiled_seconds is not None]
-    return len(compiled) == len(every) and sum(compiled) <= GAIN * sum(timing.plain_seconds for timing in every)
+    return CompileChoice.of(list(timings)).compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,12 @@ class CompileChoice:
     @classmethod
     def of(cls, timings: Sequence[Timing]) -> CompileChoice:
         """Decide by the timings of all tasks."""
+        plain = [timing.plain_seconds for timing in timings]
         compiled = [timing.compiled_seconds for timing in timings if timing.compiled_seconds is not None]
-        mean = sum(compiled) / len(compiled) if len(compiled) == len(timings) else None
+        complete = len(compiled) == len(plain)
         reason = next((timing.reason for timing in timings if timing.reason is not None), None)
-        return cls(pays(timings), sum(timing.plain_seconds for timing in timings) / len(timings), mean, reason)
+        faster = complete and sum(compiled) <= GAIN * sum(plain)
+        return cls(faster, sum(plain) / len(plain), sum(compiled) / len(compiled) if complete else None, reason)
 
 
 _deciding: list[Decide] = []
@@ -124,13 +124,8 @@ def compiled_sizes(size: int, *parts: int) -> frozenset[int]:
     """
     sizes = {size, size // 2}
     for most in parts:
-        sizes = {after - before for whole in sizes for before, after in pairwise(_borders(whole, most))}
+        sizes = {stop - start for whole in sizes for start, stop in split_evenly(whole, min(most, max(whole, 1)))}
     return frozenset(sizes - {0})
-
-
-def _borders(size: int, most: int) -> list[int]:
-    count = min(most, max(size, 1))
-    return [size * number // count for number in range(count + 1)]
 
 
 def to_be_chosen(job: Job, model: ModelSpec, data: Dataset) -> bool:

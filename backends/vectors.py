@@ -24,14 +24,10 @@ from ..models.base import Array, ModelSpec, ParameterSpec
 from .base import State
 
 
-def cut(flat: NDArray[np.float32], specs: Sequence[ParameterSpec]) -> dict[str, Array]:
+def cut(flat: Array, specs: Sequence[ParameterSpec]) -> dict[str, Array]:
     """Return a flat vector's pieces by name, in canonical shapes on the same memory."""
-    pieces: dict[str, Array] = {}
-    start = 0
-    for spec in specs:
-        pieces[spec.name] = flat[start : start + spec.size].reshape(spec.shape)
-        start += spec.size
-    return pieces
+    pieces = np.split(flat, np.cumsum([spec.size for spec in specs], dtype=np.int64))  # the last one is empty
+    return {spec.name: piece.reshape(spec.shape) for spec, piece in zip(specs, pieces, strict=False)}
 
 
 def each_value(spec: ModelSpec, slots: Sequence[str], state: State) -> Iterator[Array | None]:
@@ -114,7 +110,7 @@ class GatheredSplit:
         self._size = data.info.sizes[split]
         self._columns = {name: data.column(split, name) for name in (*inputs, target)}
         self._inputs, self._target = tuple(inputs), target
-        self._images: NDArray[np.float32] | None = None
+        self._images: Array | None = None
         if IMAGE in inputs:
             self._table = normal_table(data.info.mean, data.info.std)
             if not changing and 4 * self._size * math.prod(data.info.input_shape) <= FLOAT_LIMIT_BYTES:
@@ -139,7 +135,7 @@ class GatheredSplit:
         inputs = {name: self._take_images(indices, changes) if name == IMAGE else self._take(name, indices) for name in self._inputs}
         return only_or_named(inputs), self._take(self._target, indices)
 
-    def _take_images(self, indices: Indices, changes: Changes | None) -> NDArray[np.float32]:
+    def _take_images(self, indices: Indices, changes: Changes | None) -> Array:
         if self._images is not None and changes is None:
             return self._images[indices]
         stored: NDArray[Any] = self._columns[IMAGE].values[indices]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,14 +204,14 @@ class GpuProbe:
 
     def driver_version(self) -> str | None:
         """Return the driver's release, None without an answer."""
-        return None if self._nvml is None else self._ask(self._nvml, self._nvml.nvmlSystemGetDriverVersion)
+        return None if self._nvml is None else self._ask("nvmlSystemGetDriverVersion")
 
     def close(self) -> None:
         """Release the driver; `read` then returns None."""
         self._handles = []
         if self._nvml is not None:
-            nvml, self._nvml = self._nvml, None
-            self._ask(nvml, nvml.nvmlShutdown)
+            self._ask("nvmlShutdown")
+            self._nvml = None
 
     def _open(self, *, driver_there: bool) -> None:
         """Query the driver's devices.
@@ -232,17 +232,16 @@ class GpuProbe:
                 self.problem = f"the NVIDIA driver does not answer: {error}"
             return
         self._nvml = pynvml
-        count = self._ask(pynvml, pynvml.nvmlDeviceGetCount) or 0
-        handles = [self._ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+        count = self._ask("nvmlDeviceGetCount") or 0
+        handles = [self._ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
         self._handles = [handle for handle in handles if handle is not None]
 
     def _read_device(self, number: int, handle: Any) -> GpuSample:
-        nvml = self._nvml
-        rates = self._ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = self._ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-        milliwatts = self._ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
         return {
-            "name": self._ask(nvml, nvml.nvmlDeviceGetName, handle),
+            "name": self._ask("nvmlDeviceGetName", handle),
             "utilization": None if rates is None else rates.gpu / 100,
             "memory_bytes": None if memory is None else int(memory.used),
             "memory_total_bytes": None if memory is None else int(memory.total),
@@ -251,12 +250,11 @@ class GpuProbe:
         }
 
     def _describe_device(self, handle: Any) -> dict[str, Any]:
-        nvml = self._nvml
-        memory = self._ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         return {
-            "name": self._ask(nvml, nvml.nvmlDeviceGetName, handle),
+            "name": self._ask("nvmlDeviceGetName", handle),
             "memory_total_bytes": None if memory is None else int(memory.total),
-            "uuid": self._ask(nvml, nvml.nvmlDeviceGetUUID, handle),
+            "uuid": self._ask("nvmlDeviceGetUUID", handle),
             "partitions": self._partitions(handle),
         }
 
@@ -278,12 +276,12 @@ class GpuProbe:
                 self.problem = f"MIG device {number}: {error}"
         return uuids
 
-    def _ask(self, nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+    def _ask(self, question: str, *arguments: Any) -> Any:
         """Return the driver's answer, or None where unsupported, as for virtual devices."""
         try:
-            return question(*arguments)
-        except nvml.NVMLError as error:
-            self.problem = f"{question.__name__}: {error}"
+            return getattr(self._nvml, question)(*arguments)
+        except self._nvml.NVMLError as error:
+            self.problem = f"{question}: {error}"
             return None
 
 

@@ -145,8 +145,7 @@ class TicketQueue:
         """
         with self._changed:
             waited = not self._has_ticket(worker) and not self._ended
-            while not self._has_ticket(worker) and not self._ended and worker not in self._dismissed:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._has_ticket(worker) or self._ended or worker in self._dismissed)
             if worker in self._dismissed:
                 raise ConnectionError("it has been dismissed")
             if not self._has_ticket(worker):
@@ -261,17 +260,11 @@ class TicketQueue:
 
         Raises a connection's error.
         """
-        deadline = time.monotonic() + timeout
         with self._changed:
-            while True:
-                if self._failure is not None:
-                    raise self._failure
-                if ready():
-                    return True
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
+            is_ready = self._changed.wait_for(lambda: self._failure is not None or ready(), timeout)
+            if self._failure is not None:
+                raise self._failure
+            return is_ready
 
 
 class TicketProgress:

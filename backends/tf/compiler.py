@@ -5,7 +5,7 @@ They contain no Python functions and collectives, which would end the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import Array
 from ...models.layers.tf import HeldParameters
-from .data import ColumnTensors
+from .data import Columns, Tensors
 from .model import Context, Dropout, TfModel, dropped
 
 NOT_CONVERTED = "tf2xla conversion failed"  # no XLA code: with op determinism e.g. a max pool's gradient
@@ -35,7 +35,7 @@ class CompiledGradients:
         self._functions: dict[int, Callable[..., Found]] = {}
 
     def __call__(
-        self, parameters: HeldParameters, x: ColumnTensors, y: ColumnTensors, weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, x: Columns, y: Columns, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return Σ example losses and the gradients of `weight` times that, in ops.
 
@@ -72,10 +72,10 @@ class CompiledGradients:
         def compute(
             held: Mapping[str, tf.Tensor],
             buffers: Mapping[str, tf.Tensor],
-            x: ColumnTensors,
-            y: ColumnTensors,
+            x: Columns,
+            y: Columns,
             weight: tf.Tensor,
-            masks: Sequence[tf.Tensor],
+            masks: Tensors,
         ) -> Found:
             context, left = _like(outer, buffers), iter(masks)
             context.dropout = lambda x, rate, layer: dropped(x, next(left), rate)
@@ -84,7 +84,7 @@ class CompiledGradients:
 
         return compute
 
-    def _masks(self, parameters: HeldParameters, x: ColumnTensors, outer: Context) -> list[tf.Tensor]:
+    def _masks(self, parameters: HeldParameters, x: Columns, outer: Context) -> list[tf.Tensor]:
         dropout = outer.dropout
         if not isinstance(dropout, Dropout):
             return []
@@ -94,7 +94,7 @@ class CompiledGradients:
             drawn.append((x.shape, rate, layer))
             return x
 
-        def forward(held: Mapping[str, tf.Tensor], buffers: Mapping[str, tf.Tensor], x: ColumnTensors) -> tf.Tensor:
+        def forward(held: Mapping[str, tf.Tensor], buffers: Mapping[str, tf.Tensor], x: Columns) -> tf.Tensor:
             context = _like(outer, buffers)
             context.dropout = note
             return self._model.forward(self._model.parameters(held), x, context)
@@ -174,7 +174,7 @@ class CompiledLoop:
                 yield first, count, fits
                 first += count
 
-    def __call__(self, batches: Batches, scalars_ks: NDArray[np.float32]) -> Array:
+    def __call__(self, batches: Batches, scalars_ks: Array) -> Array:
         """Make a part's steps and return their losses, float32 [k].
 
         Row i of `scalars_ks` is for step i.

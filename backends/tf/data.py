@@ -92,8 +92,9 @@ RESIDENT_FLOAT_BYTES = 1 << 30  # larger splits stay uint8, normalised by batch
 SMALL_ELEMENTS = 1 << 15  # larger images stay uint8: normalising takes half a percent of an AlexNet step
 MAPPED_BYTES = 64 << 20  # larger sequences are mapped: TensorFlow holds int32, twice as large, per task
 SPLITS: tuple[Split, ...] = ("train", "test")
-ColumnTensors: TypeAlias = tf.Tensor | dict[str, tf.Tensor]  # one column of a fixed shape, or tensors by name
-Batch: TypeAlias = tuple[ColumnTensors, ColumnTensors]  # inputs, target; of images x_bchw, y_b
+Tensors: TypeAlias = Sequence[tf.Tensor]
+Columns: TypeAlias = tf.Tensor | dict[str, tf.Tensor]  # one column of a fixed shape, or tensors by name
+Batch: TypeAlias = tuple[Columns, Columns]  # inputs, target; of images x_bchw, y_b
 Structure = TypeVar("Structure")
 VALUES, OFFSETS = ".values", ".offsets"  # arrays of a column of varying length
 
@@ -253,7 +254,7 @@ class Resident:
     tensors: Mapping[str, tf.Tensor]
 
     @classmethod
-    def of(cls, layout: Layout, split: Split, tensors: Sequence[tf.Tensor]) -> Resident:
+    def of(cls, layout: Layout, split: Split, tensors: Tensors) -> Resident:
         """Return a split of tensors as `Layout.tensor_specs` says."""
         return cls(layout, dict(zip(layout.array_specs(split), tensors, strict=True)))
 
@@ -288,7 +289,7 @@ class Resident:
             images = normalise(images, self.layout.info, channels_last=self.layout.channels_last)
         return images
 
-    def _gathered(self, name: str, indices: tf.Tensor) -> ColumnTensors:
+    def _gathered(self, name: str, indices: tf.Tensor) -> Columns:
         if name in self.tensors:
             return tf.gather(self.tensors[name], indices)
         offsets = self.tensors[name + OFFSETS]
@@ -303,7 +304,7 @@ class Resident:
             inside = inside[..., None]
         return {name: tf.where(inside, values, tf.zeros([], values.dtype)), name + LENGTHS: tf.cast(lengths, tf.int32)}
 
-    def micro_batches(self, laid: ColumnTensors, target: ColumnTensors, count: int) -> list[Batch]:
+    def micro_batches(self, laid: Columns, target: Columns, count: int) -> list[Batch]:
         """Cut a `laid_batch` into micro-batches (inputs, target), maybe empty.
 
         Raises ValueError unless of images with a class.
@@ -316,7 +317,7 @@ class Resident:
         borders = [size * number // count for number in range(count + 1)]
         return [(self.as_read(laid[begin:end]), target[begin:end]) for begin, end in itertools.pairwise(borders)]
 
-    def as_read(self, laid: ColumnTensors) -> ColumnTensors:
+    def as_read(self, laid: Columns) -> Columns:
         """Return inputs with images as x_bchw.
 
         The optimiser removes this and its inverse in a model that works channels last.

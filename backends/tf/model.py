@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...data.base import IMAGE
-from ...models.base import ForwardContext, ModelSpec
+from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ...models.layers.formulas import StorageLayout
 from ...models.layers.tf import HeldParameters
 from ..base import TensorFunctions
 from ..decoding_functions import DecodingFunctions, ModelFunctions
 from ..vectors import EVALUATION_BATCH, EVALUATION_LOGITS_BYTES, evaluation_batch
-from .data import Batch, ColumnTensors, Resident
+from .data import Batch, Columns, Resident, Tensors
 from .decoding import TfStepper, shape_of
 from .optimizers import LOW_FORMATS, watched
 
@@ -121,8 +121,8 @@ def _half_words(key: tf.Tensor, shape: tf.Tensor, rate: float) -> tf.Tensor:
 
 MIN_MICRO_BATCH = 8  # examples
 MAX_IN_MICRO_BATCHES = 1 << 20  # parameters; each parallel micro-batch has its own gradients
-Losses = Callable[[tf.Tensor, ColumnTensors, Context], tf.Tensor]  # (forward's result, target, context) -> losses [batch]
-Computing = Callable[[HeldParameters, ColumnTensors, ColumnTensors, tf.Tensor, Context], tuple[tf.Tensor, list[tf.Tensor]]]
+Losses = Callable[[tf.Tensor, Columns, Context], tf.Tensor]  # (forward's result, target, context) -> losses [batch]
+Computing = Callable[[HeldParameters, Columns, Columns, tf.Tensor, Context], tuple[tf.Tensor, list[tf.Tensor]]]
 """(parameters, inputs, target, weight, context) -> Σ losses, the gradients of `weight` times that."""
 
 
@@ -136,7 +136,7 @@ class TfModel:
     spec: ModelSpec
     forward: Callable[..., tf.Tensor]
     layouts: Mapping[str, StorageLayout]
-    example_sums: Callable[[tf.Tensor, ColumnTensors, Context], Mapping[str, tf.Tensor]] | None = None
+    example_sums: Callable[[tf.Tensor, Columns, Context], Mapping[str, tf.Tensor]] | None = None
     own_losses: Losses | None = None
     decoding: DecodingFunctions | None = None
     computing: Computing | None = None
@@ -159,6 +159,10 @@ class TfModel:
 
         return TfStepper(functions.called(call), quality.source, self.spec.logits_per_position, device)
 
+    def to_storage(self, name: str, canonical: Array) -> Array:
+        """Return a parameter or buffer in the layout of its variable."""
+        return self.layouts[name].to_storage(canonical) if name in self.layouts else canonical
+
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors as held as a forward function's parameters."""
         return HeldParameters(self.spec, self.layouts, held)
@@ -179,7 +183,7 @@ class TfModel:
         return tf.add_n(loss_sums), [tf.add_n(parts) for parts in zip(*gradients, strict=True)]
 
     def _loss_and_gradients(
-        self, parameters: HeldParameters, x: ColumnTensors, y: ColumnTensors, weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, x: Columns, y: Columns, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         order = [parameters.held[parameter.name] for parameter in self.spec.parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -244,7 +248,7 @@ def examples_at_once(spec: ModelSpec, longest: tf.Tensor, most: tf.Tensor) -> tf
     return tf.maximum(1, tf.minimum(most, tf.cast(fit, tf.int32)))
 
 
-def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def flattened(tensors: Tensors) -> tf.Tensor:
     """Return the elements of all tensors as one vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 

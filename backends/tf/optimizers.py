@@ -21,8 +21,9 @@ from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, ave
 from ...models.base import ForwardContext
 from ..capabilities import unused_precision
 from ..vectors import FIRST_SCALE, next_scale, refuse_exhausted
+from .data import Tensors
 
-Scalars = Sequence[tf.Tensor]
+Scalars = Tensors
 Slots = Mapping[str, tf.Variable]
 
 
@@ -172,7 +173,7 @@ def build_optimizer(job: Job) -> Optimizer:
     return Averaging(rule.slots, rule, job.ema_decay) if job.ema_decay else rule
 
 
-def clipped(gradients: Sequence[tf.Tensor], limit: float) -> list[tf.Tensor]:
+def clipped(gradients: Tensors, limit: float) -> list[tf.Tensor]:
     """Scale gradients down to a norm of about `limit` together, in ops.
 
     g · min(1, limit / (‖g‖ + 1e-6)), as clip_grad_norm_.
@@ -185,10 +186,10 @@ def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
-Compute = Callable[..., Sequence[tf.Tensor]]  # (begin, end, number int32, sums so far) -> summands
+Compute = Callable[..., Tensors]  # (begin, end, number int32, sums so far) -> summands
 
 
-def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Tensors) -> list[tf.Tensor]:
     """Return the sums of `compute` over micro-batches, with the shapes of `zeros`.
 
     Their borders are ⌊size·j / k⌋ with k = min(most, size) ≥ 1.
@@ -246,7 +247,7 @@ def _computed_in(graph: tf.Graph, first: int, low: tf.DType) -> Iterator[bool]:
             yield node.op != "Cast" and node.attr["T"].type == low.as_datatype_enum
 
 
-def unscaled(gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+def unscaled(gradients: Tensors, scale: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
     """In ops: return the gradients divided by the scale, and whether all are finite."""
     return [gradient / scale for gradient in gradients], tf.reduce_all(
         [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
@@ -280,7 +281,7 @@ class LossScale:
         """Raise RunFailedError if the scale is exhausted."""
         refuse_exhausted(float(self.scale.numpy()))
 
-    def guarded(self, gradients: Sequence[tf.Tensor], apply: Callable[[Sequence[tf.Tensor]], object]) -> None:
+    def guarded(self, gradients: Tensors, apply: Callable[[Tensors], object]) -> None:
         """Apply the divided gradients if all are finite, and adapt the scale, in ops.
 
         Ranks with summed gradients agree.

@@ -23,7 +23,7 @@ from ..parameter_server.worker import Computed
 from ..timing import Calibrator, Exchange, measure_step
 from .calibration import StepProfiler, make_calibrator
 from .compiler import choose
-from .data import ColumnTensors, resident_splits
+from .data import Columns, resident_splits
 from .gradients import LocalGradients, LossAndGradients
 from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Wrapping, clipped, make_rule, precision_used, unscaled
@@ -125,7 +125,7 @@ class TorchComputation:
     def calibrator(self, batches: Batches, exchange: Exchange | None) -> Calibrator:
         """Return the calibrator; see `Computation.calibrator`."""
 
-        def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
+        def compute(x: Columns, y: Columns, batch: Batches) -> None:
             self._receive()
             self._hand_over(self._source.compute_gathered(x, y, batch, self._job.accumulate, 1 / float(batch.weights[0])))
 
@@ -156,7 +156,7 @@ class ChiefTranslating:
         self._made: tuple[Model, Translating] | None = None
 
     def __call__(self, state: State) -> Translating:
-        """Return what translates with these weights."""
+        """Return a translator with these weights."""
         if self._made is None:
             copy = Model.initial(self._job, self._spec, 0, torch.device("cpu"))
             self._made = copy, Translating(self._data, self._spec.objective, copy.stepper(), 0, 1)

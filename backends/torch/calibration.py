@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,10 +13,10 @@ from ...core.cluster import Task
 from ...core.job import Job
 from ...data.sampler import Batches
 from ..timing import Calibrator, Exchange, StepTracer
-from .data import ColumnTensors, ResidentSplit
+from .data import Columns, ResidentSplit, Tensors
 
 SMALL_ELEMENTS = 16  # gloo skips messages of vectors too short to cut: 1 element takes 0.3 ms, 8 or 1000 take 1.2 ms (two ranks)
-Compute = Callable[[ColumnTensors, ColumnTensors, Batches], object]  # (inputs, target, the same as a `Batches`)
+Compute = Callable[[Columns, Columns, Batches], object]  # (inputs, target, the same as a `Batches`)
 
 
 def make_calibrator(data: ResidentSplit, batches: Batches, compute: Compute, exchange: Exchange | None, device: torch.device) -> Calibrator:
@@ -38,7 +38,7 @@ def make_calibrator(data: ResidentSplit, batches: Batches, compute: Compute, exc
 class DdpExchange:
     """Exchange of a sync step: DDP's buckets with the gradients, averaged over `world` ranks."""
 
-    def __init__(self, gradients: Sequence[torch.Tensor], world: int) -> None:
+    def __init__(self, gradients: Tensors, world: int) -> None:
         """Find the buckets.
 
         With ``gradient_as_bucket_view`` each gradient is a view of one, so that no memory is needed.
@@ -56,7 +56,7 @@ class DdpExchange:
         """Average as many buckets of a few bytes."""
         self._reduce(self._small)
 
-    def _reduce(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _reduce(self, tensors: Tensors) -> None:
         started = []
         for tensor in tensors:
             tensor.div_(self._world)

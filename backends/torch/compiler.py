@@ -22,7 +22,7 @@ from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import ForwardContext
 from ..compiling import Timing, compiled_sizes, settle, timed
-from .data import ColumnTensors, ResidentSplit, part_of
+from .data import Columns, ResidentSplit, Tensors, part_of
 from .model import Dropout, Model
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # where torch keeps compiled code; users may choose a lasting folder
@@ -81,7 +81,7 @@ def _descendants(children: str) -> Iterator[int]:
 # Compiled for the sizes of almost all batches, as a function of tensors alone: dropout masks come from outside, as arguments.
 
 Context = ForwardContext[torch.Tensor]
-Compute = Callable[[Mapping[str, torch.Tensor], ColumnTensors, ColumnTensors, Context], torch.Tensor]
+Compute = Callable[[Mapping[str, torch.Tensor], Columns, Columns, Context], torch.Tensor]
 """(parameters, inputs, target, context) -> Σ losses."""
 
 Mask = tuple[torch.Tensor, float, int]  # a tensor like dropout's argument, rate, layer
@@ -100,7 +100,7 @@ class CompiledLoss:
         self._given_up = False
         self._function = torch.compile(self._on_tensors, dynamic=False, backend=self._backend)
 
-    def takes(self, y: ColumnTensors) -> bool:
+    def takes(self, y: Columns) -> bool:
         """Return whether a batch's size is compiled."""
         return isinstance(y, torch.Tensor) and len(y) in self._sizes
 
@@ -109,7 +109,7 @@ class CompiledLoss:
         self._given_up = True
 
     def __call__(
-        self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: torch.Tensor, context: Context, *, apart: bool = False
+        self, named: Mapping[str, torch.Tensor], x: Columns, y: torch.Tensor, context: Context, *, apart: bool = False
     ) -> torch.Tensor:
         """Return the sum of losses, and new buffers in `context`.
 
@@ -125,7 +125,7 @@ class CompiledLoss:
         self,
         named: Mapping[str, torch.Tensor],
         buffers: Mapping[str, torch.Tensor],
-        x: ColumnTensors,
+        x: Columns,
         y: torch.Tensor,
         masks: Mapping[int, torch.Tensor],
         low: torch.dtype | None,
@@ -135,7 +135,7 @@ class CompiledLoss:
         context.dropout = lambda x, rate, layer: x * masks[layer]
         return self._compute(named, x, y, context), context.updated
 
-    def _backend(self, graph: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    def _backend(self, graph: Any, inputs: Tensors) -> Any:
         if self._given_up:
             raise GivenUpError("compiling was given up")
         from torch._inductor.compile_fx import compile_fx
@@ -148,7 +148,7 @@ class CompiledLoss:
             return torch.ones_like(like)
         return context.dropout.factors(like, rate, layer)
 
-    def _drawn(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: torch.Tensor, outer: Context) -> list[Mask]:
+    def _drawn(self, named: Mapping[str, torch.Tensor], x: Columns, y: torch.Tensor, outer: Context) -> list[Mask]:
         if not isinstance(outer.dropout, Dropout):
             return []
         if len(y) not in self._masks:

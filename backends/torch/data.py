@@ -1,6 +1,6 @@
 """Dataset as tensors on the device, batch by batch.
 
-models/base.py describes what a model gets (`ColumnTensors`).
+models/base.py describes what a model gets (`Columns`).
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ def gather_changed(images_bchw: torch.Tensor, changes: torch.Tensor) -> torch.Te
 FLOAT_LIMIT_BYTES = 2**30  # larger splits stay uint8, normalised by batch
 SMALL_ELEMENTS = 2**15  # larger images stay uint8: normalising them costs nothing measurable
 BLOCK_BYTES = 2**20  # fits a second-level cache: logistic regression makes 21,500 instead of 17,200 updates/s on one core
-ColumnTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # one column of a fixed shape, or tensors by name
-Batch = tuple[ColumnTensors, ColumnTensors]  # inputs, target
+Tensors: TypeAlias = Sequence[torch.Tensor]
+Columns: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # one column of a fixed shape, or tensors by name
+Batch = tuple[Columns, Columns]  # inputs, target
 
 
 class ResidentColumn(Protocol):
@@ -110,10 +111,10 @@ class ResidentColumn(Protocol):
 
     example_bytes: int
 
-    def span(self, start: int, stop: int) -> ColumnTensors:
+    def span(self, start: int, stop: int) -> Columns:
         """Return the examples start … stop − 1 as stored, valid until the next call."""
 
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Columns]:
         """Return the examples at `chosen`, int64, in batches of the given sizes.
 
         `changes` are made on images.
@@ -156,8 +157,8 @@ class _Images:
     def span(self, start: int, stop: int) -> torch.Tensor:
         return self._as_read(self._x[start:stop], None)
 
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        batches: Sequence[torch.Tensor] = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Tensors:
+        batches: Tensors = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
         return batches
 
 
@@ -171,8 +172,8 @@ class _Numbers:
     def span(self, start: int, stop: int) -> torch.Tensor:
         return self._values[start:stop]
 
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        batches: Sequence[torch.Tensor] = self._values.index_select(0, chosen).split(sizes)
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Tensors:
+        batches: Tensors = self._values.index_select(0, chosen).split(sizes)
         return batches
 
 
@@ -190,15 +191,15 @@ class _Sequences:
         """Return the longest length of the examples start … stop − 1."""
         return int(np.diff(self._offsets[start : stop + 1]).max(initial=0))
 
-    def _given(self, indices: NDArray[np.int64]) -> ColumnTensors:
+    def _given(self, indices: NDArray[np.int64]) -> Columns:
         examples = self._column.take(indices)
         values, lengths = _numbers(examples.padded()), torch.from_numpy(examples.lengths)
         return {self._name: values.to(self._device), f"{self._name}{LENGTHS}": lengths.to(self._device)}
 
-    def span(self, start: int, stop: int) -> ColumnTensors:
+    def span(self, start: int, stop: int) -> Columns:
         return self._given(np.arange(start, stop))
 
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Columns]:
         indices = chosen.cpu().numpy()
         ends = np.cumsum(sizes)
         return [self._given(indices[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
@@ -268,7 +269,7 @@ class ResidentSplit:
             self.wait_seconds += time.perf_counter() - began
             yield list(zip(x, y, strict=True))
 
-    def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
+    def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Columns]:
         columns = [held.batches(chosen, sizes, changes) for held in self._inputs.values()]
         if len(columns) == 1:
             return columns[0]
@@ -293,7 +294,7 @@ def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.dev
     return {"train": split("train", changing=changing), "test": split("test", changing=False)}
 
 
-def part_of(tensors: ColumnTensors, begin: int, end: int) -> ColumnTensors:
+def part_of(tensors: Columns, begin: int, end: int) -> Columns:
     """Return the examples begin … end − 1 of a batch's inputs or target."""
     return {name: tensor[begin:end] for name, tensor in tensors.items()} if isinstance(tensors, dict) else tensors[begin:end]
 

@@ -19,7 +19,7 @@ from ..base import StepComponent
 from ..timing import Calibrator, CarryOut, DirectTrial, Exchange
 from .calibration import SMALL_ELEMENTS, DdpExchange
 from .collectives import Collectives, NativeCollectives
-from .data import ColumnTensors
+from .data import Columns, Tensors
 from .gradients import DdpGradients, LocalGradients, LossAndGradients, data_parallel
 from .model import Context, DistributedLoss, MicroBatch, Model
 from .optimizers import LossScale
@@ -62,7 +62,7 @@ class TcpGradients(LocalGradients):
         self._small = torch.zeros(SMALL_ELEMENTS)
         self._backward = None if len(self._buckets.flat) == 1 else _OverlappedBackward(model.leaves, self._buckets, self._submit)
 
-    def compute_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> LossAndGradients:
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> LossAndGradients:
         """Compute and exchange."""
         if self._backward is None:
             loss, gradients = super().compute_batch(x, y, scale, context)
@@ -78,7 +78,7 @@ class TcpGradients(LocalGradients):
         loss, gradients = super().compute_micro_batches(micro_batches, count, scale)
         return loss, self._all_reduced(gradients)
 
-    def _all_reduced(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _all_reduced(self, gradients: Tensors) -> Tensors:
         torch._foreach_copy_(self._buckets.views, list(gradients))
         self.whole()
         return self._buckets.views
@@ -122,7 +122,7 @@ class _Buckets:
 
 
 class _OverlappedBackward:
-    def __init__(self, leaves: Sequence[torch.Tensor], buckets: _Buckets, submit: Callable[[int], None]) -> None:
+    def __init__(self, leaves: Tensors, buckets: _Buckets, submit: Callable[[int], None]) -> None:
         self._buckets, self._submit = buckets, submit
         self._missing: list[int] = []
         self._next = 0

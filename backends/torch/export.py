@@ -18,7 +18,7 @@ from ...data.text import END, PADDING
 from ...models.base import ForwardContext
 from ...models.decoding import GREEDY
 from ..export import LOGITS, Export
-from .data import ColumnTensors
+from .data import Columns
 from .decoding import greedy
 
 EXAMPLE_BATCH, EXAMPLE_LENGTH = 2, 7  # torch.export would take 0 and 1 as fixed
@@ -105,7 +105,7 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
         """
         return self._outputs(images)
 
-    def _outputs(self, inputs: ColumnTensors) -> torch.Tensor:
+    def _outputs(self, inputs: Columns) -> torch.Tensor:
         parameters = {name: self.get_parameter(self.places[name]) for name in self.places if name not in self._buffer_names}
         buffers = {name: self.get_buffer(self.places[name]) for name in self._buffer_names}
         return self.run(parameters, inputs, ForwardContext(training=False, buffers=buffers, settings=self._settings))

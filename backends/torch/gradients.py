@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ...data.sampler import Batches
-from .data import ColumnTensors
-from .model import Context, MicroBatch, Model, apart, cut_into_micro_batches
+from .data import Columns, Tensors
+from .model import Context, MicroBatch, Model, apart, cut_batch
 from .optimizers import LossScale
 
-LossAndGradients = tuple[torch.Tensor, Sequence[torch.Tensor]]  # loss, gradients in the order of the model's leaves
+LossAndGradients = tuple[torch.Tensor, Tensors]  # loss, gradients in the order of the model's leaves
 
 
 class LocalGradients:
@@ -33,7 +33,7 @@ class LocalGradients:
     def __init__(self, model: Model, loss_scale: LossScale | None, *, slices: bool) -> None:
         self._model, self._loss_scale, self._slices = model, loss_scale, slices
 
-    def compute_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> LossAndGradients:
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> LossAndGradients:
         """Compute a batch: its mean loss, or this rank's part of it, times the factor."""
         model = self._model
         loss = model.summed_loss(x, y, context) * scale if self._slices else model.mean_loss(x, y, context, scale)
@@ -59,11 +59,11 @@ class LocalGradients:
             losses.append(loss.detach())
         return torch.stack(losses).sum(), total
 
-    def compute_gathered(self, x: ColumnTensors, y: ColumnTensors, batch: Batches, accumulate: int, scale: float) -> LossAndGradients:
+    def compute_gathered(self, x: Columns, y: Columns, batch: Batches, accumulate: int, scale: float) -> LossAndGradients:
         """Compute a gathered batch by itself, in at most `accumulate` micro-batches."""
         if accumulate == 1:
             return self.compute_batch(x, y, scale, self._model.passes.training(0, batch, 0))
-        micro_batches = cut_into_micro_batches(self._model, x, y, batch, accumulate)
+        micro_batches = cut_batch(self._model, x, y, batch, accumulate)
         return self.compute_micro_batches(micro_batches, 0, scale)  # how many there are is of no importance without DDP
 
 
@@ -76,7 +76,7 @@ class DdpGradients(LocalGradients):
         super().__init__(model, loss_scale, slices=True)
         self._distributed, self.factor = distributed, float(ranks)
 
-    def compute_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> LossAndGradients:
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> LossAndGradients:
         """Compute; see `LocalGradients`."""
         self._forget()
         loss = self._backward(x, y, scale, context)
@@ -98,7 +98,7 @@ class DdpGradients(LocalGradients):
         for leaf in self._model.leaves:
             leaf.grad = None
 
-    def _backward(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> torch.Tensor:
+    def _backward(self, x: Columns, y: Columns, scale: float, context: Context) -> torch.Tensor:
         loss = self._distributed(x, y, scale, context)
         _scaled(loss, self._loss_scale).backward()
         self._model.keep_updated(context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from ..base import TensorFunctions
 from ..capabilities import check_precision
 from ..decoding_functions import ModelFunctions
 from ..vectors import evaluation_passes
-from .data import ColumnTensors, ResidentSplit, part_of
+from .data import Columns, ResidentSplit, Tensors, part_of
 from .decoding import TorchStepper, shape_of
 from .optimizers import LOW_FORMATS, overwrites_gradients, watched
 from .runtime import cut
@@ -104,16 +104,16 @@ class ForwardContexts:
 
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
-MicroBatch = tuple[ColumnTensors, ColumnTensors, Context]  # inputs, target, context
+MicroBatch = tuple[Columns, Columns, Context]  # inputs, target, context
 
 
 class CompiledLoss(Protocol):
     """The compiled sum of the losses of batches of some sizes."""
 
-    def takes(self, y: ColumnTensors) -> bool:
+    def takes(self, y: Columns) -> bool:
         """Return whether a batch has such a size."""
 
-    def __call__(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: Any, context: Context) -> torch.Tensor:
+    def __call__(self, named: Mapping[str, torch.Tensor], x: Columns, y: Any, context: Context) -> torch.Tensor:
         """Return the sum, and new buffers in `context`."""
 
 
@@ -123,7 +123,7 @@ class Model:
     `values` are the tensors without gradients.
     """
 
-    def __init__(self, job: Job, spec: ModelSpec, rank: int, leaves: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+    def __init__(self, job: Job, spec: ModelSpec, rank: int, leaves: Tensors, buffers: Tensors) -> None:
         self.spec = spec
         self._job, self._rank = job, rank
         self.leaves, self.buffers = list(leaves), list(buffers)
@@ -155,11 +155,11 @@ class Model:
         leaves = [piece.requires_grad_() for piece in cut(flat[: spec.size], spec.parameters)]
         return cls(job, spec, rank, leaves, cut(flat[spec.size :], spec.buffers))
 
-    def with_values(self, values: Sequence[torch.Tensor]) -> Model:
+    def with_values(self, values: Tensors) -> Model:
         """Return the same model and buffers on other parameters, to be evaluated."""
         return Model(self._job, self.spec, self._rank, values, self.buffers)
 
-    def forward(self, x: ColumnTensors, context: Context) -> torch.Tensor:
+    def forward(self, x: Columns, context: Context) -> torch.Tensor:
         """Return the forward function's result in float32: of images logits_bk."""
         if self._low is None:
             return self._function(self.named, x, context)
@@ -182,7 +182,7 @@ class Model:
 
         return TorchStepper(functions.called(call), quality.source, self.spec.logits_per_position, self._device)
 
-    def compute_loss(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
+    def compute_loss(self, named: Mapping[str, torch.Tensor], x: Columns, y: Columns, context: Context) -> torch.Tensor:
         """Return the sum of losses with these parameters.
 
         This is compiled, and touches only its arguments.
@@ -197,13 +197,13 @@ class Model:
             return torch.nn.functional.cross_entropy(outputs, y, reduction="sum")
         return self._own_losses(outputs, y, context).sum()
 
-    def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
+    def mean_loss(self, x: Columns, y: Columns, context: Context, share: float) -> torch.Tensor:
         """Return a whole, non-empty batch's mean loss; `share` is 1 / (weight of its examples)."""
         if self._own_losses is None and (self.compiled is None or not self.compiled.takes(y)):
             return torch.nn.functional.cross_entropy(self.forward(x, context), y)
         return self.summed_loss(x, y, context) * share
 
-    def summed_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
+    def summed_loss(self, x: Columns, y: Columns, context: Context) -> torch.Tensor:
         """Return the sum of losses; 0, with zero gradients, for an empty slice."""
         if self.compiled is not None and self.compiled.takes(y):
             return self.compiled(self.named, x, y, context)
@@ -232,7 +232,7 @@ class Model:
             sums += [float(parts[name].sum(dtype=torch.float64)) for name in self.spec.objective.sums]
         return sums.tolist()
 
-    def _batch_sums(self, outputs: torch.Tensor, x: ColumnTensors, y: ColumnTensors) -> dict[str, torch.Tensor]:
+    def _batch_sums(self, outputs: torch.Tensor, x: Columns, y: Columns) -> dict[str, torch.Tensor]:
         context = self.passes.evaluation
         if self._own_losses is None:
             losses_b = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
@@ -251,7 +251,7 @@ class Model:
         pieces = [logits_bk.cpu().numpy() for logits_bk, _, _ in self._evaluated(data, start, stop)]
         return np.concatenate([np.zeros((0, self.spec.classes), dtype=np.float32), *pieces])
 
-    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ColumnTensors, ColumnTensors]]:
+    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, Columns, Columns]]:
         for first, last in evaluation_passes(self.spec, data.longest, start, stop):
             with torch.inference_mode():
                 x, y = data.span(first, last)
@@ -259,7 +259,7 @@ class Model:
             yield outputs, x, y
 
 
-def apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def apart(gradients: Tensors) -> list[torch.Tensor]:
     """Return gradients in separate memory.
 
     Autograd may return one tensor or overlapping views for several.
@@ -274,7 +274,7 @@ def apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return separate
 
 
-def cut_into_micro_batches(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Batches, most: int) -> Iterator[MicroBatch]:
+def cut_batch(model: Model, x: Columns, y: Columns, batch: Batches, most: int) -> Iterator[MicroBatch]:
     """Cut gathered examples into micro-batches; `batch` has only these examples."""
     cut, _ = batch.in_micro_batches(most)
     for number, (begin, end) in enumerate(pairwise((cut.offsets - cut.offsets[0]).tolist())):
@@ -307,6 +307,6 @@ class DistributedLoss(torch.nn.Module):  # type: ignore[misc]
         self.leaves = torch.nn.ParameterList(model.leaves)
         self._model = model
 
-    def forward(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> torch.Tensor:
+    def forward(self, x: Columns, y: Columns, scale: float, context: Context) -> torch.Tensor:
         """Return scale · Σ losses of the slice."""
         return self._model.summed_loss(x, y, context) * scale

@@ -6,7 +6,7 @@ They make 14,800 updates/s of logistic regression, torch.optim.SGD 11,000.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,8 +18,7 @@ from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, ave
 from .. import vectors
 from ..capabilities import unused_precision
 from ..vectors import next_scale, refuse_exhausted
-
-Tensors = Sequence[torch.Tensor]
+from .data import Tensors
 
 
 class Rule(Protocol):
@@ -219,7 +218,7 @@ class _LowOperations(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
-def unscaled(gradients: Sequence[torch.Tensor], scale: float) -> bool:
+def unscaled(gradients: Tensors, scale: float) -> bool:
     """Divide the gradients by the scale, in place; return whether all are finite."""
     torch._foreach_mul_(gradients, 1.0 / scale)
     largest = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()], float("inf"))
@@ -229,7 +228,7 @@ def unscaled(gradients: Sequence[torch.Tensor], scale: float) -> bool:
 class LossScale(vectors.LossScale):
     """Dynamic loss scaling."""
 
-    def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
+    def unscale(self, gradients: Tensors) -> bool:
         """Divide the gradients in place and adapt the scale; return whether all are finite.
 
         Raises RunFailedError at its end.

@@ -15,7 +15,7 @@ from .. import vectors as state_memory
 from ..base import Availability, State
 from ..capabilities import Device
 from ..loading import tune_malloc
-from .data import share
+from .data import Tensors, share
 
 
 def availability(name: str, install: str) -> Availability:
@@ -106,7 +106,7 @@ class StateMemory(state_memory.StateMemory):
         *vectors, buffers = held
         self._tensors = [piece for vector in vectors for piece in cut(vector, spec.parameters)] + cut(buffers, spec.buffers)
 
-    def take(self, tensors: Sequence[torch.Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Copy the state's tensors, in the order of `each_value`, completely."""
         for kept, tensor in zip(self._tensors, tensors, strict=True):
             kept.copy_(tensor, non_blocking=True)

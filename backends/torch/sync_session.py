@@ -26,7 +26,7 @@ from ..rank_session import RankSession
 from ..timing import Calibrator, CarryOut, DirectTrial, Exchange, measure_step
 from .calibration import StepProfiler, make_calibrator, reducer_figures
 from .compiler import choose
-from .data import ColumnTensors, resident_splits
+from .data import Columns, resident_splits
 from .decoding import TorchStepper
 from .direct import TcpCollectives, TcpGradients, init_collectives, open_trial
 from .gradients import LocalGradients, LossAndGradients
@@ -250,7 +250,7 @@ class SyncSession(RankSession[StateMemory]):
     def _make_calibrator(self, source: LocalGradients, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
 
-        def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
+        def compute(x: Columns, y: Columns, batch: Batches) -> None:
             scale = self._source.factor / float(batch.weights[0])
             self._updater.apply(source.compute_gathered(x, y, batch, self._job.accumulate, scale), 0.0)
 

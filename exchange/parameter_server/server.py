@@ -95,14 +95,11 @@ def initial_shard(job: Job, model: ModelSpec, index: int, make_rule: MakeRule) -
     """Return shard `index` at the model's initial values."""
     start, stop = shard_bounds(model, job.ps)[index]
     parameters, buffers = model.initial(job.seed), model.initial_buffers()
-    flat = np.empty(stop - start, dtype=np.float32)
-    position = 0
+    pieces, position = [], 0
     for spec, values in ((spec, values) for specs, values in ((model.parameters, parameters), (model.buffers, buffers)) for spec in specs):
-        first, last = max(start, position), min(stop, position + spec.size)
-        if first < last:
-            flat[first - start : last - start] = values[spec.name].ravel()[first - position : last - position]
+        pieces.append(values[spec.name].ravel()[max(0, start - position) : max(0, stop - position)])
         position += spec.size
-    return Shard(flat, max(0, min(stop, model.size) - start), job, make_rule)
+    return Shard(np.concatenate(pieces), max(0, min(stop, model.size) - start), job, make_rule)
 
 
 def warm_rule(shard: Shard, job: Job, make_rule: MakeRule) -> None:

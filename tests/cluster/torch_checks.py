@@ -17,7 +17,7 @@ from crosstrain.backends.torch import data as pixels_module
 from crosstrain.backends.torch import optimizers as precision
 from crosstrain.backends.torch.data import Normaliser, change, gather_changed
 from crosstrain.backends.torch.gradients import DdpGradients, LocalGradients, data_parallel
-from crosstrain.backends.torch.model import DistributedLoss, Dropout, Model, apart, cut_into_micro_batches
+from crosstrain.backends.torch.model import DistributedLoss, Dropout, Model, apart, cut_batch
 from crosstrain.backends.torch.optimizers import make_rule
 from crosstrain.backends.torch.sync_session import Updater
 from crosstrain.core.errors import RunFailedError, UsageError
@@ -316,7 +316,7 @@ def test_ranks_add_up_micro_batches_of_parameters_that_share_their_gradients():
             model = Model.initial(job, spec, 0, CPU)
             wrapped = data_parallel(DistributedLoss(model), None) if ranks else None
             source = DdpGradients(model, None, wrapped, 1) if ranks else LocalGradients(model, None, slices=False)
-            micro_batches = cut_into_micro_batches(model, x, y, Batches.single(12), parts)
+            micro_batches = cut_batch(model, x, y, Batches.single(12), parts)
             Updater(job, make_rule(job, model.values), None).apply(source.compute_micro_batches(micro_batches, parts, 1 / 12), 1.0)
             found.append(torch.cat([value.flatten() for value in model.values]))
     finally:

@@ -46,8 +46,9 @@ from .calibration import WorkerComponents
 from .result_queue import ResultQueue
 from .shards import make_shard
 from .tickets import SPAN, Ticket, cut, pack, read_outcome
-from .worker import element_spec, evaluation, local_dataset, training
+from .worker import WorkerFunctions, element_spec, local_dataset
 
+Traced = Callable[..., tf.Tensor]
 STEPS_PER_TICKET = 100  # handing one out costs about two updates of a small model
 TICKETS_PER_WORKER = 4  # minimum in a plan, so that workers share it by their speed
 OUTSTANDING_PER_WORKER = 3  # one in progress, two so that an early worker never waits for the chief
@@ -92,9 +93,9 @@ class AsyncSession:
         layout = self._layout = with_mapped_files(layout_for(job, spec, data.info), data)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
-        self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
+        self._evaluations: dict[Split, Traced] = {}
         self._op_by_op = self._model
-        self._component_functions: dict[StepComponent, tf.types.experimental.ConcreteFunction] = {}
+        self._component_functions: dict[StepComponent, Traced] = {}
         self._memory: StateMemory | None = None
         self._data = data
         self._decoded: dict[str, tf.Variable] = {}
@@ -109,8 +110,8 @@ class AsyncSession:
     def compile(self, *, on: bool) -> None:
         """Have workers compute gradients by XLA, or op by op."""
         self._model = self._compiled_model() if on else self._op_by_op
-        function = training(self._job, self._model, self._passes, self._shards, self._layout)
-        self._train = self._traced(function, tf.TensorSpec([None], tf.int32))
+        functions = WorkerFunctions(self._job, self._model, self._passes, self._shards, self._layout)
+        self._train = self._traced(functions.training(), tf.TensorSpec([None], tf.int32))
         self._component_functions.clear()
 
     def _compiled_model(self) -> TfModel:
@@ -202,7 +203,7 @@ class AsyncSession:
         """
         state = self.state().to_evaluate()
         for name, value in {**state.parameters, **state.buffers}.items():
-            held = self._model.layouts[name].to_storage(value) if name in self._model.layouts else value
+            held = self._model.to_storage(name, value)
             if name in self._decoded:
                 self._decoded[name].assign(held)
             else:
@@ -269,11 +270,11 @@ class AsyncSession:
             f"in {MAX_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
         )
 
-    def _component_function(self, component: StepComponent, model: TfModel) -> tf.types.experimental.ConcreteFunction:
+    def _component_function(self, component: StepComponent, model: TfModel) -> Traced:
         components = WorkerComponents(self._job, model, self._passes, self._shards, self._layout)
         return self._traced(components.function(component), tf.TensorSpec([None], tf.int32), LIMITS)
 
-    def _on_each_worker(self, function: tf.types.experimental.ConcreteFunction, order: CalibrationOrder) -> list[tuple[float, ...]]:
+    def _on_each_worker(self, function: Traced, order: CalibrationOrder) -> list[tuple[float, ...]]:
         """Give an order to as many workers as there are, or to some of them repeatedly.
 
         Return the answers.
@@ -282,7 +283,7 @@ class AsyncSession:
         arguments = tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(order_limits(order))
         return [tuple(answer.tolist()) for answer in self._results_of(function, [arguments] * self._job.workers)]
 
-    def _results_of(self, function: tf.types.experimental.ConcreteFunction, calls: Sequence[tuple[tf.Tensor, ...]]) -> Iterator[Array]:
+    def _results_of(self, function: Traced, calls: Sequence[tuple[tf.Tensor, ...]]) -> Iterator[Array]:
         """Have workers call a function of their dataset and further arguments.
 
         Yield results as they are ready.
@@ -299,13 +300,13 @@ class AsyncSession:
         TensorFlow's coordinator would wait forever for a dead worker.
         """
 
-    def _evaluation(self, split: Split) -> tf.types.experimental.ConcreteFunction:
+    def _evaluation(self, split: Split) -> Traced:
         if split not in self._evaluations:
-            function = evaluation(self._model, self._passes, self._shards, self._layout, split)
-            self._evaluations[split] = self._traced(function, tf.TensorSpec([2], tf.int32))
+            functions = WorkerFunctions(self._job, self._model, self._passes, self._shards, self._layout)
+            self._evaluations[split] = self._traced(functions.evaluation(split), tf.TensorSpec([2], tf.int32))
         return self._evaluations[split]
 
-    def _traced(self, function: Callable[..., tf.Tensor], *signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
+    def _traced(self, function: Callable[..., tf.Tensor], *signature: tf.TensorSpec) -> Traced:
         iterator = tf.data.IteratorSpec(element_spec(self._layout))
         return tf.function(function, input_signature=[iterator, *signature], autograph=False).get_concrete_function()
 
@@ -326,6 +327,4 @@ class AsyncSession:
             raise RuntimeError(f"{what} was called with {self._tickets.outstanding} tickets outstanding; drain first")
 
     def _flat(self, specs: Sequence[ParameterSpec], values: Mapping[str, Array]) -> Array:
-        layouts = self._model.layouts
-        held = [layouts[spec.name].to_storage(values[spec.name]) if spec.name in layouts else values[spec.name] for spec in specs]
-        return np.concatenate([value.ravel() for value in held])
+        return np.concatenate([self._model.to_storage(spec.name, values[spec.name]).ravel() for spec in specs])

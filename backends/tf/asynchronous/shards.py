@@ -5,7 +5,7 @@ Messages are float32, integers as their bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ....core.update_rules import EMA, weights_to_evaluate
 from ....models.base import Array
+from ..data import Tensors
 from ..optimizers import Optimizer
 from .tickets import StepMarks, make_marks
 
@@ -84,7 +85,7 @@ class Shard:
             with tf.control_dependencies([before]):
                 return self.pull(before - tf.bitcast(read, tf.int64))
 
-    def _apply(self, gradient: tf.Tensor, decrement: Sequence[tf.Tensor], rate: tf.Tensor, update: tf.Tensor | None) -> list[tf.Operation]:
+    def _apply(self, gradient: tf.Tensor, decrement: Tensors, rate: tf.Tensor, update: tf.Tensor | None) -> list[tf.Operation]:
         scalars = self.optimizer.scalars(tf.reshape(rate, []), update)
         applied = [self.optimizer.apply(self.values, self.slots, gradient, scalars)]
         if self.tail is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -12,12 +12,12 @@ from ....data.sampler import Batches
 from ...base import CalibrationOrder, StepComponent
 from ...timing import repeat
 from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, any_element, order_limits, ready_after, repeated
-from ..data import Batch, ColumnTensors, Resident, part_of
+from ..data import Batch, Columns, Resident, Tensors, part_of
 from .collectives import Collectives, Traced
 from .steps import Replica
 
-Gradients = Callable[[ColumnTensors, ColumnTensors, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
-Reduce = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+Gradients = Callable[[Columns, Columns, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Tensors]]
+Reduce = Callable[[Tensors], Tensors]
 
 
 class Calibrator:
@@ -119,7 +119,7 @@ class RankComponents:
     def _computing(self, size: int) -> tuple[State, Step]:
         batch, indices = part_of((self._batch(0), self._indices_kb[0]), 0, size)
 
-        def compute(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
+        def compute(laid: Columns, target: Columns) -> tf.Tensor:
             return self._updated(laid, target, indices, lambda gradients: gradients)
 
         return ready_after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(compute, *batch)]
@@ -133,12 +133,12 @@ class RankComponents:
             position = tf.math.floormod(done, self._count)
         indices = tf.gather(self._indices_kb, position)
 
-        def compute(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
+        def compute(laid: Columns, target: Columns) -> tf.Tensor:
             return self._updated(laid, target, indices, self._ranks.all_reduce)
 
         return [self._ranks.on_replica(compute, *self._batch(position))]
 
-    def _updated(self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, all_reduce: Reduce) -> tf.Tensor:
+    def _updated(self, laid: Columns, target: Columns, indices: tf.Tensor, all_reduce: Reduce) -> tf.Tensor:
         number = tf.constant(0, tf.int64) if self._dropout else None
         loss_sum, gradients = self._gradients(laid, target, indices, number, tf.constant(self._weight))
         self._replica.apply(all_reduce(gradients), tf.unstack(tf.constant(self._scalars)))

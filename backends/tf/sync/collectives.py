@@ -14,6 +14,7 @@ from ....core.cluster import Task
 from ....core.job import Job
 from ....models.base import Array
 from ...base import set_nccl_interface
+from ..data import Tensors
 from ..runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
 from .rendezvous import meet
 
@@ -65,7 +66,7 @@ class Collectives:
         """In a traced function, also in a loop: call `function` where it may use `all_reduce`."""
         return function(*arguments)
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def all_reduce(self, tensors: Tensors) -> Tensors:
         """In `on_replica`: return each tensor's sum over all ranks."""
         return tensors
 
@@ -150,7 +151,7 @@ class NativeCollectives(Collectives):
         """Run the function on this rank's replica."""
         return self._strategy.run(function, args=arguments)
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def all_reduce(self, tensors: Tensors) -> Tensors:
         """All-reduce the tensors; those of one type travel together, in packs."""
         placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy needs their devices
         return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed))

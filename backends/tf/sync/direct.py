@@ -17,6 +17,7 @@ from ....exchange.authentication import gpu_error
 from ....exchange.mesh import Mesh, Vector
 from ....models.base import Array
 from ...timing import DirectTrial
+from ..data import Tensors
 from .calibration import Calibrator
 from .collectives import Collectives, NativeCollectives, Traced
 
@@ -35,7 +36,7 @@ class TcpCollectives(Collectives):
         """Return None: XLA has no Python functions."""
         return None
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def all_reduce(self, tensors: Tensors) -> Tensors:
         """Return sums over all ranks, in ops, by bucket while others are computed.
 
         TensorFlow runs Python functions in order.
@@ -57,7 +58,7 @@ class TcpCollectives(Collectives):
                 sums[place] = total
         return sums
 
-    def _room(self, number: int, tensors: Sequence[tf.Tensor]) -> _Room:
+    def _room(self, number: int, tensors: Tensors) -> _Room:
         """Return a bucket's memory, shared by all traced functions with such gradients.
 
         Only one runs at a time.
@@ -137,7 +138,7 @@ class _Room:
         return self._flats[self._number][1]
 
 
-def _in_ops(function: Any, tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _in_ops(function: Any, tensors: Tensors, like: Tensors) -> list[tf.Tensor]:
     results = tf.numpy_function(function, list(tensors), [tensor.dtype for tensor in like])
     if not like:
         return []

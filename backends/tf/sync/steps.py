@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from ...base import State
 from ...compiling import compiled_sizes
 from ...vectors import StateMemory
 from ..compiler import CompiledLoop, compiled
-from ..data import Batch, ColumnTensors, Resident, part_of
+from ..data import Batch, Columns, Resident, Tensors, part_of
 from ..model import Buffers, ForwardContexts, TfModel
 from ..optimizers import LossScale, Optimizer, accumulated, build_optimizer, clipped
 from ..runtime import checked_values, copy_all
@@ -37,7 +37,7 @@ class Replica:
         spec = self._spec = model.spec
         self._model = model
         self.optimizer: Optimizer = build_optimizer(job)
-        self._parameters = [tf.Variable(self._held(name, value), name=name) for name, value in spec.initial(job.seed).items()]
+        self._parameters = [tf.Variable(model.to_storage(name, value), name=name) for name, value in spec.initial(job.seed).items()]
         self._slots = [{slot: tf.Variable(tf.zeros_like(variable)) for slot in self.optimizer.slots} for variable in self._parameters]
         self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers().items()}
         self.loss_scale = LossScale() if job.precision == "fp16" else None
@@ -57,10 +57,10 @@ class Replica:
         parameters = self._model.parameters({name: _read(variable) for name, variable in named})
         return parameters, {name: _read(variable) for name, variable in self._buffers.items()}
 
-    def apply(self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> None:
+    def apply(self, gradients: Tensors, scalars: Tensors) -> None:
         """In ops: update every parameter, unless a scaled gradient overflowed."""
 
-        def update(gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> None:
+        def update(gradients: Tensors, scalars: Tensors) -> None:
             if self._clip_norm:
                 gradients = clipped(gradients, self._clip_norm)
             for variable, slots, gradient in zip(self._parameters, self._slots, gradients, strict=True):
@@ -87,7 +87,7 @@ class Replica:
         for name, value in updated.items():
             self._buffers[name].assign(value)
 
-    def average_buffers(self, all_reduce: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]], workers: int) -> None:
+    def average_buffers(self, all_reduce: Callable[[Tensors], Tensors], workers: int) -> None:
         """In ops: replace the buffers by their mean over the ranks."""
         sums = all_reduce([_read(variable) for variable in self._buffers.values()])
         for variable, summed in zip(self._buffers.values(), sums, strict=True):
@@ -134,15 +134,12 @@ class Replica:
         values = [None] * len(variables) if state is None else checked_values(self._spec, self.optimizer.slots, state)
         for (spec, variable), value in zip(variables, values, strict=True):
             array = np.zeros(spec.shape, np.float32) if value is None and state is not None else value
-            variable.assign(self._held(spec.name, broadcast(array, spec.shape)))
+            variable.assign(self._model.to_storage(spec.name, broadcast(array, spec.shape)))
         if self.loss_scale is not None:
             scalars = {} if state is None else state.scalars
             array = np.array([scalars.get(name, value) for name, value in LossScale.initial().items()], np.float32)
             scale = broadcast(None if state is None else array, array.shape)
             self.loss_scale.restore(dict(zip(LossScale.initial(), scale.tolist(), strict=True)))
-
-    def _held(self, name: str, canonical: Array) -> Array:
-        return self._model.layouts[name].to_storage(canonical) if name in self._model.layouts else canonical
 
     def _canonical_view(self, name: str, variable: tf.Variable) -> Array:
         held = np.asarray(variable.read_value())
@@ -258,7 +255,7 @@ class Steps:
             losses.append(self._loop(part, part_scalars) if fits else self._in_ops(part, part_scalars, first_step + first))
         return np.concatenate(losses)
 
-    def _in_ops(self, batches: Batches, scalars: NDArray[np.float32], first_step: int) -> Array:
+    def _in_ops(self, batches: Batches, scalars: Array, first_step: int) -> Array:
         examples = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
         sizes, weights = np.diff(batches.offsets).astype(np.int64), batches.weights.astype(np.float32)
         changes = _NO_CHANGES if batches.changes is None else batches.changes[examples]
@@ -313,7 +310,7 @@ class Steps:
 
     def _accumulated(
         self, take: Callable[[tf.Tensor, tf.Tensor], tuple[Batch, tf.Tensor]], size: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    ) -> tuple[tf.Tensor, Tensors]:
         """Compute as `_gradients` in micro-batches, in turn.
 
         `take` returns examples begin … end − 1 and their indices.
@@ -328,8 +325,8 @@ class Steps:
         return loss_sum, gradients
 
     def gradients(
-        self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        self, laid: Columns, target: Columns, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
+    ) -> tuple[tf.Tensor, Tensors]:
         """Return the same of examples gathered together, in as many micro-batches as in training."""
         if self._job.accumulate == 1:
             return self._gradients(laid, target, indices, number, share)
@@ -337,13 +334,13 @@ class Steps:
 
     def _gradients(
         self,
-        laid: ColumnTensors,
-        target: ColumnTensors,
+        laid: Columns,
+        target: Columns,
         indices: tf.Tensor,
         number: tf.Tensor | None,
         share: tf.Tensor,
         micro_batch: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    ) -> tuple[tf.Tensor, Tensors]:
         """Return the sum of this rank's losses and its part of the gradients; buffers are kept.
 
         Images lie as in memory.
