@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ class ForwardContexts:
     """
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int) -> None:
-        self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
+        self._job, self._rank = job, rank
         self._low = LOW_FORMATS[job.precision]
         self._name, self._settings = spec.name, spec.settings
         self.dropout = spec.dropout
@@ -59,40 +58,17 @@ class ForwardContexts:
         `micro_batch` (int32) is given if the update has several.
         """
         context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low, settings=self._settings)
-        context.dropout = self._dropout(step, indices, micro_batch) if self.dropout else refused_dropout(self._name)
+        context.dropout = Dropout(self._job, self._rank, step, indices, micro_batch) if self.dropout else refused_dropout(self._name)
         return context
-
-    def _dropout(self, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> Dropout:
-        if micro_batch is not None and not self._shared_masks:
-            step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
-        return Dropout(partial(self._shared_mask if self._shared_masks else self._drawn_mask, step, indices))
-
-    def _drawn_mask(
-        self, step: tf.Tensor, indices: tf.Tensor, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int
-    ) -> tf.Tensor:
-        mixed = np.random.SeedSequence([self._seed, self._rank, layer]).generate_state(1, np.uint64).view(np.int64)
-        key = tf.stack([tf.constant(mixed[0]), step])
-        if static.rank == 2:
-            return tf.random.stateless_uniform(shape, key, alg="philox") >= rate
-        return _half_words(key, shape, rate)
-
-    def _shared_mask(
-        self, step: tf.Tensor, indices: tf.Tensor, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int
-    ) -> tf.Tensor:
-        def mask(step: np.int64, indices: NDArray[np.int32], shape: NDArray[np.int32]) -> NDArray[np.bool_]:
-            return keep_mask_of_shape(self._seed, int(step), layer, indices, shape.tolist(), rate)
-
-        return tf.ensure_shape(tf.numpy_function(mask, [step, indices, shape], tf.bool), static)
 
 
 class Dropout:
-    """Dropout of an update.
+    """Dropout of an update, or of its micro-batch."""
 
-    `mask(static, dynamic shape, rate, layer)` returns the kept elements, in ops.
-    """
-
-    def __init__(self, mask: Callable[[tf.TensorShape, tf.Tensor, float, int], tf.Tensor]) -> None:
-        self._mask = mask
+    def __init__(self, job: Job, rank: int, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> None:
+        self._job, self._rank, self._step, self._indices = job, rank, step, indices
+        if micro_batch is not None and not job.deterministic:
+            self._step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
 
     def __call__(self, x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
         """Return x with elements zeroed and the others scaled."""
@@ -100,7 +76,16 @@ class Dropout:
 
     def kept(self, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
         """Return the boolean mask of a shape."""
-        return self._mask(static, shape, drawn_rate(rate), layer)
+        rate, seed = drawn_rate(rate), self._job.seed
+        if not self._job.deterministic:
+            mixed = np.random.SeedSequence([seed, self._rank, layer]).generate_state(1, np.uint64).view(np.int64)
+            key = tf.stack([tf.constant(mixed[0]), self._step])
+            return tf.random.stateless_uniform(shape, key, alg="philox") >= rate if static.rank == 2 else _half_words(key, shape, rate)
+
+        def mask(step: np.int64, indices: NDArray[np.int32], shape: NDArray[np.int32]) -> NDArray[np.bool_]:
+            return keep_mask_of_shape(seed, int(step), layer, indices, shape.tolist(), rate)
+
+        return tf.ensure_shape(tf.numpy_function(mask, [self._step, self._indices, shape], tf.bool), static)
 
 
 def dropped(x: tf.Tensor, kept: tf.Tensor, rate: float) -> tf.Tensor:

@@ -14,9 +14,9 @@ from ...core.cluster import Task
 from ...core.job import Job
 from ...exchange.all_reduce import buckets_of
 from ...exchange.authentication import gpu_error
-from ...exchange.mesh import Mesh, Vector
+from ...exchange.mesh import Mesh
 from ..base import StepComponent
-from ..timing import Calibrator, CarryOut, DirectTrial, Exchange
+from ..timing import Exchange
 from .calibration import SMALL_ELEMENTS, DdpExchange
 from .collectives import Collectives, NativeCollectives
 from .data import Columns, Tensors
@@ -152,23 +152,6 @@ class _OverlappedBackward:
 
 
 TRIED: Mapping[StepComponent, str] = {"direct": "communicate", "direct_message": "message", "direct_step": "step"}
-
-
-def open_trial(
-    task: Task, ranks: Collectives, device: torch.device, silence_seconds: float, make: Callable[[TcpCollectives], Calibrator]
-) -> DirectTrial:
-    """Try a second mesh, whose calibrator `make` returns."""
-
-    def all_reduce(vector: Vector) -> Vector:
-        ranks.all_reduce(tensor := torch.from_numpy(vector.copy()))
-        total: Vector = tensor.numpy()
-        return total
-
-    def carry_out(mesh: Mesh) -> CarryOut:
-        calibrator = make(TcpCollectives(mesh))
-        return lambda order: calibrator.run(order, TRIED[order.component])
-
-    return DirectTrial.of(task, device.type == "cpu", all_reduce, silence_seconds, carry_out)
 
 
 class CollectivesSetup(NamedTuple):

@@ -19,6 +19,7 @@ from ...core.liveness import startup_phase
 from ...core.update_rules import slot_names, weights_to_evaluate
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
+from ...exchange.mesh import Mesh, Vector
 from ...models.base import Array, ModelSpec
 from ..base import Plan, State, StepResult, calibration_batches
 from ..compiling import to_be_chosen
@@ -28,7 +29,7 @@ from .calibration import StepProfiler, make_calibrator, reducer_figures
 from .compiler import choose
 from .data import Columns, resident_splits
 from .decoding import TorchStepper
-from .direct import TcpCollectives, TcpGradients, init_collectives, open_trial
+from .direct import TRIED, TcpCollectives, TcpGradients, init_collectives
 from .gradients import LocalGradients, LossAndGradients
 from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
@@ -241,11 +242,16 @@ class SyncSession(RankSession[StateMemory]):
         return self._make_calibrator(LocalGradients(self._model, self._loss_scale, slices=exchange is not None), exchange).run
 
     def _open_trial(self) -> DirectTrial:
-        def make(ranks: TcpCollectives) -> Calibrator:
-            direct = TcpGradients(self._model, self._loss_scale, ranks)
-            return self._make_calibrator(direct, direct.exchange_alone())
+        def all_reduce(vector: Vector) -> Vector:
+            self._ranks.all_reduce(tensor := torch.from_numpy(vector.copy()))
+            return np.asarray(tensor.numpy())
 
-        return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
+        def make(mesh: Mesh) -> CarryOut:
+            direct = TcpGradients(self._model, self._loss_scale, TcpCollectives(mesh))
+            calibrator = self._make_calibrator(direct, direct.exchange_alone())
+            return lambda order: calibrator.run(order, TRIED[order.component])
+
+        return DirectTrial.of(self._task, self._device.type == "cpu", all_reduce, self._job.node_timeout, make)
 
     def _make_calibrator(self, source: LocalGradients, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)

@@ -93,7 +93,7 @@ def test_dropout_depends_on_seed_step_rank_and_layer_alone():
 
     def drawn(seed=0, rank=0, step=3, layer=0, deterministic=False):
         dropout = Dropout(Job(backend="torch", seed=seed, deterministic=deterministic), rank)
-        dropout.at(step, np.arange(20, dtype=np.int32))
+        dropout.set_step(step, np.arange(20, dtype=np.int32))
         torch.rand(3)  # torch's own random state is of no importance
         return dropout(x, 0.4, layer)
 

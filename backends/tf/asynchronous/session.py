@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -48,7 +49,7 @@ from .shards import make_shard
 from .tickets import SPAN, Ticket, cut, pack, read_outcome
 from .worker import WorkerFunctions, element_spec, local_dataset
 
-Traced = Callable[..., tf.Tensor]
+Traced: TypeAlias = tf.types.experimental.ConcreteFunction
 STEPS_PER_TICKET = 100  # handing one out costs about two updates of a small model
 TICKETS_PER_WORKER = 4  # minimum in a plan, so that workers share it by their speed
 OUTSTANDING_PER_WORKER = 3  # one in progress, two so that an early worker never waits for the chief

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,9 @@ from ....core.cluster import Task
 from ....core.job import Job
 from ....exchange.all_reduce import buckets_of
 from ....exchange.authentication import gpu_error
-from ....exchange.mesh import Mesh, Vector
+from ....exchange.mesh import Mesh
 from ....models.base import Array
-from ...timing import DirectTrial
 from ..data import Tensors
-from .calibration import Calibrator
 from .collectives import Collectives, NativeCollectives, Traced
 
 ALIGNMENT_BYTES = 64  # TensorFlow uses arrays aligned so without a copy
@@ -145,26 +143,6 @@ def _in_ops(function: Any, tensors: Tensors, like: Tensors) -> list[tf.Tensor]:
     for result, tensor in zip(results, like, strict=True):
         result.set_shape(tensor.shape)
     return list(results)
-
-
-def open_trial(
-    task: Task,
-    ranks: Collectives,
-    device: str,
-    silence_seconds: float,
-    sequential: bool,
-    make: Callable[[TcpCollectives], Calibrator],
-) -> DirectTrial:
-    """Try a second mesh, whose calibrator `make` returns."""
-    traced = ranks.traced(lambda vector: ranks.on_replica(ranks.all_reduce_in_order, vector), tf.TensorSpec([None], tf.float32))
-
-    def all_reduce(vector: Vector) -> Vector:
-        return np.asarray(traced(tf.constant(vector)).numpy())
-
-    on_cpu = not device.startswith("GPU")
-    return DirectTrial.of(
-        task, on_cpu, all_reduce, silence_seconds, lambda mesh: make(TcpCollectives(mesh, device, sequential=sequential)).run
-    )
 
 
 def init_collectives(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:

@@ -18,6 +18,7 @@ from ....core.job import Job
 from ....core.liveness import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
+from ....exchange.mesh import Mesh, Vector
 from ....models.base import Array, ModelSpec
 from ...base import Plan, State, StepResult, calibration_batches
 from ...compiling import settle, timed, to_be_chosen
@@ -34,7 +35,7 @@ from ..optimizers import precision_used
 from ..runtime import device_kind
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
-from .direct import init_collectives, open_trial
+from .direct import TcpCollectives, init_collectives
 from .steps import Replica, Steps
 
 MAX_KEPT_BYTES = 1 << 27  # freed by a small model's step; large models gain nothing and take a sixth more memory
@@ -162,7 +163,15 @@ class SyncSession(RankSession[StateMemory]):
         self._averaged = True
 
     def _open_trial(self) -> DirectTrial:
-        return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, self._sequential, self._make_calibrator)
+        traced = self._ranks.traced(partial(self._ranks.on_replica, self._ranks.all_reduce_in_order), tf.TensorSpec([None], tf.float32))
+
+        def all_reduce(vector: Vector) -> Vector:
+            return np.asarray(traced(tf.constant(vector)).numpy())
+
+        def make(mesh: Mesh) -> CarryOut:
+            return self._make_calibrator(TcpCollectives(mesh, self._device, sequential=self._sequential)).run
+
+        return DirectTrial.of(self._task, not self._device.startswith("GPU"), all_reduce, self._job.node_timeout, make)
 
     def _make_repetition(self) -> CarryOut:
         return self._make_calibrator(self._ranks).run
