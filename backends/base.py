@@ -266,7 +266,7 @@ class Backend(Protocol):
         """What it supports; known without the framework."""
 
     def probe(self) -> Availability:
-        """Import the framework and report its version and devices. Called in a process of its own."""
+        """Import the framework and report its version and devices. Called in a separate process."""
 
     def placement(self, job: Job) -> list[TaskSpec]:
         """Return every task of the job: role, index, node.
@@ -360,7 +360,7 @@ def set_nccl_interface(address: str) -> None:
     Raises RunFailedError without one.
     """
     if "NCCL_SOCKET_IFNAME" not in os.environ:
-        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface_of(address)}"  # = is exact: eth1 alone also matches eth10
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface_of(address)}"  # = is exact: plain eth1 also matches eth10
 
 
 def ranks_placement(job: Job) -> list[TaskSpec]:

@@ -44,7 +44,7 @@ class Capabilities:
     - `forks`: a process that has only run `preload` may be forked into tasks. What that imports starts no thread, opens no device, keeps
       nothing that a child must not share; a second call in the child, maybe for another job, has the effect of a single one.
     - `survives`: roles of non-leading tasks without which training continues; any other task's death fails the attempt.
-    - `rejoins`: roles of non-leading async tasks that can be restarted alone while training continues. Others do a lost task's work, and
+    - `rejoins`: roles of non-leading async tasks that can be restarted separately during training. Others do a lost task's work, and
       no update is applied twice. A leading session then also implements `ReplacesWorkers`.
     - `export_formats`: what its `export` can write, by the value of ``trainer export --format``.
     """

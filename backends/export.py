@@ -92,7 +92,7 @@ class Exporter(Protocol):
     """The further interface of a backend with export formats."""
 
     def export(self, request: Export) -> None:
-        """Write the files of a format. May import the framework: runs in a process of its own."""
+        """Write the files of a format. May import the framework: runs in a separate process."""
 
 
 PLAIN_FORMATS: Mapping[str, ExportFormat] = {

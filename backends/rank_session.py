@@ -1,4 +1,4 @@
-"""A rank of a sync run: what its session does alike on every framework."""
+"""Session of a rank of a sync run: the part that is the same on every framework."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RankSession(ABC, Generic[Memory]):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Leave together with the other ranks, at once if this one failed."""
+        """Leave together with the other ranks, immediately if this one failed."""
 
     def drain(self) -> Iterator[StepResult]:
         """Nothing is ever outstanding."""

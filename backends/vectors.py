@@ -361,12 +361,12 @@ class LossScale:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """Numbers for a checkpoint."""
         with self._lock:
             return {"loss_scale": self.scale, "clean_steps": float(self.clean_steps)}
 
     def restore(self, scalars: Mapping[str, float]) -> None:
-        """Restore what a checkpoint kept, or the initial values."""
+        """Restore the numbers of a checkpoint, or the initial values."""
         with self._lock:
             self.scale, self.clean_steps = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0.0))
 

@@ -25,7 +25,7 @@ MAX_TRIES = 6
 MAX_REPETITIONS = 100_000
 MAX_TRIED_SECONDS = 1.0  # a longer native exchange is bandwidth-bound: the direct one saves only latency
 MAX_COMPILING_SECONDS = 10.0  # compilation of half a batch is uninterruptible and takes as long as the whole batch's
-TRIED_STEP_SECONDS = 1.0  # an estimate rests on these steps alone, and 0.1 s may be unusual
+TRIED_STEP_SECONDS = 1.0  # an estimate rests only on these steps, and 0.1 s may be unusual
 
 
 def component_seconds(train_seconds: float, *, limited: bool) -> float:

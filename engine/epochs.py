@@ -1,4 +1,4 @@
-"""Epochs of updates, from the cursor alone, so that schedules neither jump nor restart."""
+"""Epochs of updates, computed from the cursor, so that schedules neither jump nor restart."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class TrainingTotals:
 
     @classmethod
     def at(cls, start: ResumePoint, leaders: int) -> TrainingTotals:
-        """Return the totals before `start`; seconds by leader and worker are of this segment alone."""
+        """Return the totals before `start`; seconds by leader and worker are those of this segment."""
         step, evaluation = start.cursor.step, start.last_evaluation
         return cls(
             updates_scheduled=step,

@@ -108,7 +108,7 @@ def _greeted(endpoint: tuple[str, int], secret: str, hello: bytes, seconds: floa
 
 
 def tune(connection: socket.socket) -> None:
-    """Send small frames at once, detect vanished hosts, and block without timeout.
+    """Send small frames immediately, detect vanished hosts, and block without timeout.
 
     The engine detects stalls.
     """

@@ -30,7 +30,7 @@ def rank_names(task: Task) -> Mapping[int, str]:
     return {placed.index: f"{placed.name} on node {placed.node} ({addresses[placed.node]})" for placed in task.cluster.of_role("worker")}
 
 
-# A byte a second on separate connections tells a long computation, unless it holds the interpreter's lock, from a frozen or lost rank.
+# A byte a second on other connections distinguishes a long computation, unless it holds the interpreter's lock, from a lost rank.
 
 INTERVAL_SECONDS = 1.0
 _BEAT = b"."

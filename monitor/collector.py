@@ -38,7 +38,7 @@ class Problems:
             return None
 
     def note(self, text: str) -> None:
-        """Keep a new text for `take`, truncated, with non-Unicode characters escaped."""
+        """Store a new text for `take`, truncated, with non-Unicode characters escaped."""
         text = text.encode(errors="backslashreplace").decode()[:MAX_PROBLEM_CHARACTERS]
         if text not in self._known:
             self._known.add(text)
@@ -68,7 +68,7 @@ class NodeTasks:
         self._forest = Forest()
         self._ended: list[TaskTree] = []
         self._failed: set[TaskTree] = set()  # trees that could not be read the last time
-        self._blind: set[TaskTree] = set()  # trees with incomplete socket counts, for lack of permission
+        self._blind: set[TaskTree] = set()  # trees with incomplete socket counts, without permission
         self._pss: dict[TaskTree, int] = {}
         self._pss_interval = pss_interval_seconds
         self._next_pss = now + min(_FIRST_PSS_SECONDS, pss_interval_seconds)
@@ -96,7 +96,7 @@ class NodeTasks:
         return (tree.cpu_seconds or 0.0) if tree else 0.0
 
     def unwatch(self, name: str) -> None:
-        """Stop watching a task but keep its use; an unknown name is no error."""
+        """Stop watching a task but retain its use; an unknown name is no error."""
         tree = self._forest.trees.pop(name, None)
         if tree is not None and tree.cpu_seconds is not None:
             self._ended.append(tree)

@@ -216,7 +216,7 @@ class GpuProbe:
     def _open(self, *, driver_there: bool) -> None:
         """Query the driver's devices.
 
-        A library alone is no problem, as container images may have it.
+        A library without a driver is no problem, as container images may have it.
         """
         try:
             import pynvml

@@ -148,7 +148,7 @@ def read_socket_inodes(pid: int) -> set[int]:
     return inodes
 
 
-# Reaped CPU time is in the parent's ``cutime``, disk bytes in no field of their own; unreaped members keep their last reading.
+# Reaped CPU time is in the parent's ``cutime``, disk bytes in no field; unreaped members retain their last reading.
 
 # Times are cut to clock ticks, so a parent may show two ticks less than its child did.
 _ROUNDING_SECONDS = 2 * TICK_SECONDS

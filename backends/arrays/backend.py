@@ -51,7 +51,7 @@ class Ranks(Protocol):
         """
 
     def close(self, *, healthy: bool) -> None:
-        """Leave together with the other ranks, at once if this one has failed."""
+        """Leave together with the other ranks, immediately if this one has failed."""
 
 
 class SingleRank:
@@ -259,7 +259,7 @@ class ArrayBackend(ABC):
         return VectorRule(job, parameters)
 
     def ranks(self, task: Task, job: Job) -> Ranks:
-        """Join the ranks of a sync run, by the mesh unless a subclass has collectives of its own."""
+        """Join the ranks of a sync run, by the mesh unless a subclass has its collectives."""
         return MeshRanks(task, job) if job.wrapped else SingleRank()
 
     def placement(self, job: Job) -> list[TaskSpec]:

@@ -209,7 +209,7 @@ class TicketQueue:
             self._changed.notify_all()
 
     def put_for(self, tickets: Mapping[int, Ticket]) -> None:
-        """Give workers tickets of their own, all at the same time."""
+        """Give each worker a particular ticket, all at the same time."""
         with self._changed:
             self._own.update(tickets)
             self._changed.notify_all()

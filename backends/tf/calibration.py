@@ -68,7 +68,7 @@ def _now(state: State) -> tf.Tensor:
 def ready_after(tensors: State) -> State:
     """Return a state of one 0 that is ready when all tensors are, in ops.
 
-    It stands for a component's inputs, before its clock starts.
+    It represents a component's inputs, before its clock starts.
     """
     with tf.control_dependencies(tensors):
         return [tf.identity(tf.constant([0.0]))]

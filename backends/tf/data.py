@@ -255,7 +255,7 @@ class Resident:
 
     @classmethod
     def of(cls, layout: Layout, split: Split, tensors: Tensors) -> Resident:
-        """Return a split of tensors as `Layout.tensor_specs` says."""
+        """Return a split of tensors as described by `Layout.tensor_specs`."""
         return cls(layout, dict(zip(layout.array_specs(split), tensors, strict=True)))
 
     def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Batch:

@@ -268,11 +268,11 @@ class LossScale:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """Numbers for a checkpoint."""
         return {"loss_scale": float(self.scale.numpy()), "clean_steps": float(self._clean.numpy())}
 
     def restore(self, scalars: Mapping[str, float]) -> None:
-        """Restore what a checkpoint kept, or the initial values."""
+        """Restore the numbers of a checkpoint, or the initial values."""
         values = {**self.initial(), **scalars}
         self.scale.assign(values["loss_scale"])
         self._clean.assign(values["clean_steps"])

@@ -69,7 +69,7 @@ def kill_children(thread: threading.Thread) -> None:
 def _descendants(children: str) -> Iterator[int]:
     try:
         pids = [int(pid) for pid in Path(children).read_text().split()]
-    except OSError:  # has ended meanwhile
+    except OSError:  # has ended since
         return
     for pid in pids:
         with suppress(OSError):
@@ -78,7 +78,7 @@ def _descendants(children: str) -> Iterator[int]:
         yield pid
 
 
-# Compiled for the sizes of almost all batches, as a function of tensors alone: dropout masks come from outside, as arguments.
+# Compiled for the sizes of almost all batches, as a function of only tensors: dropout masks come from outside, as arguments.
 
 Context = ForwardContext[torch.Tensor]
 Compute = Callable[[Mapping[str, torch.Tensor], Columns, Columns, Context], torch.Tensor]

@@ -130,7 +130,7 @@ class _Deferred(ModuleType):
 
 
 def data_parallel(module: torch.nn.Module, device_ids: list[torch.device] | None) -> torch.nn.parallel.DistributedDataParallel:
-    """Return a module in DDP; its own forward pass runs without the compiler's stand-in."""
+    """Return a module in DDP; its own forward pass runs without the compiler's substitute."""
     with compiler_deferred():
         wrapped = torch.nn.parallel.DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
         around_forward = getattr(wrapped, "_inside_ddp_forward", None)  # what its first forward pass needs of the compiler

@@ -87,7 +87,7 @@ class ForwardContexts:
         self._training.dropout = refused_dropout(spec.name) if self._dropout is None else self._dropout
 
     def separate_training(self) -> Context:
-        """Return a separate training context, of which nothing is kept."""
+        """Return a separate training context, from which nothing is taken over."""
         return replace(self._training, updated={})
 
     def training(self, step: int, batches: Batches, position: int, micro_batch: int = 0) -> Context:
@@ -144,7 +144,7 @@ class Model:
 
     @classmethod
     def initial(cls, job: Job, spec: ModelSpec, rank: int, device: torch.device) -> Model:
-        """Make a model with memory of its own, at the initial values."""
+        """Make a model with new memory, at the initial values."""
         values, buffers = spec.initial(job.seed), spec.initial_buffers()
         leaves = [torch.nn.Parameter(torch.from_numpy(values[parameter.name]).to(device)) for parameter in spec.parameters]
         return cls(job, spec, rank, leaves, [torch.from_numpy(buffers[buffer.name]).to(device) for buffer in spec.buffers])

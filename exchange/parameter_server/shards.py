@@ -19,7 +19,7 @@ from ...core.update_rules import slot_names, weights_to_evaluate
 
 
 class AppliedSteps:
-    """A set of steps, kept as intervals [start, stop): at most one per ticket handed out."""
+    """Set of steps, stored as intervals [start, stop): at most one per ticket handed out."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

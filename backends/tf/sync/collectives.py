@@ -82,7 +82,7 @@ class Collectives:
         return 0
 
     def broadcast(self, array: Array | None, shape: tuple[int, ...]) -> Array:
-        """Broadcast rank 0's float32 array; others give None. Called on all ranks alike."""
+        """Broadcast rank 0's float32 array; others give None. Called on all ranks."""
         if array is None:
             raise RuntimeError("the first leading task was given no state")
         return array
