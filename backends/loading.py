@@ -47,21 +47,21 @@ def install_hint(name: str) -> str:
     return f"The documentation of the package {plugin.provider!r} says how to install it."
 
 
-def _complete(plugin: Plugin, plugin_object: Any) -> Backend:
+def _complete(plugin: Plugin, loaded: Any) -> Backend:
     from .capabilities import Capabilities  # imports the job, which agents, that only list packages, do without
 
     with plugin_code(plugin, "backend", "its declaration"):
-        missing = [member for member in MEMBERS if not hasattr(plugin_object, member)]
+        missing = [member for member in MEMBERS if not hasattr(loaded, member)]
     if missing:
         raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; missing: {', '.join(missing)}.")
-    if not isinstance(plugin_object.capabilities, Capabilities):
+    if not isinstance(loaded.capabilities, Capabilities):
         raise UsageError(
-            f"backend {plugin.name!r} ({plugin.target}) has capabilities of the type {type(plugin_object.capabilities).__name__!r};"
+            f"backend {plugin.name!r} ({plugin.target}) has capabilities of the type {type(loaded.capabilities).__name__!r};"
             " they have to be crosstrain.backends.capabilities.Capabilities."
         )
     if plugin not in BUILT_IN["backend"]:
-        _check_types(plugin, plugin_object.capabilities)
-    backend: Backend = plugin_object
+        _check_types(plugin, loaded.capabilities)
+    backend: Backend = loaded
     return backend
 
 

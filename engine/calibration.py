@@ -82,11 +82,11 @@ class CalibrationRun:
             return _figures([first, self._order(CalibrationOrder(component, 1))])
         repeat, wanted = self._for_equal_count if lockstep else self._for_equal_time, seconds or self.seconds
         tries = repeat(component, longest, wanted)
-        figures_by_worker = _figures(tries)
-        while len(tries) < MAX_TRIES and any(spread(figures) > FAR_APART for figures in figures_by_worker.values()):
+        by_worker = _figures(tries)
+        while len(tries) < MAX_TRIES and any(spread(figures) > FAR_APART for figures in by_worker.values()):
             tries = [*tries, *repeat(component, _longest(tries[-1]), wanted)]
-            figures_by_worker = _figures(tries)
-        return figures_by_worker
+            by_worker = _figures(tries)
+        return by_worker
 
     def refusal(self, component: StepComponent) -> str | None:
         """Give the first order for a component; return why it is impossible, or None."""
@@ -153,7 +153,7 @@ def _figures(tries: Sequence[Sequence[CalibrationResult]]) -> dict[int, Figures]
     figures: dict[int, Figures] = {}
     for result in (result for results in tries for result in results):
         figures.setdefault(result.worker, Figures()).tries.append(result.seconds / result.count)
-    return {worker: worker_figures for worker, worker_figures in figures.items() if len(worker_figures.tries) == len(tries)}
+    return {worker: entry for worker, entry in figures.items() if len(entry.tries) == len(tries)}
 
 
 def calibrate(

@@ -150,8 +150,8 @@ class CheckpointPolicy:
         """Note that the task copied its state in so many seconds; `evaluation` is the last."""
         save = self._in_flight[sequence]
         self._pause_seconds = seconds
-        evaluation_of_state = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
-        self._in_flight[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=evaluation_of_state)
+        current = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
+        self._in_flight[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=current)
 
     @property
     def outstanding(self) -> bool:

@@ -348,7 +348,7 @@ class AsyncSession:
         self._tickets.put_for(dict.fromkeys(self._tickets.connected, order))
         for result in self._gather(lambda: self._tickets.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied while a part of a step was calibrated")
-        return [replace(result_of_worker, native=native) for result_of_worker in self._tickets.take_results(CalibrationResult)]
+        return [replace(result, native=native) for result in self._tickets.take_results(CalibrationResult)]
 
     def close(self) -> None:
         """End workers and parameter servers, bounded in time; a second call does nothing."""

@@ -120,7 +120,7 @@ def _like(context: Context, buffers: Mapping[str, tf.Tensor]) -> Context:
 
 
 @contextmanager
-def explained_refusals(job: Job) -> Iterator[None]:
+def xla_errors(job: Job) -> Iterator[None]:
     """Raise UsageError within the block if XLA has no code for a model."""
     try:
         yield

@@ -162,16 +162,6 @@ class Layout:
         """Whether a step has only small ops: no convolution, no augmentation, no whole sequences."""
         return not self.channels_last and not any(column.varies for column in self.columns)
 
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        """The shape of an image in memory."""
-        channels, height, width = self.info.input_shape
-        return (height, width, channels) if self.channels_last else self.info.input_shape
-
-    def laid(self, images_nchw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return stored images as they lie in memory."""
-        return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
-
     def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
         """Return the arrays of a split by name.
 
@@ -180,7 +170,8 @@ class Layout:
         arrays: dict[str, NDArray[Any]] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
-                arrays[spec.name] = self.laid(data.images(split))
+                images = data.images(split)
+                arrays[spec.name] = np.ascontiguousarray(images.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images)
                 continue
             column = data.column(split, spec.name)
             if (file := self.mapped.get((split, spec.name))) is not None:
@@ -202,7 +193,9 @@ class Layout:
         specs: dict[str, tf.TensorSpec] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
-                specs[spec.name] = tf.TensorSpec([size, *self.image_shape], tf.uint8)
+                channels, height, width = self.info.input_shape
+                shape = (height, width, channels) if self.channels_last else (channels, height, width)
+                specs[spec.name] = tf.TensorSpec([size, *shape], tf.uint8)
             elif spec.varies:
                 file = self.mapped.get((split, spec.name))
                 held = tf.TensorSpec([None, *spec.fixed_shape], _number_type(spec))

@@ -24,10 +24,11 @@ from ..timing import Calibrator, Exchange, measure_step
 from .calibration import StepProfiler, make_calibrator
 from .compiler import choose
 from .data import Columns, resident_splits
-from .gradients import LocalGradients, LossAndGradients
+from .gradients import Computed as LossAndGradients
+from .gradients import LocalGradients
 from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Wrapping, clipped, make_rule, precision_used, unscaled
-from .runtime import cut, device_kind, each_value, tune_malloc_for_steps
+from .runtime import cut, device_kind, each_value, retain_memory
 
 
 class TorchComputation:
@@ -50,7 +51,7 @@ class TorchComputation:
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
         self._moves = self._gradient[model.size :]
         self._before: torch.Tensor | None = None
-        tune_malloc_for_steps()
+        retain_memory()
         startup_phase("warming up")
         first, timing = sampler.whole(0, 0, 1), to_be_chosen(job, model, data)
         choose(job, self._model, self._splits["train"], first, lambda: self._measure_step(sampler), job.workers, timing=timing)

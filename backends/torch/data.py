@@ -121,7 +121,25 @@ class ResidentColumn(Protocol):
         """
 
 
-class _Images:
+class _Numbers:
+    """A column of a fixed shape: whole numbers as int64, others as float32."""
+
+    def __init__(self, column: Column, device: torch.device) -> None:
+        self._values = _numbers(column.values).to(device)
+        self.example_bytes = self._values.element_size() * math.prod(self._values.shape[1:])
+
+    def _as_read(self, rows: torch.Tensor, changes: Changes | None) -> torch.Tensor:
+        return rows
+
+    def span(self, start: int, stop: int) -> torch.Tensor:
+        return self._as_read(self._values[start:stop], None)
+
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Tensors:
+        batches: Tensors = self._as_read(self._values.index_select(0, chosen), changes).split(sizes)
+        return batches
+
+
+class _Images(_Numbers):
     """Images: normalised as `Normaliser.empty` lays them, or as stored, uint8 [n, h, w, c]."""
 
     def __init__(self, data: Dataset, split: Split, device: torch.device, *, channels_last: bool, changing: bool) -> None:
@@ -131,10 +149,10 @@ class _Images:
         self.normalised = not changing and elements <= SMALL_ELEMENTS and size * self.example_bytes <= FLOAT_LIMIT_BYTES
         images = share(data.images(split).transpose(0, 2, 3, 1)).to(device)
         if self.normalised:
-            self._x = self._normaliser.empty(size)
-            self._normaliser.convert(images.permute(0, 3, 1, 2), self._x)
+            self._values = self._normaliser.empty(size)
+            self._normaliser.convert(images.permute(0, 3, 1, 2), self._values)
         else:
-            self._x = images
+            self._values = images
         self._room = self._normaliser.empty(0)
 
     def _normalise(self, images_bchw: torch.Tensor) -> torch.Tensor:
@@ -153,28 +171,6 @@ class _Images:
             return self._normaliser.as_images(rows)
         images_bchw = rows.permute(0, 3, 1, 2)
         return self._normalise(images_bchw if changes is None else change(images_bchw, changes))
-
-    def span(self, start: int, stop: int) -> torch.Tensor:
-        return self._as_read(self._x[start:stop], None)
-
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Tensors:
-        batches: Tensors = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
-        return batches
-
-
-class _Numbers:
-    """A column of a fixed shape: whole numbers as int64, others as float32."""
-
-    def __init__(self, column: Column, device: torch.device) -> None:
-        self._values = _numbers(column.values).to(device)
-        self.example_bytes = self._values.element_size() * math.prod(self._values.shape[1:])
-
-    def span(self, start: int, stop: int) -> torch.Tensor:
-        return self._values[start:stop]
-
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Tensors:
-        batches: Tensors = self._values.index_select(0, chosen).split(sizes)
-        return batches
 
 
 class _Sequences:

@@ -20,7 +20,7 @@ from ..timing import Exchange
 from .calibration import SMALL_ELEMENTS, DdpExchange
 from .collectives import Collectives, NativeCollectives
 from .data import Columns, Tensors
-from .gradients import DdpGradients, LocalGradients, LossAndGradients, data_parallel
+from .gradients import Computed, DdpGradients, LocalGradients, data_parallel
 from .model import Context, DistributedLoss, MicroBatch, Model
 from .optimizers import LossScale
 
@@ -62,7 +62,7 @@ class TcpGradients(LocalGradients):
         self._small = torch.zeros(SMALL_ELEMENTS)
         self._backward = None if len(self._buckets.flat) == 1 else _OverlappedBackward(model.leaves, self._buckets, self._submit)
 
-    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> LossAndGradients:
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> Computed:
         """Compute and exchange."""
         if self._backward is None:
             loss, gradients = super().compute_batch(x, y, scale, context)
@@ -73,7 +73,7 @@ class TcpGradients(LocalGradients):
         self._model.keep_updated(context)
         return loss.detach(), self._buckets.views
 
-    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> LossAndGradients:
+    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
         """Compute all, then exchange."""
         loss, gradients = super().compute_micro_batches(micro_batches, count, scale)
         return loss, self._all_reduced(gradients)

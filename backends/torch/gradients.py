@@ -19,7 +19,7 @@ from .data import Columns, Tensors
 from .model import Context, MicroBatch, Model, apart, cut_batch
 from .optimizers import LossScale
 
-LossAndGradients = tuple[torch.Tensor, Tensors]  # loss, gradients in the order of the model's leaves
+Computed = tuple[torch.Tensor, Tensors]  # loss, gradients in the order of the model's leaves
 
 
 class LocalGradients:
@@ -33,7 +33,7 @@ class LocalGradients:
     def __init__(self, model: Model, loss_scale: LossScale | None, *, slices: bool) -> None:
         self._model, self._loss_scale, self._slices = model, loss_scale, slices
 
-    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> LossAndGradients:
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> Computed:
         """Compute a batch: its mean loss, or this rank's part of it, times the factor."""
         model = self._model
         loss = model.summed_loss(x, y, context) * scale if self._slices else model.mean_loss(x, y, context, scale)
@@ -41,7 +41,7 @@ class LocalGradients:
         model.keep_updated(context)
         return loss.detach(), gradients
 
-    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> LossAndGradients:
+    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
         """Compute `count` micro-batches in turn, with one's gradients and their sum in memory.
 
         Ranks exchange once.
@@ -59,7 +59,7 @@ class LocalGradients:
             losses.append(loss.detach())
         return torch.stack(losses).sum(), total
 
-    def compute_gathered(self, x: Columns, y: Columns, batch: Batches, accumulate: int, scale: float) -> LossAndGradients:
+    def compute_gathered(self, x: Columns, y: Columns, batch: Batches, accumulate: int, scale: float) -> Computed:
         """Compute a gathered batch by itself, in at most `accumulate` micro-batches."""
         if accumulate == 1:
             return self.compute_batch(x, y, scale, self._model.passes.training(0, batch, 0))
@@ -76,13 +76,13 @@ class DdpGradients(LocalGradients):
         super().__init__(model, loss_scale, slices=True)
         self._distributed, self.factor = distributed, float(ranks)
 
-    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> LossAndGradients:
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> Computed:
         """Compute; see `LocalGradients`."""
         self._forget()
         loss = self._backward(x, y, scale, context)
         return loss, [leaf.grad for leaf in self._model.leaves]
 
-    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> LossAndGradients:
+    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
         """Compute; see `LocalGradients`: DDP sums a rank's ``grad`` before it exchanges that."""
         leaves, losses = self._model.leaves, []
         self._forget()

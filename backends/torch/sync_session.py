@@ -30,10 +30,10 @@ from .compiler import choose
 from .data import Columns, resident_splits
 from .decoding import TorchStepper
 from .direct import TRIED, TcpCollectives, TcpGradients, init_collectives
-from .gradients import LocalGradients, LossAndGradients
+from .gradients import Computed, LocalGradients
 from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
-from .runtime import StateMemory, device_kind, each_value, tune_malloc_for_steps
+from .runtime import StateMemory, device_kind, each_value, retain_memory
 
 
 class Updater:
@@ -43,7 +43,7 @@ class Updater:
         self._rule, self._loss_scale = rule, loss_scale
         self._clip_norm = job.clip_norm
 
-    def apply(self, computed: LossAndGradients, lr: float) -> torch.Tensor:
+    def apply(self, computed: Computed, lr: float) -> torch.Tensor:
         """Apply one update; return its loss."""
         loss, gradients = computed
         if self._loss_scale is not None and not self._loss_scale.unscale(gradients):
@@ -75,7 +75,7 @@ class SyncSession(RankSession[StateMemory]):
         exchange = init_collectives(task, job, self._model, self._loss_scale, device)
         self._ranks, self._source, self._exchange, self._distributed = exchange
         self._updater = Updater(job, self._rule, self._loss_scale)
-        tune_malloc_for_steps()
+        retain_memory()
         startup_phase("warming up")
         first = self._sampler.for_rank(0, 0, 1, self._rank)
         choose(job, self._model, self._splits["train"], first, self._measure_step, job.workers, timing=timing)

@@ -38,7 +38,7 @@ from ...decoding_functions import Translating
 from ...vectors import ChiefLossScale, StateMemory
 from ...vectors import cut as cut_flat
 from ..calibration import LIMITS, StepProfiler, order_limits
-from ..compiler import compiled, explained_refusals
+from ..compiler import compiled, xla_errors
 from ..data import layout_for, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, build_model
 from ..optimizers import build_optimizer
@@ -68,7 +68,7 @@ def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSes
     session = AsyncSession(job, spec, data, strategy)
     startup_phase("warming up")
     session.compile(on=session.compile_is_faster() if chooses else job.compile == "on")
-    with explained_refusals(job):
+    with xla_errors(job):
         session.warm_up(job.start_timeout)
     return session
 

@@ -70,7 +70,7 @@ class Collectives:
         """In `on_replica`: return each tensor's sum over all ranks."""
         return tensors
 
-    def all_reduce_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+    def sum_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """Return a vector's sum in rank order, in `on_replica`.
 
         No element depends on the number of others.
@@ -156,7 +156,7 @@ class NativeCollectives(Collectives):
         placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy needs their devices
         return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed))
 
-    def all_reduce_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+    def sum_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """All-reduce a matrix with a row per rank, then sum the rows.
 
         A reduced vector's order would depend on the place.

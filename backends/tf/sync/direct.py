@@ -81,7 +81,7 @@ class TcpCollectives(Collectives):
         self._mesh.wait()
         return room.views
 
-    def all_reduce_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+    def sum_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """In ops: return a vector's sum over all ranks."""
         return self.all_reduce([vector])[0]
 

@@ -27,7 +27,7 @@ from ...rank_session import RankSession
 from ...timing import CarryOut, DirectTrial, measure_step
 from ...vectors import StateMemory, evaluation_batch
 from ..calibration import StepProfiler
-from ..compiler import explained_refusals
+from ..compiler import xla_errors
 from ..data import Resident, layout_for, resident
 from ..decoding import TfStepper
 from ..model import ForwardContexts, TfModel, build_model, micro_batches_on, summed
@@ -49,7 +49,7 @@ def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str)
     session = SyncSession(task, job, spec, data, device, ranks)
     startup_phase("warming up")
     session.steps.compile(on=session.compile_is_faster() if chooses else job.compile == "on")
-    with explained_refusals(job):
+    with xla_errors(job):
         session.warm_up()
     return session
 
@@ -163,7 +163,7 @@ class SyncSession(RankSession[StateMemory]):
         self._averaged = True
 
     def _open_trial(self) -> DirectTrial:
-        traced = self._ranks.traced(partial(self._ranks.on_replica, self._ranks.all_reduce_in_order), tf.TensorSpec([None], tf.float32))
+        traced = self._ranks.traced(partial(self._ranks.on_replica, self._ranks.sum_in_order), tf.TensorSpec([None], tf.float32))
 
         def all_reduce(vector: Vector) -> Vector:
             return np.asarray(traced(tf.constant(vector)).numpy())

@@ -290,7 +290,7 @@ class Steps:
 
         loss_sums = tf.TensorArray(tf.float32, size=count, element_shape=[])
         _, loss_sums = tf.while_loop(lambda step, _: step < count, body, (tf.constant(0), loss_sums))
-        return self._ranks.on_replica(self._ranks.all_reduce_in_order, loss_sums.stack() / weights_k)
+        return self._ranks.on_replica(self._ranks.sum_in_order, loss_sums.stack() / weights_k)
 
     def _step(
         self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, share: tf.Tensor, *scalars: tf.Tensor
