@@ -36,7 +36,7 @@ class Timing:
 Decide = Callable[[Timing, int], bool]  # (timing, number of tasks that time) -> whether all compile
 
 
-def pays(timings: Iterable[Timing]) -> bool:
+def compile_is_faster(timings: Iterable[Timing]) -> bool:
     """Return whether compiling is faster: it works on each task, and saves time in total."""
     return CompileChoice.of(list(timings)).compiled
 
@@ -77,7 +77,7 @@ def settle(timing: Timing, tasks: int) -> bool:
 
     A single process decides without others.
     """
-    return _deciding[0](timing, tasks) if _deciding else pays([timing])
+    return _deciding[0](timing, tasks) if _deciding else compile_is_faster([timing])
 
 
 def call_in_thread(call: Callable[[], Result], name: str) -> Future[Result]:
@@ -128,7 +128,7 @@ def compiled_sizes(size: int, *parts: int) -> frozenset[int]:
     return frozenset(sizes - {0})
 
 
-def to_be_chosen(job: Job, model: ModelSpec, data: Dataset) -> bool:
+def should_time(job: Job, model: ModelSpec, data: Dataset) -> bool:
     """Return whether to time both kinds of steps.
 
     Examples of varying length are not timed; for them ``on`` raises UsageError.

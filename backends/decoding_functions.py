@@ -61,7 +61,7 @@ class ModelFunctions:
     decoding: DecodingFunctions | None
 
     @classmethod
-    def of(cls, model: str, backend: str, objective: Objective, shape_of: ShapeOf) -> ModelFunctions:
+    def find(cls, model: str, backend: str, objective: Objective, shape_of: ShapeOf) -> ModelFunctions:
         """Find the functions of a model.
 
         Raises UsageError without a forward function, the named loss, or what a translating model decodes with.

@@ -134,7 +134,7 @@ class DirectTrial:
     carry_out: CarryOut | None = None
 
     @classmethod
-    def of(
+    def open(
         cls,
         task: Task,
         on_cpu: bool,

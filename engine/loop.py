@@ -105,7 +105,7 @@ class TrainingLoop:
         self._evaluation = EvaluationInProgress(job, objective, self.data.sizes, len(tasks))
         self.target = Target.parse(job.until) if job.until else None
         self.patience = Patience(job, objective, start, recorder, progress)
-        self.outcome = TrainingTotals.at(start, len(tasks))
+        self.outcome = TrainingTotals.from_start(start, len(tasks))
         self._queued: deque[_Command] = deque()
         self._plans = OutstandingPlans(job)
         self._decoding: dict[tuple[bool, int], list[float]] = {}

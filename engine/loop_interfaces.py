@@ -131,7 +131,7 @@ class TrainingTotals:
     interrupted: bool = False
 
     @classmethod
-    def at(cls, start: ResumePoint, leaders: int) -> TrainingTotals:
+    def from_start(cls, start: ResumePoint, leaders: int) -> TrainingTotals:
         """Return the totals before `start`; seconds by leader and worker are those of this segment."""
         step, evaluation = start.cursor.step, start.last_evaluation
         return cls(

@@ -54,8 +54,14 @@ class Ranks(Protocol):
         """Leave together with the other ranks, immediately if this one has failed."""
 
 
-class SingleRank(Ranks):
-    """A single rank, for which a sum changes nothing."""
+class SingleRank:
+    """A single rank."""
+
+    def add_up(self, vector: NDArray[Any]) -> None:
+        """Leave the vector as it is."""
+
+    def close(self, *, healthy: bool) -> None:
+        """Do nothing."""
 
 
 class MeshRanks:

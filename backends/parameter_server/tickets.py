@@ -45,7 +45,7 @@ class TrainTicket:
         """Number of updates."""
         return len(self.learning_rates)
 
-    def after(self, done: int) -> TrainTicket:
+    def remainder(self, done: int) -> TrainTicket:
         """Return the rest after `done` updates."""
         rest = self.learning_rates[done:]
         return TrainTicket(self.first_step + done, self.epoch, self.first_in_epoch + done, rest, self.skip, self.arranged)
@@ -191,7 +191,7 @@ class TicketQueue:
             ticket = self._held.pop(worker, None)
             self._keep(applied)
             if isinstance(ticket, TrainTicket) and applied is not None:
-                ticket = ticket.after(applied.count)
+                ticket = ticket.remainder(applied.count)
             if isinstance(ticket, EvalTicket) or (isinstance(ticket, TrainTicket) and ticket.count):
                 self._waiting.appendleft(ticket)
             self._changed.notify_all()

@@ -155,7 +155,7 @@ class CompiledLoop:
         self._function, self._size, self._capacity = function, size, capacity
 
     @classmethod
-    def of(cls, step: Step, compiled: Callable[..., Traced | None], size: int, scalars: int, most_steps: int) -> CompiledLoop | None:
+    def from_step(cls, step: Step, compiled: Callable[..., Traced | None], size: int, scalars: int, most_steps: int) -> CompiledLoop | None:
         """Return a loop of steps with so many scalars each, None if `compiled` cannot compile it."""
         if not size:
             return None

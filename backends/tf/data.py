@@ -247,7 +247,7 @@ class Resident:
     tensors: Mapping[str, tf.Tensor]
 
     @classmethod
-    def of(cls, layout: Layout, split: Split, tensors: Tensors) -> Resident:
+    def from_tensors(cls, layout: Layout, split: Split, tensors: Tensors) -> Resident:
         """Return a split of tensors as described by `Layout.tensor_specs`."""
         return cls(layout, dict(zip(layout.array_specs(split), tensors, strict=True)))
 

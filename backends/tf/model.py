@@ -263,7 +263,7 @@ def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> T
 
     Raises UsageError without a forward function or the named loss.
     """
-    functions = ModelFunctions.of(name, "tf", spec.objective, shape_of)
+    functions = ModelFunctions.find(name, "tf", spec.objective, shape_of)
     layouts = functions.module.storage_layouts(spec) if hasattr(functions.module, "storage_layouts") else {}
     forward = watched(functions.module.forward, name)
     return TfModel(spec, forward, layouts, functions.example_sums, functions.losses, functions.decoding, deterministic=deterministic)

@@ -17,7 +17,7 @@ from ...data.sampler import Batches, Sampler
 from ...exchange.parameter_server.shards import Vector
 from ...models.base import ModelSpec
 from ..base import State, calibration_batches
-from ..compiling import to_be_chosen
+from ..compiling import should_time
 from ..decoding_functions import Translating
 from ..parameter_server.worker import Computed
 from ..timing import Calibrator, Exchange, measure_step
@@ -42,7 +42,7 @@ class TorchComputation:
         self._values, self._gradient = torch.zeros(elements, pin_memory=pinned), torch.zeros(elements, pin_memory=pinned)
         self.values, self.gradient = self._values.numpy(), self._gradient.numpy()
         self._on_device = self._values if device.type == "cpu" else self._values.to(device)
-        self._model = Model.on(job, model, task.rank, self._on_device)
+        self._model = Model.from_vector(job, model, task.rank, self._on_device)
         self._tail = self._on_device[model.size :]
         self._loss_scale = LossScale() if job.precision == "fp16" else None
         self._source = LocalGradients(self._model, self._loss_scale, slices=False)
@@ -53,7 +53,7 @@ class TorchComputation:
         self._before: torch.Tensor | None = None
         retain_memory()
         startup_phase("warming up")
-        first, timing = sampler.whole(0, 0, 1), to_be_chosen(job, model, data)
+        first, timing = sampler.whole(0, 0, 1), should_time(job, model, data)
         choose(job, self._model, self._splits["train"], first, lambda: self._measure_step(sampler), job.workers, timing=timing)
         self._warm_up(sampler.examples_at_once(job.micro_batch))
 

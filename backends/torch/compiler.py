@@ -214,8 +214,8 @@ def _compile_if_faster(job: Job, model: Model, data: ResidentSplit, first: Batch
         model.compiled = made[0]
         return step()
 
-    pays = settle(timed(step, compile_loss, compiled, give_up), tasks)
-    model.compiled = made[0] if pays else None  # also where the timing itself failed
+    faster = settle(timed(step, compile_loss, compiled, give_up), tasks)
+    model.compiled = made[0] if faster else None  # also where the timing itself failed
 
 
 def _loss(job: Job, model: Model, first: Batches) -> CompiledLoss:

@@ -136,7 +136,7 @@ class Model:
             job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low
         )
         self.named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
-        functions = ModelFunctions.of(job.model, "torch", spec.objective, shape_of)
+        functions = ModelFunctions.find(job.model, "torch", spec.objective, shape_of)
         self._unwatched: Forward = functions.module.forward
         self._function = self._unwatched if self._low is None else watched(self._unwatched, job.precision, self._low, job.model)
         self._own_losses, self._example_sums, self._decoding = functions.losses, functions.example_sums, functions.decoding
@@ -150,7 +150,7 @@ class Model:
         return cls(job, spec, rank, leaves, [torch.from_numpy(buffers[buffer.name]).to(device) for buffer in spec.buffers])
 
     @classmethod
-    def on(cls, job: Job, spec: ModelSpec, rank: int, flat: torch.Tensor) -> Model:
+    def from_vector(cls, job: Job, spec: ModelSpec, rank: int, flat: torch.Tensor) -> Model:
         """Make a model on a flat float32 vector of parameters, then buffers."""
         leaves = [piece.requires_grad_() for piece in cut(flat[: spec.size], spec.parameters)]
         return cls(job, spec, rank, leaves, cut(flat[spec.size :], spec.buffers))

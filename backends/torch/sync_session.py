@@ -22,7 +22,7 @@ from ...data.sampler import Batches
 from ...exchange.mesh import Mesh, Vector
 from ...models.base import Array, ModelSpec
 from ..base import Plan, State, StepResult, calibration_batches
-from ..compiling import to_be_chosen
+from ..compiling import should_time
 from ..rank_session import RankSession
 from ..timing import Calibrator, CarryOut, DirectTrial, Exchange, measure_step
 from .calibration import StepProfiler, make_calibrator, reducer_figures
@@ -61,7 +61,7 @@ class SyncSession(RankSession[StateMemory]):
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
         super().__init__(task, job, model, data)
-        self._device, timing = device, to_be_chosen(job, model, data)
+        self._device, timing = device, should_time(job, model, data)
         self._splits = resident_splits(job, model, data, device)
         self._model = Model.initial(job, model, task.rank, device)
         self._rule = make_rule(job, self._model.values)
@@ -251,7 +251,7 @@ class SyncSession(RankSession[StateMemory]):
             calibrator = self._make_calibrator(direct, direct.exchange_alone())
             return lambda order: calibrator.run(order, TRIED[order.component])
 
-        return DirectTrial.of(self._task, self._device.type == "cpu", all_reduce, self._job.node_timeout, make)
+        return DirectTrial.open(self._task, self._device.type == "cpu", all_reduce, self._job.node_timeout, make)
 
     def _make_calibrator(self, source: LocalGradients, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)

@@ -31,7 +31,7 @@ class WorkerComponents(WorkerFunctions):
 
         def loop(*arguments: tf.Tensor) -> tf.Tensor:
             *tensors, ticket, limits = arguments
-            data, work = Resident.of(self.layout, "train", tensors), unpack(ticket, changing=self.layout.changing)
+            data, work = Resident.from_tensors(self.layout, "train", tensors), unpack(ticket, changing=self.layout.changing)
             state, step = self._make(component, data, work)
             return repeated(step, state, limits)
 

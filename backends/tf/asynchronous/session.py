@@ -33,7 +33,7 @@ from ...base import (  # fmt: skip
     calibration_batches,
     make_sampler,
 )
-from ...compiling import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_chosen
+from ...compiling import TIMED_SECONDS, compiled_sizes, settle, should_time, timed
 from ...decoding_functions import Translating
 from ...vectors import ChiefLossScale, StateMemory
 from ...vectors import cut as cut_flat
@@ -60,7 +60,7 @@ EVALUATIONS_PER_WORKER = 2
 
 def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSession:
     """Connect to all servers, create parameters and datasets, and warm up every worker."""
-    chooses = to_be_chosen(job, spec, data)
+    chooses = should_time(job, spec, data)
     set_tf_config(task)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     with translated_errors(task):

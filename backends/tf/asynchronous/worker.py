@@ -152,7 +152,7 @@ class WorkerFunctions:
         def loop(*arguments: tf.Tensor) -> tuple[tf.Tensor, ...]:
             *tensors, ticket = arguments
             work = unpack(ticket, changing=self.layout.changing)
-            return self._updates(Resident.of(self.layout, "train", tensors), work)
+            return self._updates(Resident.from_tensors(self.layout, "train", tensors), work)
 
         specs = self.layout.tensor_specs("train")
         updates = tf.compat.v1.wrap_function(loop, [*specs, tf.TensorSpec([None], tf.int32)])
@@ -267,7 +267,7 @@ class WorkerFunctions:
 
         def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:
             element = next(iterator)
-            data = Resident.of(self.layout, split, element[begin : begin + specs[split]])
+            data = Resident.from_tensors(self.layout, split, element[begin : begin + specs[split]])
             parameters, buffers = self.pull([shard.pull(to_evaluate=True) for shard in self.shards])
             return summed(self.model, data, parameters, self.passes.evaluation(buffers), bounds[0], bounds[1])
 

@@ -21,7 +21,7 @@ from ....data.sampler import Batches
 from ....exchange.mesh import Mesh, Vector
 from ....models.base import Array, ModelSpec
 from ...base import Plan, State, StepResult, calibration_batches
-from ...compiling import settle, timed, to_be_chosen
+from ...compiling import settle, should_time, timed
 from ...loading import tune_malloc
 from ...rank_session import RankSession
 from ...timing import CarryOut, DirectTrial, measure_step
@@ -44,7 +44,7 @@ WARM_SPLIT: Split = "test"  # others are traced on first use
 
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
     """Join the other ranks, create data and parameters, and warm up."""
-    chooses = to_be_chosen(job, spec, data)
+    chooses = should_time(job, spec, data)
     ranks = init_collectives(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
     session = SyncSession(task, job, spec, data, device, ranks)
     startup_phase("warming up")
@@ -171,7 +171,7 @@ class SyncSession(RankSession[StateMemory]):
         def make(mesh: Mesh) -> CarryOut:
             return self._make_calibrator(TcpCollectives(mesh, self._device, sequential=self._sequential)).run
 
-        return DirectTrial.of(self._task, not self._device.startswith("GPU"), all_reduce, self._job.node_timeout, make)
+        return DirectTrial.open(self._task, not self._device.startswith("GPU"), all_reduce, self._job.node_timeout, make)
 
     def _make_repetition(self) -> CarryOut:
         return self._make_calibrator(self._ranks).run

@@ -197,7 +197,7 @@ class Steps:
         if not plain or self._changing or self._passes.dropout:
             return None
         step = lambda indices, share, *scalars: self._step(indices, None, None, share, *scalars)  # noqa: E731
-        return CompiledLoop.of(step, self._ranks.compiled, self._size, self._scalars_of_a_step, self.most_per_call)
+        return CompiledLoop.from_step(step, self._ranks.compiled, self._size, self._scalars_of_a_step, self.most_per_call)
 
     @property
     def _scalars_of_a_step(self) -> int:
