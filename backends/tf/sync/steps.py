@@ -116,7 +116,10 @@ class Replica:
         return {} if self.loss_scale is None else self.loss_scale.scalars
 
     def copy_to(self, memory: StateMemory) -> None:
-        """Copy everything. On a CPU sources are views of the variables' memory, released immediately."""
+        """Copy everything.
+
+        On a CPU sources are views of the variables' memory, released immediately.
+        """
         copy_all((into, self._canonical_view(spec.name, held)) for into, (spec, held) in zip(memory.arrays, self._variables(), strict=True))
 
     def _variables(self) -> list[tuple[ParameterSpec, tf.Variable]]:
